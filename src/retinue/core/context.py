@@ -1,0 +1,79 @@
+"""What a host-side function or a foreign agent is handed: its own run, and what it may ask for."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from retinue.core.approvals import Allow, denial
+from retinue.core.events import Message, Warned
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Link, Order, Outcome
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+
+CURRENT: ContextVar[Context | None] = ContextVar("retinue_run", default=None)
+METADATA_SUBAGENT_DEPTH = "subagent_depth"
+METADATA_MAX_SUBAGENT_DEPTH = "max_subagent_depth"
+
+
+class Child:
+    """A run this one has spawned."""
+
+    def __init__(self, link: Link, run: int, path: str) -> None:
+        self._link = link
+        self.run = run
+        self.path = path
+
+    async def result(self) -> Result[Any]:
+        [result] = await self._link.wait([self.run])
+        return result
+
+
+class Context:
+    """One run, seen from inside. `metadata` holds its depth and the deepest allowed."""
+
+    def __init__(self, link: Link, *, workspace: str, metadata: dict[str, Any]) -> None:
+        self._link = link
+        self._asked = 0
+        self.workspace = workspace
+        self.metadata = metadata
+
+    @property
+    def tree(self) -> str:
+        return self._link.ref.tree
+
+    @property
+    def run(self) -> int:
+        return self._link.ref.run
+
+    @property
+    def path(self) -> str:
+        return self._link.ref.path
+
+    @property
+    def label(self) -> str:
+        return self._link.ref.label
+
+    def emit(self, text: str) -> None:
+        """Shows the user what is going on, as a message of this run."""
+        self._link.emit(Message(text))
+
+    def warn(self, text: str) -> None:
+        """Tells the user what they should know; it stays in the run's result."""
+        self._link.emit(Warned(text))
+
+    async def approve(self, action: str, **args: Any) -> bool:
+        """Asks the user. False means no; without an approver the run ends."""
+        self._asked += 1
+        call = Call(f"ctx_{action}_{self._asked}", action, args)
+        decision = await self._link.begin(call, ToolSpec(action, "", {}, tier="confirm"), "")
+        allowed = isinstance(decision, Allow)
+        self._link.finish(call, Outcome("allowed" if isinstance(decision, Allow) else denial(decision), allowed), 0)
+        return allowed
+
+    async def spawn(self, profile: Profile | str, task: str | Task) -> Child:
+        """Makes a child run; raises SpawnRefused. Its result is waited for with `await child.result()`."""
+        wish = task if isinstance(task, Task) else Task(task)
+        ticket = await self._link.spawn(Order(profile, wish, asked_by_model=False))
+        return Child(self._link, ticket.run, ticket.ref.path)

@@ -1,0 +1,73 @@
+"""What can go wrong, by who has to act on it. A run that fails is a Result, not one of these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from retinue.core.usage import NO_USAGE, Usage
+
+if TYPE_CHECKING:
+    from retinue.core.results import Result
+
+
+class RetinueError(Exception):
+    """Base of everything retinue raises on purpose; its text is one line a person can act on."""
+
+
+class ConfigError(RetinueError):
+    """A file, option or value given by a person is wrong; the text names file, line and key."""
+
+
+class NotFound(ConfigError):
+    """A name given by a person names nothing here (a run, a profile, a model)."""
+
+
+class LogError(RetinueError):
+    """The log cannot be written or read; nothing after the last acknowledged event is promised."""
+
+
+class RunFailed(RetinueError):
+    """Raised by `Result.output()` for a run that has no output to give."""
+
+    def __init__(self, result: Result[Any]) -> None:
+        super().__init__(result.error_details or f"run {result.path} ended {result.status}")
+        self.result = result
+
+
+class SpawnRefused(RetinueError):
+    """A spawn that made no run. The text goes to the model as the tool's result."""
+
+
+class ToolError(RetinueError):
+    """A tool says no, in words for the model; the run goes on."""
+
+
+class ModelError(RetinueError):
+    """The provider answered with an error; `status` is its HTTP status where it has one.
+
+    `usage` is what the failed call spent all the same, `partial` the text that had arrived."""
+
+    def __init__(self, message: str, *, status: int | None = None, usage: Usage = NO_USAGE, partial: str = "") -> None:
+        if status is not None:
+            what = "Server error" if status >= 500 else "Rate limited" if status == 429 else "Request rejected"
+            message = f"{what} ({status}): {message}"
+        super().__init__(message)
+        self.status = status
+        self.usage = usage
+        self.partial = partial
+
+
+class StreamCut(ModelError):
+    """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
+
+
+class Stop(Exception):  # noqa: N818 - a way to end a run, not an error
+    """Base of what ends a loop early; the supervisor turns it into the run's one ending."""
+
+
+class Limited(Stop):
+    """A limit of the run is spent; the text says which."""
+
+
+class Unconfirmed(Stop):
+    """A call needs a person and no approver is attached."""

@@ -1,0 +1,266 @@
+"""Every fact there is about a run, as one frozen value each, and the line that carries it.
+
+An Event is an envelope (which run, which place in the tree's order, when) around a body (what happened).
+Kinds only grow: a body of an unknown kind is an `Unknown` that keeps all its fields, so that old readers
+pass new facts on untouched. Deltas are not events: they are shown at once, have no place and are never replayed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from retinue.core.usage import Usage
+
+
+class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_defaults=True):
+    """Base of all bodies."""
+
+    kind: ClassVar[str] = ""
+
+
+class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
+    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked."""
+
+    kind: ClassVar[str] = "run.spawned"
+    parent: int | None
+    label: str
+    depth: int
+    task: str
+    subagent_id: str
+    workspace: str
+    profile: msgspec.Raw | dict[str, Any] = {}
+    tools: msgspec.Raw | list[Any] = []
+    task_context: str = ""
+    model: str = ""
+    call_id: str = ""
+    background: bool = False
+    queued: bool = False
+    timeout_seconds: float | None = None
+    max_turns: int | None = None
+    trace_id: str = ""
+    span_id: str = ""
+
+
+class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
+    """It has its slot and its place to run."""
+
+    kind: ClassVar[str] = "run.started"
+    runtime: str = "inherited"
+
+
+class RunResumed(Body, frozen=True, gc=False, tag="run.resumed"):
+    """A run without an ending goes on in a new process."""
+
+    kind: ClassVar[str] = "run.resumed"
+
+
+class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
+    """What came before this is what the model sees in this turn."""
+
+    kind: ClassVar[str] = "turn.started"
+    turn: int
+
+
+class Thinking(Body, frozen=True, gc=False, tag="thinking"):
+    """A thinking block of the model."""
+
+    kind: ClassVar[str] = "thinking"
+    text: str
+    type: str = ""
+    signature: str = ""
+
+
+class Message(Body, frozen=True, gc=False, tag="message"):
+    """The text of one model reply; `final` when no tool call came with it."""
+
+    kind: ClassVar[str] = "message"
+    text: str
+    final: bool = False
+
+
+class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
+    """A tool is about to run (or to be asked about)."""
+
+    kind: ClassVar[str] = "tool.call"
+    call_id: str
+    name: str
+    args: dict[str, Any]
+    tier: str = "confirm"
+    display_name: str = ""
+    waits: bool = False
+    timeout_seconds: float | None = None
+
+
+class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
+    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut."""
+
+    kind: ClassVar[str] = "tool.result"
+    call_id: str
+    name: str
+    text: str
+    success: bool = True
+    duration_ms: int = 0
+    file: str = ""
+
+
+class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
+    """A person is asked; `label` is None for the primary."""
+
+    kind: ClassVar[str] = "approval.asked"
+    approval_id: str
+    call_id: str
+    tool: str
+    args: dict[str, Any]
+    label: str | None = None
+    preview: str = ""
+
+
+class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
+    """The one answer that took effect."""
+
+    kind: ClassVar[str] = "approval.decided"
+    approval_id: str
+    call_id: str
+    allowed: bool
+    reason: str = ""
+    by: str = ""
+
+
+class Inbox(Body, frozen=True, gc=False, tag="inbox"):
+    """Words for the run, delivered at its next turn: a steer, or a notice that a background child ended."""
+
+    kind: ClassVar[str] = "inbox"
+    text: str
+    source: str = "notice"
+    about: int | None = None
+
+
+class UsageReported(Body, frozen=True, gc=False, tag="usage"):
+    """What one model call spent."""
+
+    kind: ClassVar[str] = "usage"
+    model: str
+    usage: Usage
+
+
+class TurnEnded(Body, frozen=True, gc=False, tag="turn.ended"):
+    """The model's reply and all its tools are done."""
+
+    kind: ClassVar[str] = "turn.ended"
+    turn: int
+
+
+class Warned(Body, frozen=True, gc=False, tag="warning"):
+    """Something a person should know; the run goes on. `code` is for programs."""
+
+    kind: ClassVar[str] = "warning"
+    text: str
+    code: str = ""
+
+
+class Gap(Body, frozen=True, gc=False, tag="gap"):
+    """Events are missing here, and why."""
+
+    kind: ClassVar[str] = "gap"
+    count: int
+    reason: str
+
+
+class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
+    """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
+    that did not finish; `structured` is the payload of `final_answer`."""
+
+    kind: ClassVar[str] = "run.ended"
+    status: str
+    final_response: str
+    duration_ms: int
+    error_details: str | None = None
+    partial: str = ""
+    structured: Any = None
+    file: str = ""
+
+
+class Unknown(msgspec.Struct, frozen=True, gc=False):
+    """A kind this version does not know; `fields` has everything the line said."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+KINDS: dict[str, type[Body]] = {cls.kind: cls for cls in Body.__subclasses__()}
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One fact about one run, in its place in the tree's order."""
+
+    seq: int
+    tree: str
+    run: int
+    path: str
+    agent: str
+    at: float
+    body: Body | Unknown
+
+    @property
+    def kind(self) -> str:
+        return self.body.kind
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """A piece of text while a model speaks. `kind` is `text` or `thinking`."""
+
+    tree: str
+    run: int
+    path: str
+    agent: str
+    text: str
+    kind: str = "text"
+
+
+class _Envelope(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    tree: str
+    run: int
+    path: str
+    agent: str
+    at: float
+    kind: str
+
+
+_ENCODER = msgspec.json.Encoder()
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_BODIES = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
+_ENVELOPE_FIELDS = frozenset(_Envelope.__struct_fields__)
+
+
+def encode(event: Event) -> bytes:
+    """One line of JSON, without the newline: the envelope's fields, then the body's own."""
+    body = event.body
+    if isinstance(body, Unknown):
+        fields = {"seq": event.seq, "tree": event.tree, "run": event.run, "path": event.path}
+        fields |= {"agent": event.agent, "at": event.at, "kind": body.kind}
+        return _ENCODER.encode(fields | body.fields)
+    head = b'{"seq":%d,"tree":"%b","run":%d,"path":%b,"agent":%b,"at":%.3f,' % (
+        event.seq,
+        event.tree.encode(),
+        event.run,
+        _ENCODER.encode(event.path),
+        _ENCODER.encode(event.agent),
+        event.at,
+    )
+    return head + _ENCODER.encode(body)[1:]
+
+
+def decode(line: bytes) -> Event:
+    """The event of one line; raises `msgspec.MsgspecError` for what is not one."""
+    head = _ENVELOPE.decode(line)
+    decoder = _BODIES.get(head.kind)
+    body: Body | Unknown
+    if decoder is None:
+        fields = msgspec.json.decode(line)
+        body = Unknown(head.kind, {k: v for k, v in fields.items() if k not in _ENVELOPE_FIELDS})
+    else:
+        body = decoder.decode(line)
+    return Event(head.seq, head.tree, head.run, head.path, head.agent, head.at, body)

@@ -1,0 +1,108 @@
+"""What a model is asked and what it answers: the thread of one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from retinue.core.usage import NO_USAGE, Usage
+
+
+class RunRef(msgspec.Struct, frozen=True, gc=False):
+    """Which run this is about; minted by the supervisor."""
+
+    tree: str
+    run: int
+    path: str
+    label: str
+    agent: str
+    subagent_id: str
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One tool call a model asks for, complete."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A thinking block, kept with what the provider needs to read it again."""
+
+    text: str
+    type: str = ""
+    signature: str = ""
+
+
+class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
+    """Text for the model: the task, a steer, a notice. `source` says whose words these are."""
+
+    text: str
+    source: str = "task"
+
+
+class AssistantTurn(msgspec.Struct, frozen=True, gc=False, tag="assistant"):
+    """One complete reply of the model."""
+
+    text: str
+    calls: tuple[Call, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
+
+
+class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
+    """What one tool call gave back."""
+
+    call_id: str
+    name: str
+    text: str
+    success: bool = True
+
+
+Turn = UserTurn | AssistantTurn | ToolTurn
+
+
+class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A tool as a model sees it, and what the supervisor has to know of it.
+
+    `tier` is `observe` (never asks) or `confirm` (asks). `repeatable` says that running it twice does no
+    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back.
+    """
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+    tier: str = "confirm"
+    display_name: str = ""
+    repeatable: bool = False
+    waits: bool = False
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One model call: who asks, in which turn, with which thread and tools."""
+
+    ref: RunRef
+    turn: int
+    model: str
+    system: str
+    thread: list[Turn]
+    tools: tuple[ToolSpec, ...]
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """The whole answer of one model call. `refused` says the text is a refusal."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
+    usage: Usage = NO_USAGE
+    refused: bool = False
+
+
+def last_text(thread: list[Turn]) -> str | None:
+    """The newest assistant message that has text; None when there is none."""
+    for turn in reversed(thread):
+        if isinstance(turn, AssistantTurn) and turn.text:
+            return turn.text
+    return None

@@ -1,0 +1,60 @@
+"""A profile made ready to run (Plan), one run of it (Job), and the two ports that make and take them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from retinue.core.context import Context
+from retinue.core.messages import RunRef, ToolSpec, Turn
+from retinue.core.ports import Folders, Link, Model, Outcome, Tool
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Ending
+
+HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`."""
+
+    profile: Profile
+    system: str
+    model: Model | None
+    model_name: str
+    tools: tuple[Tool, ...]
+    specs: tuple[ToolSpec, ...]
+    by_name: Mapping[str, Tool]
+    host: Mapping[str, HostTool]
+    children: Sequence[Profile]
+    profile_json: msgspec.Raw
+    tools_json: msgspec.Raw
+    parse: Callable[[Any], Any] | None = None
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """One run as its runtime gets it."""
+
+    ref: RunRef
+    plan: Plan
+    task: Task
+    system: str
+    max_turns: int | None
+    thread: tuple[Turn, ...]
+    folders: Folders
+    context: Context
+
+
+class Runtime(Protocol):
+    """Where runs live. Cancelling the awaiting task stops everything the run started."""
+
+    def run(self, job: Job, link: Link) -> Awaitable[Ending]: ...
+
+
+class Planner(Protocol):
+    """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be."""
+
+    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None) -> Plan: ...

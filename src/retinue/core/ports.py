@@ -1,0 +1,207 @@
+"""The ports: what each room asks of the rooms below it. Every one has at least two implementations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from retinue.core.approvals import Approval, Decision
+from retinue.core.events import Body, Delta, Event
+from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut."""
+
+    text: str
+    success: bool = True
+    data: Any = None
+    file: str = ""
+
+
+class Model(Protocol):
+    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks."""
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply: ...
+
+
+class Folders(Protocol):
+    """Where a run may read and write, as its tools see it."""
+
+    @property
+    def workspace(self) -> Path:
+        """The folder the run may write; made when first asked for."""
+        ...
+
+    @property
+    def roots(self) -> Sequence[Path]:
+        """The folders the run may read, its workspace first."""
+        ...
+
+    def spill(self, name: str) -> Path:
+        """A new file of the run's own for text that does not fit inline."""
+        ...
+
+
+class Tool(Protocol):
+    """Something a model can call. Raises ToolError with words for the model."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]: ...
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        """What a person should see before saying yes: a diff for an edit, the command for a shell."""
+        ...
+
+
+class Order(msgspec.Struct, frozen=True, gc=False):
+    """A wish for a child run. `queue` waits for a free slot; without it a full tree refuses. `files` keeps the
+    run's log and status as files too, for callers whose replies name them."""
+
+    profile: str | Profile
+    task: Task
+    call_id: str = ""
+    background: bool = False
+    queue: bool = True
+    files: bool = False
+    asked_by_model: bool = True
+
+
+class Ticket(msgspec.Struct, frozen=True, gc=False):
+    """A child that was made."""
+
+    run: int
+    ref: RunRef
+    workspace: str
+    timeout_seconds: float | None
+    status_file: str
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One run in a list: what it is, where it stands."""
+
+    run: int
+    parent: int | None
+    path: str
+    label: str
+    agent: str
+    subagent_id: str
+    state: str
+    status: str | None
+    task: str
+    workspace: str
+    created_at: float
+    result: Result[Any] | None = None
+
+
+class Link(Protocol):
+    """The one door between a run and the supervisor. In process these are plain calls."""
+
+    @property
+    def ref(self) -> RunRef: ...
+
+    @property
+    def emit(self) -> Callable[[Body], Any]:
+        """Takes a fact; it appears when its batch is written."""
+        ...
+
+    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+        """Writes the call, then says whether it may run; raises Unconfirmed when nobody can be asked."""
+        ...
+
+    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
+        """Writes what the model will see of the outcome."""
+        ...
+
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        """One model call, lent by the host, which writes what came of it."""
+        ...
+
+    def lend(self, call: Call) -> Awaitable[Outcome]:
+        """Runs a tool that lives on the host."""
+        ...
+
+    async def spawn(self, order: Order) -> Ticket:
+        """Makes a child run; raises SpawnRefused."""
+        ...
+
+    def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
+        """The results of these children, when all have ended."""
+        ...
+
+    def agents(self) -> list[Row]:
+        """The runs below this one."""
+        ...
+
+    def profiles(self) -> Sequence[Profile]:
+        """The profiles a child may be made of."""
+        ...
+
+    def inbox(self) -> Sequence[UserTurn]:
+        """What has come in since the last turn."""
+        ...
+
+    async def children_done(self) -> bool:
+        """Waits until something came in or no background child is left; False when there was none."""
+        ...
+
+
+class Approver(Protocol):
+    """Somebody who can be asked. Cancelled when the question is no longer open."""
+
+    def __call__(self, question: Approval) -> Awaitable[Decision]: ...
+
+
+class Policy(Protocol):
+    """Says what a call needs before it runs."""
+
+    def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]: ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time, so that a test can own it."""
+
+    def wall(self) -> float: ...
+    def monotonic(self) -> float: ...
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
+    def sleep(self, seconds: float) -> Awaitable[None]: ...
+
+
+class Log(Protocol):
+    """The order of events, kept. One writer; any number of readers, none of whom it waits for."""
+
+    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        """Takes an event. With `wait`, what comes back (if anything) is done when the event is written."""
+        ...
+
+    def show(self, delta: Delta) -> None:
+        """Shows a delta to whoever watches now."""
+        ...
+
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+        """What is in the log after that place, then what happens, without a seam; ends with the tree."""
+        ...
+
+    def read(self, tree: str, *, after: int = 0) -> list[Event]: ...
+
+    def trees(self) -> list[str]: ...
+
+    async def close(self) -> None: ...
+
+
+class Control(Protocol):
+    """Commands plus watch: the supervisor itself, or the client of another process's door."""
+
+    async def cancel(self, tree: str, run: int = 0) -> bool: ...
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]: ...

@@ -1,0 +1,78 @@
+"""What an agent is (Profile) and what it is asked (Task). Values only; who runs them is decided elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from retinue.core.errors import ConfigError
+from retinue.core.limits import Limits
+
+RuntimeName = Literal["inherited"]
+WorkspaceName = Literal["scratch", "shared"]
+RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
+WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def check_name(name: object, *, what: str = "profile name") -> str:
+    """The name, if it can stand in paths, headers and tool names."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What an agent is.
+
+    `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
+    None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
+    `call` makes `async fn(task, ctx)` the agent instead of a model.
+    """
+
+    name: str
+    instructions: str = ""
+    model: str | Any | None = None
+    tools: Sequence[Any] | None = None
+    output: Any = None
+    limits: Limits = field(default_factory=Limits)
+    runtime: RuntimeName = "inherited"
+    workspace: WorkspaceName | None = None
+    call: Callable[..., Any] | None = None
+    description: str = ""
+    expected_input: Sequence[str] = ()
+    skills: Sequence[str] = ()
+    leaf: bool = False
+    nickname: str | None = None
+    source: str = "python"
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.runtime not in RUNTIMES:
+            raise ConfigError(
+                f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"
+            )
+        if self.workspace is not None and self.workspace not in WORKSPACES:
+            raise ConfigError(
+                f"profile {self.name!r}: unknown workspace {self.workspace!r}; there is {', '.join(WORKSPACES)}"
+            )
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an agent is asked. `context` goes into the system prompt; `context_paths` are readable, never writable."""
+
+    text: str
+    context: str = ""
+    context_paths: Sequence[str] = ()
+    include_parent_workspace: bool = True
+    include_temp_workspace: bool = True
+    subagent_id: str | None = None
+    label: str | None = None
+    model: str | None = None
+    timeout_seconds: float | None = None

@@ -1,0 +1,121 @@
+"""What a run gives back: one Result for every ending, with the texts people and parents rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import msgspec
+
+from retinue.core.errors import RunFailed
+from retinue.core.usage import NO_USAGE, Usage
+
+Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
+State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "stalled"]
+STATUSES: tuple[Status, ...] = ("done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected")
+
+T = TypeVar("T")
+
+
+class ToolLog(msgspec.Struct, frozen=True, gc=False):
+    """One finished tool call in a line: what it was about and how it went."""
+
+    name: str
+    display_name: str
+    context: str
+    result: str
+    success: bool
+    duration_ms: int | None = None
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """How a loop ended, before the supervisor writes it. `error` is None only for `done`."""
+
+    status: Status
+    text: str = ""
+    error: str | None = None
+    structured: Any = None
+
+
+class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
+    """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
+    of a run that did not finish. Encodes to the JSON that `--json` prints."""
+
+    name: str
+    final_response: str
+    total_turns: int = 0
+    tool_count: int = 0
+    tool_logs: tuple[ToolLog, ...] = ()
+    usage: Usage = NO_USAGE
+    success: bool
+    duration_ms: int = 0
+    error_details: str | None = None
+    status: Status
+    tree: str
+    run: int
+    path: str
+    label: str = ""
+    subagent_id: str = ""
+    workspace: str = ""
+    structured: Any = None
+    partial: str = ""
+    warning: str | None = None
+    children: tuple[Result[Any], ...] = ()
+    parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
+
+    def output(self) -> T:
+        """The typed output of a run that is done; raises RunFailed for every other ending.
+
+        Without an `output` type in the profile this is the final text."""
+        if self.status != "done":
+            raise RunFailed(self)
+        if self.parse is msgspec.UNSET:
+            return cast("T", self.final_response if self.structured is None else self.structured)
+        return self.parse(self.structured)
+
+    @property
+    def total_usage(self) -> Usage:
+        """What the run and everything below it spent."""
+        total = self.usage
+        for child in self.children:
+            total += child.total_usage
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values; those that are None for lack of anything to say are left out."""
+        fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
+        for name in ("error_details", "warning"):
+            if fields[name] is None:
+                del fields[name]
+        fields["children"] = [child.to_json() for child in self.children]
+        return fields
+
+
+def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:
+    """`final_response` and `error_details` of an ending that has no words of its own.
+
+    `detail` is the milliseconds of a timeout or the number of turns of a limit."""
+    who = "Run" if primary else "Subagent"
+    match status:
+        case "timed_out":
+            return f"{who} timed out", f"{who} '{name}' timed out after {detail}ms"
+        case "cancelled":
+            return f"{who} cancelled", f"{who} '{name}' was cancelled"
+        case "disconnected":
+            return f"{who} ended unexpectedly", f"{who} '{name}' ended before returning a final state"
+        case "limited":
+            return f"{who} reached its limit", f"{who} '{name}' stopped: {detail}"
+        case "refused":
+            return f"{who} refused the request", f"{who} refused the request"
+        case _:
+            return "subagent returned an unrecognized run state", "subagent returned an unrecognized run state"
+
+
+def unconfirmed_texts(*, name: str, primary: bool) -> tuple[str, str]:
+    """The two texts of a run that needed a person while no approver was attached."""
+    if primary:
+        return "Run requires confirmation", f"Run '{name}' requested confirmation, and no approver is attached"
+    return (
+        "Subagent requires confirmation",
+        f"Subagent '{name}' requested confirmation, which is not supported in nested runs",
+    )

@@ -1,0 +1,1 @@
+"""Pure shapes shared by both ends of a wire. No I/O."""

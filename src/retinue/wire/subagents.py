@@ -1,0 +1,210 @@
+"""The words of `spawn_subagents`: what a call may say, what a reply looks like, and the exact texts of its errors.
+
+Shared by the tool a model calls and by every protocol that offers the same tool to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retinue.core.errors import ToolError
+from retinue.core.limits import MAX_TASKS_PER_SPAWN
+from retinue.core.ports import Ticket
+from retinue.core.profiles import Task
+from retinue.core.results import Result
+
+OPERATION = "spawn_subagents"
+TASK_KEYS = (
+    "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
+    "include_temp_workspace", "model", "timeout_seconds",
+)  # fmt: skip
+REFINE_REFUSED = "refine is not available: rounds of refinement need child teams, which this version does not have"
+
+TASK_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "string", "description": "What the subagent is to do, complete in itself"},
+        "task_context": {"type": "string", "description": "Background the subagent needs, put into its instructions"},
+        "subagent_type": {"type": "string", "description": "Which profile to use"},
+        "subagent_id": {"type": "string", "description": "A short name of your own for this subagent"},
+        "context_paths": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "More paths it may read",
+        },
+        "include_parent_workspace": {"type": "boolean", "description": "May read your workspace (default true)"},
+        "include_temp_workspace": {"type": "boolean", "description": "May read its siblings' results (default true)"},
+        "model": {"type": "string", "description": "Another model for this subagent"},
+        "timeout_seconds": {"type": "number", "description": "How long it may take"},
+    },
+    "required": ["task"],
+}
+SPAWN_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tasks": {"type": "array", "items": TASK_SCHEMA, "description": "One entry per subagent; they run in parallel"},
+        "background": {"type": "boolean", "description": "Return at once; a notice comes when each has ended"},
+        "refine": {"type": "boolean", "description": "Not available yet"},
+    },
+    "required": ["tasks"],
+}
+
+
+def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
+    """The tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
+    if args.get("refine"):
+        raise ToolError(REFINE_REFUSED)
+    raw = args.get("tasks")
+    if raw is not None and not isinstance(raw, list):
+        raise ToolError(f"Invalid 'tasks' type: expected list, got {_type(raw)}")
+    if not raw:
+        raise ToolError("No tasks provided. Must provide at least one task.")
+    if len(raw) > MAX_TASKS_PER_SPAWN:
+        raise ToolError(f"Too many tasks: {len(raw)} requested but maximum is {MAX_TASKS_PER_SPAWN}")
+    tasks = [_read_task(index, value) for index, value in enumerate(raw)]
+    ids = [task.subagent_id for _, task in tasks if task.subagent_id is not None]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
+        raise ToolError(f"Duplicate subagent_id values: {', '.join(twice)}")
+    return tasks
+
+
+def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
+    if not isinstance(value, dict):
+        raise ToolError(f"Task at index {index} has invalid type: expected object, got {_type(value)}")
+    text = value.get("task")
+    if not isinstance(text, str) or not text.strip():
+        raise ToolError(f"Task at index {index} missing required 'task' field")
+    unknown = sorted(set(value) - set(TASK_KEYS))
+    if unknown:
+        raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(TASK_KEYS)}")
+    kind = _optional(index, value, "subagent_type", str)
+    timeout = value.get("timeout_seconds")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
+        raise ToolError(
+            f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_type(timeout)}"
+        )
+    return kind, Task(
+        text,
+        context=_optional(index, value, "task_context", str) or "",
+        context_paths=_paths(index, value.get("context_paths")),
+        include_parent_workspace=_flag(index, value, "include_parent_workspace"),
+        include_temp_workspace=_flag(index, value, "include_temp_workspace"),
+        subagent_id=_optional(index, value, "subagent_id", str),
+        model=_optional(index, value, "model", str),
+        timeout_seconds=timeout,
+    )
+
+
+def _paths(index: int, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ToolError(f"Task at index {index} has invalid 'context_paths' type: expected list, got {_type(value)}")
+    for place, path in enumerate(value):
+        if not isinstance(path, str):
+            got = _type(path)
+            raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
+    return tuple(value)
+
+
+def _optional(index: int, value: dict[str, Any], key: str, kind: type[str]) -> str | None:
+    found = value.get(key)
+    if found is not None and not isinstance(found, kind):
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected string, got {_type(found)}")
+    return found
+
+
+def _flag(index: int, value: dict[str, Any], key: str) -> bool:
+    found = value.get(key, True)
+    if not isinstance(found, bool):
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected boolean, got {_type(found)}")
+    return found
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def no_such_path(index: int, path: str) -> str:
+    return f"Task at index {index} has non-existent context_path: '{path}'"
+
+
+def unknown_type(name: str, task: str, known: Sequence[str]) -> str:
+    return f"Unknown subagent_type '{name}' for task '{task}'. Available subagent types: {', '.join(known) or 'none'}"
+
+
+def status_word(result: Result[Any]) -> str:
+    """The status as this surface says it; salvaged text makes a difference."""
+    match result.status:
+        case "done":
+            return "completed"
+        case "timed_out":
+            return "completed_but_timeout" if result.partial else "timeout"
+        case "cancelled":
+            return "cancelled"
+        case _:
+            return "partial" if result.partial else "error"
+
+
+def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
+    """One result of a blocking reply. `answer` is the text as far as it goes inline."""
+    usage = result.usage
+    return {
+        "subagent_id": result.subagent_id,
+        "status": status_word(result),
+        "success": result.success,
+        "answer": answer,
+        "workspace": result.workspace,
+        "execution_time_seconds": round(result.duration_ms / 1000, 3),
+        "error": result.error_details,
+        "token_usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
+        "log_path": log_path,
+        "warning": result.warning,
+    }
+
+
+def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The reply when all have ended; every result is counted once."""
+    words = [entry["status"] for entry in entries]
+    timeout = sum(word in ("timeout", "completed_but_timeout") for word in words)
+    completed, cancelled = words.count("completed"), words.count("cancelled")
+    return {
+        "success": completed == len(entries),
+        "operation": OPERATION,
+        "mode": "blocking",
+        "results": entries,
+        "summary": {
+            "total": len(entries),
+            "completed": completed,
+            "failed": len(entries) - completed - timeout - cancelled,
+            "timeout": timeout,
+            "cancelled": cancelled,
+        },
+    }
+
+
+def background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
+    """The reply when they have been made and go on."""
+    return {
+        "success": True,
+        "operation": OPERATION,
+        "mode": "background",
+        "subagents": [
+            {
+                "subagent_id": ticket.ref.subagent_id,
+                "status": "running",
+                "workspace": ticket.workspace,
+                "status_file": ticket.status_file,
+                "timeout_seconds": ticket.timeout_seconds,
+                "agent": f"agent:{ticket.run}",
+            }
+            for ticket in tickets
+        ],
+        "note": "They run in the background. A notice comes when each has ended; get_agent then gives its result.",
+    }
+
+
+def error_reply(text: str) -> dict[str, Any]:
+    return {"success": False, "operation": OPERATION, "error": text}
