@@ -1,0 +1,83 @@
+"""The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
+
+Written events come in through `publish`; the newest are kept here, older ones are read from where the log keeps
+them. So a slow watcher costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from retinue.core.events import Delta, Event, RunEnded
+
+DELTAS_KEPT = 4096
+
+
+class Watcher:
+    """One cursor: the place it has reached, and the deltas it has not yet taken."""
+
+    __slots__ = ("deltas", "seq", "wake")
+
+    def __init__(self, seq: int, *, deltas: bool) -> None:
+        self.seq = seq
+        self.deltas: deque[Delta] | None = deque(maxlen=DELTAS_KEPT) if deltas else None
+        self.wake: asyncio.Event = asyncio.Event()
+
+
+class Feed:
+    """Written events of one tree, newest last, the oldest kept being number `first`."""
+
+    __slots__ = ("ended", "events", "first", "keep", "watchers")
+
+    def __init__(self, *, keep: int | None, first: int = 1) -> None:
+        self.keep = keep
+        self.first = first
+        self.events: list[Event] = []
+        self.watchers: set[Watcher] = set()
+        self.ended = False
+
+    def publish(self, event: Event) -> None:
+        self.events.append(event)
+        if self.keep is not None and len(self.events) > 2 * self.keep:
+            dropped = len(self.events) - self.keep
+            del self.events[:dropped]
+            self.first += dropped
+        if event.run == 0 and type(event.body) is RunEnded:
+            self.ended = True
+        for watcher in self.watchers:
+            watcher.wake.set()
+
+    def show(self, delta: Delta) -> None:
+        for watcher in self.watchers:
+            if watcher.deltas is not None:
+                watcher.deltas.append(delta)
+                watcher.wake.set()
+
+    async def watch(
+        self, *, after: int, deltas: bool, older: Callable[[int], list[Event]]
+    ) -> AsyncIterator[Event | Delta]:
+        """Events after that place and then live ones, until the tree has ended. `older` reads what is not kept here."""
+        watcher = Watcher(after, deltas=deltas)
+        self.watchers.add(watcher)
+        try:
+            while True:
+                watcher.wake.clear()
+                while batch := self._next(watcher.seq, older):
+                    for event in batch:
+                        watcher.seq = event.seq
+                        yield event
+                while watcher.deltas:
+                    yield watcher.deltas.popleft()
+                if self.ended and not self._next(watcher.seq, older):
+                    return
+                if not watcher.wake.is_set():
+                    await watcher.wake.wait()
+        finally:
+            self.watchers.discard(watcher)
+
+    def _next(self, seq: int, older: Callable[[int], list[Event]]) -> list[Event]:
+        if seq + 1 < self.first:
+            return older(seq)
+        return self.events[seq + 1 - self.first :]

@@ -1,0 +1,43 @@
+"""The log in memory: what is appended is written. Gone with the process, and says nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+
+from retinue.core.events import Delta, Event
+from retinue.log.feed import Feed
+
+
+class MemoryLog:
+    """Events by tree. `watch` and `read` of an unknown tree see it as empty."""
+
+    durable = False
+
+    def __init__(self) -> None:
+        self._feeds: dict[str, Feed] = {}
+
+    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        feed = self._feeds.get(event.tree)
+        if feed is None:
+            feed = self._feeds[event.tree] = Feed(keep=None)
+        feed.publish(event)
+        return None
+
+    def show(self, delta: Delta) -> None:
+        feed = self._feeds.get(delta.tree)
+        if feed is not None:
+            feed.show(delta)
+
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+        feed = self._feeds.setdefault(tree, Feed(keep=None))
+        return feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+
+    def read(self, tree: str, *, after: int = 0) -> list[Event]:
+        feed = self._feeds.get(tree)
+        return [] if feed is None else feed.events[max(after, 0) :]
+
+    def trees(self) -> list[str]:
+        return list(self._feeds)
+
+    async def close(self) -> None:
+        """Nothing is held."""

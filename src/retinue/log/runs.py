@@ -1,0 +1,239 @@
+"""The fold of a tree's events into its runs: who they are, where they stand, what they did.
+
+The supervisor keeps one of these while a tree lives; `ps`, `show` and every screen make the same from the log.
+Nothing about a run is known anywhere that this does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Body,
+    Event,
+    Message,
+    RunEnded,
+    RunSpawned,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    Unknown,
+    UsageReported,
+    Warned,
+)
+from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.log.summaries import context, summary
+
+
+class RunView:
+    """One run as its events tell it."""
+
+    __slots__ = (
+        "_result", "agent", "approvals", "calls", "children", "ended", "ended_at", "last_message", "number", "path",
+        "spawned", "spawned_at", "started_at", "tool_count", "tool_logs", "turns", "usage", "warnings",
+    )  # fmt: skip
+
+    def __init__(self, number: int, path: str, agent: str, at: float, spawned: RunSpawned) -> None:
+        self.number = number
+        self.path = path
+        self.agent = agent
+        self.spawned = spawned
+        self.spawned_at = at
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.ended: RunEnded | None = None
+        self.turns = 0
+        self.tool_count = 0
+        self.tool_logs: tuple[ToolLog, ...] = ()
+        self.usage: Usage = NO_USAGE
+        self.last_message = ""
+        self.calls: tuple[ToolCall, ...] = ()
+        self.approvals: tuple[ApprovalAsked, ...] = ()
+        self.children: tuple[RunView, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self._result: Result[Any] | None = None
+
+    @property
+    def label(self) -> str:
+        return self.spawned.label
+
+    @property
+    def status(self) -> str | None:
+        return None if self.ended is None else self.ended.status
+
+    @property
+    def state(self) -> str:
+        """The live state, or the status once it has ended."""
+        if self.ended is not None:
+            return self.ended.status
+        if self.started_at is None:
+            return "queued" if self.spawned.queued else "starting"
+        if self.approvals:
+            return "waiting_approval"
+        if self.calls and all(call.waits for call in self.calls):
+            return "waiting_children"
+        return "running"
+
+    def apply(self, event: Event) -> None:
+        fold = _FOLDS.get(type(event.body))
+        if fold is not None and self.ended is None:
+            fold(self, event, event.body)
+
+    def walk(self) -> Iterable[RunView]:
+        """This run and everything below it, parents before children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def result(self, tree: str, *, parse: Callable[[Any], Any] | None = None) -> Result[Any]:
+        """The result of an ended run, with those of its children that have ended. Made once: nothing follows an ending."""
+        if self._result is None:
+            self._result = self._make_result(tree, parse)
+        return self._result
+
+    def _make_result(self, tree: str, parse: Callable[[Any], Any] | None) -> Result[Any]:
+        ended = self.ended
+        if ended is None:
+            raise ValueError(f"run {self.path} has not ended")
+        known = ended.status in STATUSES
+        unknown = ending_texts("failed", name=self.agent, primary=False)
+        return Result(
+            name=self.agent,
+            final_response=ended.final_response if known else unknown[0],
+            total_turns=self.turns,
+            tool_count=self.tool_count,
+            tool_logs=self.tool_logs,
+            usage=self.usage,
+            success=ended.status == "done",
+            duration_ms=ended.duration_ms,
+            error_details=ended.error_details if known else unknown[1],
+            status=ended.status if known else "failed",  # type: ignore[arg-type]
+            tree=tree,
+            run=self.number,
+            path=self.path,
+            label=self.spawned.label,
+            subagent_id=self.spawned.subagent_id,
+            workspace=self.spawned.workspace,
+            structured=ended.structured,
+            partial=ended.partial,
+            warning="; ".join(self.warnings) or None,
+            children=tuple(child.result(tree) for child in self.children if child.ended is not None),
+            **({} if parse is None else {"parse": parse}),
+        )
+
+
+def _started(run: RunView, event: Event, _: RunStarted) -> None:
+    run.started_at = event.at
+
+
+def _turn(run: RunView, _: Event, body: TurnStarted) -> None:
+    run.turns = body.turn
+
+
+def _message(run: RunView, _: Event, body: Message) -> None:
+    if body.text:
+        run.last_message = body.text
+
+
+def _call(run: RunView, _: Event, body: ToolCall) -> None:
+    run.tool_count += 1
+    run.calls += (body,)
+
+
+def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
+    call = next((call for call in run.calls if call.call_id == body.call_id), None)
+    run.calls = tuple(other for other in run.calls if other is not call)
+    about = "" if call is None else context(call.name, call.args)
+    shown = body.name if call is None or not call.display_name else call.display_name
+    line = summary(body.name, body.text, body.success)
+    run.tool_logs += (ToolLog(body.name, shown, about, line, body.success, body.duration_ms),)
+
+
+def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
+    run.approvals += (body,)
+
+
+def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
+    run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
+
+
+def _usage(run: RunView, _: Event, body: UsageReported) -> None:
+    run.usage += body.usage
+
+
+def _warning(run: RunView, _: Event, body: Warned) -> None:
+    run.warnings += (body.text,)
+
+
+def _ended(run: RunView, event: Event, body: RunEnded) -> None:
+    run.ended = body
+    run.ended_at = event.at
+    run.calls = ()
+    run.approvals = ()
+
+
+_FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
+    RunStarted: _started,
+    TurnStarted: _turn,
+    Message: _message,
+    ToolCall: _call,
+    ToolResult: _tool_result,
+    ApprovalAsked: _asked,
+    ApprovalDecided: _decided,
+    UsageReported: _usage,
+    Warned: _warning,
+    RunEnded: _ended,
+}
+
+
+class Runs:
+    """All runs of one tree. An event of a run nobody has spawned yet, or after its ending, changes nothing."""
+
+    __slots__ = ("runs", "tree")
+
+    def __init__(self, tree: str) -> None:
+        self.tree = tree
+        self.runs: dict[int, RunView] = {}
+
+    @classmethod
+    def of(cls, tree: str, events: Iterable[Event]) -> Runs:
+        runs = cls(tree)
+        for event in events:
+            runs.apply(event)
+        return runs
+
+    @property
+    def primary(self) -> RunView | None:
+        return self.runs.get(0)
+
+    def apply(self, event: Event) -> RunView | None:
+        """The run the event is about, after it."""
+        body = event.body
+        run = self.runs.get(event.run)
+        if run is not None:
+            run.apply(event)
+        elif isinstance(body, RunSpawned):
+            run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
+            parent = None if body.parent is None else self.runs.get(body.parent)
+            if parent is not None:
+                parent.children += (run,)
+        return run
+
+    def queue_position(self, number: int) -> int:
+        """1 for the run that gets the next free slot; 0 for one that does not wait."""
+        queued = [run.number for run in self.runs.values() if run.state == "queued"]
+        return queued.index(number) + 1 if number in queued else 0
+
+    def counts(self) -> tuple[int, int, int]:
+        """Primary, running and finished runs, as the status bar says them."""
+        spawned = [run for run in self.runs.values() if run.number != 0]
+        finished = sum(run.ended is not None for run in spawned)
+        return int(0 in self.runs), len(spawned) - finished, finished
+
+    def usage(self) -> Usage:
+        return sum((run.usage for run in self.runs.values()), NO_USAGE)

@@ -1,0 +1,56 @@
+"""One-line words about a tool call: what it was about, how it went. Pure text, no escaping (screens do that)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_CONTEXT_ARGS = {
+    "read": ("file_path", "path"),
+    "write": ("file_path", "path"),
+    "edit": ("file_path", "path"),
+    "glob": ("pattern",),
+    "grep": ("pattern",),
+    "web_search": ("query",),
+    "bash": ("command",),
+    "shell": ("command",),
+}
+_COUNTED = {"read": "lines", "glob": "files", "grep": "matches"}
+_FIXED = {"write": "wrote file", "edit": "edited"}
+
+
+def shorten(text: str, limit: int, keep: int) -> str:
+    """The text, or its first `keep` characters and three dots when it is longer than `limit`."""
+    return text if len(text) <= limit else text[:keep] + "..."
+
+
+def context(name: str, args: dict[str, Any]) -> str:
+    """The argument that says what a call is about: a path, a pattern, a command."""
+    for key in _CONTEXT_ARGS.get(name, ()):
+        value = args.get(key)
+        if isinstance(value, str):
+            return shorten(value, 60, 57) if key == "command" else value
+    return ""
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines as a terminal and `wc` count them: ended by a newline, with or without a carriage return before it.
+    Form feeds, Unicode separators and the like are text (`str.splitlines` breaks there)."""
+    *whole, rest = text.split("\n")
+    lines = [line.removesuffix("\r") for line in whole]
+    return [*lines, rest] if rest else lines
+
+
+def summary(name: str, text: str, success: bool) -> str:
+    """How a call went: a count, a fixed word, or the first line of what went wrong."""
+    lines = lines_of(text)
+    if not success:
+        return shorten(lines[0] if lines else "Error", 50, 47)
+    if name in _FIXED:
+        return _FIXED[name]
+    if name in _COUNTED:
+        return f"{len(lines)} {_COUNTED[name]}"
+    if not lines:
+        return "done"
+    if len(lines) == 1 and name in ("bash", "shell"):
+        return shorten(lines[0], 50, 47)
+    return f"{len(lines)} lines"

@@ -1,0 +1,54 @@
+"""The fold of one run's events into the thread its model saw: what resuming and continuing start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from retinue.core.events import (
+    Event,
+    Inbox,
+    Message,
+    RunSpawned,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    TurnStarted,
+)
+from retinue.core.messages import AssistantTurn, Call, Thought, ToolTurn, Turn, UserTurn
+
+
+def thread(events: Iterable[Event], run: int) -> list[Turn]:
+    """The turns in the order the model saw them. Tool results stand in the order of their calls."""
+    turns: list[Turn] = []
+    waiting: list[UserTurn] = []
+    thoughts: list[Thought] = []
+    text = ""
+    calls: list[Call] = []
+    results: dict[str, ToolTurn] = {}
+    for event in events:
+        if event.run != run:
+            continue
+        match event.body:
+            case RunSpawned(task=task):
+                turns.append(UserTurn(task))
+            case Inbox(text=words, source=source):
+                waiting.append(UserTurn(words, source))
+            case TurnStarted():
+                turns += waiting
+                waiting.clear()
+            case Thinking(text=words, type=kind, signature=signature):
+                thoughts.append(Thought(words, kind, signature))
+            case Message(text=words):
+                text = words
+            case ToolCall(call_id=call_id, name=name, args=args):
+                calls.append(Call(call_id, name, args))
+            case ToolResult(call_id=call_id, name=name, text=words, success=success):
+                results[call_id] = ToolTurn(call_id, name, words, success)
+            case TurnEnded():
+                turns.append(AssistantTurn(text, tuple(calls), tuple(thoughts)))
+                turns += [results[call.id] for call in calls if call.id in results]
+                text, calls, thoughts, results = "", [], [], {}
+            case _:
+                pass
+    return turns + list(waiting)

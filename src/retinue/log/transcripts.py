@@ -1,0 +1,52 @@
+"""The fold of one run's events into a page of Markdown a person reads afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from retinue.core.events import Event, Inbox, Message, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, Warned
+
+
+def transcript(events: Iterable[Event]) -> str:
+    """What was asked, thought, said and done, in order. Texts of tools and models stand in fences or quotes."""
+    parts: list[str] = []
+    for event in events:
+        match event.body:
+            case RunSpawned(label=label, task=task):
+                parts.append(f"# {event.agent} [{label}]\n\n{event.path} in tree {event.tree}\n\n## Task\n\n{task}")
+            case Thinking(text=text):
+                parts.append("## Thought\n\n" + _quote(text))
+            case Message(text=text):
+                parts.append(f"## Message\n\n{text}")
+            case ToolCall(name=name, args=args):
+                parts.append(
+                    f"## Tool call: {name}\n\n"
+                    + _fence(msgspec.json.format(msgspec.json.encode(args)).decode(), "json")
+                )
+            case ToolResult(name=name, text=text, success=success):
+                parts.append(f"## Tool result: {name}{'' if success else ' (failed)'}\n\n" + _fence(text))
+            case Inbox(text=text):
+                parts.append("## Inbox\n\n" + _quote(text))
+            case Warned(text=text):
+                parts.append("## Warning\n\n" + _quote(text))
+            case RunEnded(status=status, final_response=text, error_details=error):
+                parts.append(
+                    f"## Ended: {status}\n\n{text}" + (f"\n\n{_quote(error)}" if error and error != text else "")
+                )
+            case _:
+                pass
+    return "\n\n".join(parts) + "\n"
+
+
+def _quote(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.splitlines()) or "> "
+
+
+def _fence(text: str, language: str = "") -> str:
+    """A fence longer than any inside the text."""
+    ticks = "```"
+    while ticks in text:
+        ticks += "`"
+    return f"{ticks}{language}\n{text}\n{ticks}"
