@@ -1,0 +1,95 @@
+"""Reading a small text file that a person wrote. Knows nothing of what stands in it.
+
+Only regular files of bounded size in UTF-8 are read, and nothing here ever waits: a FIFO or a device is an error.
+Every failure is a ConfigError of one line that names the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from retinue.config.places import Place
+from retinue.core.errors import ConfigError
+
+MAX_BYTES = 4 * 1024 * 1024
+_REASONS = {
+    errno.ENOENT: "no such file",
+    errno.ENOTDIR: "no such file",
+    errno.EACCES: "permission denied",
+    errno.EISDIR: "is a folder, not a file",
+    errno.ENXIO: "is not a regular file",
+}
+
+
+def read_text(path: Path, *, follow: bool = True) -> str:
+    """The text of the file, without a BOM and with `\\n` as line end. Without `follow` a symbolic link is an error."""
+    data = _read_bytes(path, follow=follow)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # utf-8-sig counts from behind the BOM, which has no newline in it.
+        line = data[: error.start].count(b"\n") + 1
+        raise Place(str(path), line).error("is not UTF-8 text") from None
+    if "\0" in text:
+        raise Place(str(path), text[: text.index("\0")].count("\n") + 1).error("has a NUL character")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def exists(path: Path) -> bool:
+    """Whether anything stands there, also a link to nowhere or what may not be read: reading it then says why."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name, without those that begin with `_` or `.`; none if it is not there."""
+    try:
+        found = [entry for entry in folder.iterdir() if not entry.name.startswith(("_", "."))]
+        return sorted(entry for entry in found if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _read_bytes(path: Path, *, follow: bool) -> bytes:
+    place = Place(str(path))
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except ValueError:
+        raise place.error("is not a usable file name") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise place.error("is a symbolic link; only regular files are read here") from None
+        raise _unreadable(path, error) from None
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, place)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_BYTES:
+        raise place.error(f"is larger than {MAX_BYTES // 1024 // 1024} MiB")
+    return data
+
+
+def _check_regular(mode: int, place: Place) -> None:
+    if stat.S_ISDIR(mode):
+        raise place.error("is a folder, not a file")
+    if not stat.S_ISREG(mode):
+        raise place.error("is not a regular file")
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return Place(str(path)).error(_REASONS.get(error.errno or 0) or error.strerror or "cannot be read")

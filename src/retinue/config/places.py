@@ -1,0 +1,46 @@
+"""Where a value stands (file, line, key path) and the one-line error that says so. Knows no values and no formats."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from retinue.core.errors import ConfigError
+
+
+def shown(text: str, limit: int = 400) -> str:
+    """The text on one line of a terminal: what cannot be printed is escaped, what is long is cut."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
+
+
+def meant(word: str, words: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a word that is almost one of these, else nothing."""
+    candidates = [other for other in islice(words, 200) if other != word and len(other) <= 100]
+    close = difflib.get_close_matches(word[:100], candidates, n=1)
+    return f"; did you mean '{shown(close[0], 80)}'?" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value stands. Without a line (Python values) the key path alone says it."""
+
+    file: str
+    line: int | None = None
+    keys: tuple[str | int, ...] = ()
+
+    def below(self, key: str | int, line: int | None = None) -> Place:
+        return Place(self.file, line if line is not None else self.line, (*self.keys, key))
+
+    def error(self, what: str) -> ConfigError:
+        """`FILE:LINE: key 'a.b[0]': what`, on one line."""
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{shown(key, 80)}" for key in self.keys)
+        path = shown(path.removeprefix("."), 200)
+        name = shown(self.file, 4096)
+        if self.line is None:
+            where = f"{name}: {path}" if path else name
+        else:
+            where = f"{name}:{self.line}: key '{path}'" if path else f"{name}:{self.line}"
+        return ConfigError(f"{where}: {shown(what, 1000)}")

@@ -1,0 +1,125 @@
+"""SUBAGENT.md files into Profiles: who an agent is. What it may do stands in retinue.yaml (`settings.py`).
+
+Built-in ones live beside this file, a project's own in `.agent/subagent_types/*/`; a project's wins over a built-in
+one of the same name. Which of them a parent may use is `activate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.config.files import exists, subfolders
+from retinue.config.frontmatter import parse_document, read_document
+from retinue.config.places import Place, meant, shown
+from retinue.config.values import Node, Section
+from retinue.core.profiles import Profile, check_name
+
+BUILT_IN = "built in"
+BUILT_IN_FOLDER = Path(__file__).parent / "subagent_types"
+TEMPLATE = BUILT_IN_FOLDER / "_template" / "SUBAGENT_TEMPLATE.md"
+PROJECT_FOLDER = Path(".agent", "subagent_types")
+FILE_NAME = "SUBAGENT.md"
+DEFAULT_TYPES = ("evaluator", "explorer", "researcher", "critic")
+
+_MAY_DO = (
+    "belongs in retinue.yaml under 'profiles: NAME:'; SUBAGENT.md has only name, description, skills, expected_input"
+)
+_HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "workspace", "leaf"), _MAY_DO) | {
+    "instructions": "the instructions are the text below the closing '---'",
+    "default_background": "is not supported; whoever spawns the subagent says whether to wait for it",
+    "default_refine": "is not supported; whoever spawns the subagent says how it runs",
+    "mcp_servers": "is not supported; tools belong in retinue.yaml under 'profiles: NAME:'",
+}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A profile and where its skills are named, for whoever finds that one of them does not exist."""
+
+    profile: Profile
+    place: Place
+    skills: Place
+
+
+def discover(project: Path | None) -> list[Profile]:
+    """All profiles there are, by name; without a project the built-in ones."""
+    return [definition.profile for definition in definitions(project)]
+
+
+def definitions(project: Path | None) -> list[Definition]:
+    """All profiles there are, by name, with their places."""
+    found = _folder(BUILT_IN_FOLDER, None)
+    if project is not None:
+        found |= _folder(project / PROJECT_FOLDER, project)
+    return [found[key] for key in sorted(found)]
+
+
+def load_profile(path: Path, *, source: str) -> Definition:
+    """The profile of one SUBAGENT.md; `source` says to people where it came from."""
+    document = read_document(path)
+    return _definition(document.keys, document.body, source)
+
+
+def parse_profile(text: str, *, file: str, source: str) -> Definition:
+    """The profile of a text in the format of SUBAGENT.md."""
+    document = parse_document(text, file)
+    return _definition(document.keys, document.body, source)
+
+
+def activate(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
+    """The profiles a parent may use, and warnings.
+
+    Without names: the four built-in ones, then every one the project defines itself. With names: those, in that
+    order; an unknown one is a warning. `round_evaluator` and `novelty` are active only when named or overridden."""
+    by_name = {profile.name.casefold(): profile for profile in profiles}
+    if names is None:
+        own = [profile.name.casefold() for profile in profiles if profile.source != BUILT_IN]
+        wanted = [name for name in DEFAULT_TYPES if name in by_name] + own
+        return [by_name[name] for name in dict.fromkeys(wanted)], []
+    chosen = {name.casefold(): by_name.get(name.casefold()) for name in names}
+    warnings = [_unknown(name, by_name.values()) for name in dict.fromkeys(names) if chosen[name.casefold()] is None]
+    return [profile for profile in chosen.values() if profile is not None], warnings
+
+
+def _unknown(name: str, profiles: Iterable[Profile]) -> str:
+    there = sorted((profile.name for profile in profiles), key=str.casefold)
+    return (
+        f"unknown subagent type '{shown(name, 80)}' in subagent_types; there is {', '.join(there)}{meant(name, there)}"
+    )
+
+
+def _folder(folder: Path, project: Path | None) -> dict[str, Definition]:
+    found: dict[str, Definition] = {}
+    for path in (entry / FILE_NAME for entry in subfolders(folder)):
+        if not exists(path):
+            continue
+        definition = load_profile(path, source=BUILT_IN if project is None else path.relative_to(project).as_posix())
+        other = found.setdefault(definition.profile.name.casefold(), definition)
+        if other is not definition:
+            raise definition.place.error(f"'{definition.profile.name}' is also the name in {other.place.file}")
+    return found
+
+
+def _definition(keys: Section, body: str, source: str) -> Definition:
+    for key in ("name", "description", "skills", "expected_input"):
+        keys.entry(key)
+    keys.finish(_HINTS)
+    name = keys.need("name")
+    skills = keys.given("skills")
+    profile = Profile(
+        name.checked(check_name),
+        instructions=body,
+        description=keys.need("description").word(),
+        skills=() if skills is None else skills.texts(),
+        expected_input=_expected(keys.given("expected_input")),
+        source=source,
+    )
+    return Definition(profile, name.place, name.place if skills is None else skills.place)
+
+
+def _expected(node: Node | None) -> tuple[str, ...]:
+    if node is None:
+        return ()
+    return (node.value,) if isinstance(node.value, str) else node.texts()

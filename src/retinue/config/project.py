@@ -1,0 +1,109 @@
+"""A project as its files say it: folder, settings, profiles and skills put together. Starts nothing, writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from retinue.config.files import exists
+from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
+from retinue.config.settings import ProfileSettings, Settings, load_settings
+from retinue.config.skills import Skill, find_skills, pick
+from retinue.core.errors import ConfigError
+from retinue.core.profiles import Profile
+
+SETTINGS_FILE = "retinue.yaml"
+MARKS = (SETTINGS_FILE, ".retinue", ".agent", ".git")
+_WHO_IT_IS = ("description", "instructions", "skills")
+
+
+@dataclass(frozen=True)
+class Project:
+    """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them."""
+
+    folder: Path
+    settings: Settings
+    profiles: tuple[Profile, ...]
+    all_profiles: tuple[Profile, ...]
+    skills: Mapping[str, Skill]
+    warnings: tuple[str, ...] = ()
+
+
+def find_project(start: Path) -> Path:
+    """The nearest folder, from `start` upward, that has one of our marks or git's; `start` when none has."""
+    here = Path(os.path.realpath(start))
+    for folder in (here, *here.parents):
+        if any(os.path.lexists(folder / mark) for mark in MARKS):
+            return folder
+    return here
+
+
+def load_project(start: Path, *, config: Path | None = None) -> Project:
+    """Everything the project's files say; `config` is read instead of the project's retinue.yaml."""
+    folder = find_project(start)
+    own = folder / SETTINGS_FILE
+    settings = load_settings(config or (own if exists(own) else None))
+    skills = find_skills(folder)
+    merged = merge(definitions(folder), settings)
+    for definition in merged:
+        _check_skills(definition, skills)
+    everyone = [definition.profile for definition in merged]
+    active, warnings = activate(everyone, settings.subagent_types)
+    return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings))
+
+
+def merge(found: Iterable[Definition], settings: Settings) -> list[Definition]:
+    """The profiles of files and of retinue.yaml, by name. A file says who an agent is, retinue.yaml what it may do."""
+    by_name = {definition.profile.name.casefold(): definition for definition in found}
+    for key, given in settings.profiles.items():
+        known = by_name.get(key)
+        by_name[key] = _define(given, settings) if known is None else _extend(known, given)
+    return [by_name[key] for key in sorted(by_name)]
+
+
+def _extend(definition: Definition, given: ProfileSettings) -> Definition:
+    profile = definition.profile
+    home = profile.source
+    if home == BUILT_IN:
+        home = f"a SUBAGENT.md of your own in .agent/subagent_types/{profile.name}/"
+    for key in _WHO_IT_IS:
+        if key in given.places:
+            raise given.places[key].error(f"belongs in {home}; retinue.yaml says what '{profile.name}' may do")
+    return replace(definition, profile=_allow(profile, given))
+
+
+def _define(given: ProfileSettings, settings: Settings) -> Definition:
+    if given.description is None:
+        raise given.place.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
+    source = SETTINGS_FILE if settings.file is None else settings.file.name
+    profile = Profile(
+        given.name,
+        given.instructions or "",
+        description=given.description,
+        skills=given.skills or (),
+        source=source,
+    )
+    return Definition(_allow(profile, given), given.place, given.places.get("skills", given.place))
+
+
+def _allow(profile: Profile, given: ProfileSettings) -> Profile:
+    """The profile with what retinue.yaml lets it do."""
+    return replace(
+        profile,
+        model=given.model or profile.model,
+        tools=profile.tools if given.tools is None else given.tools,
+        limits=given.limits.over(profile.limits),
+        runtime=given.runtime or profile.runtime,
+        workspace=given.workspace or profile.workspace,
+        leaf=profile.leaf if given.leaf is None else given.leaf,
+    )
+
+
+def _check_skills(definition: Definition, skills: Mapping[str, Skill]) -> None:
+    for name in definition.profile.skills:
+        try:
+            pick(name, skills)
+        except ConfigError as error:
+            raise definition.skills.error(str(error)) from None

@@ -1,0 +1,198 @@
+"""retinue.yaml: limits, defaults, and what each profile may do. Does not know which profiles there are (`project.py`).
+
+model: scripted:script.yaml
+max_depth: 3                     # levels below the primary; 0 disables nesting
+max_concurrent: 8                # runs of a tree at once; null is unlimited
+max_turns: 100                   # turns of one run; null is unlimited
+timeout: 600                     # seconds of the primary; null (and the default) is none
+orchestrator:
+  coordination:
+    subagent_types: [explorer]   # null: the default ones; []: none
+    subagent_default_timeout: 1800
+    subagent_min_timeout: 60     # bounds for a timeout that a model asks for
+    subagent_max_timeout: 14400
+profiles:
+  explorer:
+    model: scripted:script.yaml
+    tools: [read, grep, glob]
+    limits: {turns: 30, seconds: 900, depth: 0}
+    runtime: inherited
+    workspace: scratch
+    leaf: true
+  poet:                          # a name that no SUBAGENT.md has: this defines it
+    description: Writes verse.
+    instructions: You write verse.
+    skills: [report-writing]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from retinue.config.places import Place
+from retinue.config.values import Node, Section
+from retinue.config.yaml import read_yaml
+from retinue.core.limits import MODEL_ASKED_SECONDS, SPAWNED_SECONDS, Limits
+from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What retinue.yaml says of one profile; None where it says nothing. `places` has the keys that were given."""
+
+    name: str
+    place: Place
+    places: Mapping[str, Place] = field(default_factory=dict)
+    description: str | None = None
+    instructions: str | None = None
+    skills: tuple[str, ...] | None = None
+    model: str | None = None
+    tools: tuple[str, ...] | None = None
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    runtime: RuntimeName | None = None
+    workspace: WorkspaceName | None = None
+    leaf: bool | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What retinue.yaml says. `limits` are those of the primary and its tree; what it does not say is not set.
+
+    The subagent timeouts are seconds; min and max bound only what a model asks for."""
+
+    model: str | None = None
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    subagent_types: tuple[str, ...] | None = None
+    subagent_default_timeout: float = SPAWNED_SECONDS
+    subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
+    subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
+    profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
+    file: Path | None = None
+
+
+def load_settings(path: Path | None) -> Settings:
+    """The settings of a file; without one the defaults. An empty file says nothing."""
+    if path is None:
+        return Settings()
+    node = read_yaml(path)
+    if node.value is None:
+        return Settings(file=path)
+    return _settings(node.section(what="'key: value' lines"), path)
+
+
+def _settings(section: Section, path: Path) -> Settings:
+    model = section.given("model")
+    limits = Limits(
+        turns=_whole(section.entry("max_turns")),
+        seconds=_seconds(section.entry("timeout")),
+        depth=_depth(section.entry("max_depth")),
+        concurrent=_whole(section.entry("max_concurrent")),
+    )
+    profiles = section.section("profiles")
+    coordination = _coordination(section.section("orchestrator"))
+    section.finish()
+    minimum, default, maximum = _timeouts(coordination)
+    settings = Settings(
+        model=None if model is None else model.word(),
+        limits=limits,
+        subagent_types=None if coordination is None else coordination.texts("subagent_types"),
+        subagent_default_timeout=default,
+        subagent_min_timeout=minimum,
+        subagent_max_timeout=maximum,
+        profiles={} if profiles is None else _profiles(profiles),
+        file=path,
+    )
+    if coordination is not None:
+        coordination.finish()
+    return settings
+
+
+def _coordination(orchestrator: Section | None) -> Section | None:
+    if orchestrator is None:
+        return None
+    coordination = orchestrator.section("coordination")
+    orchestrator.finish()
+    return coordination
+
+
+def _timeouts(section: Section | None) -> tuple[float, float, float]:
+    """Minimum, default and maximum. A default outside the bounds stands: a person set it."""
+    low, high = MODEL_ASKED_SECONDS
+    if section is None:
+        return low, SPAWNED_SECONDS, high
+    default = section.number("subagent_default_timeout", minimum=0)
+    minimum = section.number("subagent_min_timeout", minimum=0)
+    maximum = section.number("subagent_max_timeout", minimum=0)
+    low, high = low if minimum is None else minimum, high if maximum is None else maximum
+    if low > high:
+        node = section.given("subagent_max_timeout") or section.need("subagent_min_timeout")
+        raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")
+    return low, SPAWNED_SECONDS if default is None else default, high
+
+
+def _profiles(section: Section) -> dict[str, ProfileSettings]:
+    """By name in lower case."""
+    found: dict[str, ProfileSettings] = {}
+    for name, node in section.entries.items():
+        Node(node.place, name).checked(check_name)
+        other = found.get(name.casefold())
+        if other is not None:
+            raise node.error(f"is the same name as '{other.name}' on line {other.place.line}")
+        found[name.casefold()] = _profile(name, node)
+    return found
+
+
+def _profile(name: str, node: Node) -> ProfileSettings:
+    if node.value is None:
+        return ProfileSettings(name, node.place)
+    section = node.section()
+    description, model = section.given("description"), section.given("model")
+    runtime, workspace = section.given("runtime"), section.given("workspace")
+    settings = ProfileSettings(
+        name,
+        node.place,
+        {key: entry.place for key, entry in section.entries.items()},
+        description=None if description is None else description.word(),
+        instructions=section.text("instructions"),
+        skills=section.texts("skills"),
+        model=None if model is None else model.word(),
+        tools=section.texts("tools"),
+        limits=_limits(section.section("limits")),
+        runtime=None if runtime is None else runtime.choice(RUNTIMES),
+        workspace=None if workspace is None else workspace.choice(WORKSPACES),
+        leaf=section.flag("leaf"),
+    )
+    section.finish()
+    return settings
+
+
+def _limits(section: Section | None) -> Limits:
+    if section is None:
+        return Limits()
+    limits = Limits(
+        turns=_whole(section.entry("turns")),
+        seconds=_seconds(section.entry("seconds")),
+        depth=_depth(section.entry("depth")),
+    )
+    section.finish({"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"})
+    return limits
+
+
+def _whole(node: Node | None) -> int | UnsetType | None:
+    if node is None:
+        return UNSET
+    return None if node.value is None else node.integer(minimum=0)
+
+
+def _depth(node: Node | None) -> int | UnsetType:
+    return UNSET if node is None else node.integer(minimum=0)
+
+
+def _seconds(node: Node | None) -> float | UnsetType | None:
+    if node is None:
+        return UNSET
+    return None if node.value is None else node.number(minimum=0)

@@ -1,0 +1,73 @@
+"""Skills: folders with a SKILL.md that an agent reads when it needs them. Finds and lists them; reads no body.
+
+The file format is a public one (agent skills), so keys we do not know are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.config.files import exists, subfolders
+from retinue.config.frontmatter import read_document
+from retinue.config.places import meant, shown
+from retinue.core.errors import ConfigError
+from retinue.core.profiles import check_name
+
+BUILT_IN_FOLDER = Path(__file__).parent / "built_in_skills"
+PROJECT_FOLDER = Path(".agent", "skills")
+FILE_NAME = "SKILL.md"
+
+
+@dataclass(frozen=True)
+class Skill:
+    """What a system prompt says of a skill; `path` is its SKILL.md, absolute."""
+
+    name: str
+    description: str
+    path: Path
+
+
+def find_skills(project: Path | None) -> dict[str, Skill]:
+    """All skills by name; a project's wins over a built-in one of the same name in any case."""
+    found = _folder(BUILT_IN_FOLDER)
+    if project is not None:
+        found |= _folder(project / PROJECT_FOLDER)
+    return {found[key].name: found[key] for key in sorted(found)}
+
+
+def skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
+    """The part of a system prompt that names these skills; empty when there are none. Raises for an unknown one."""
+    if not profile_skills:
+        return ""
+    chosen = [pick(name, skills) for name in dict.fromkeys(profile_skills)]
+    lines = [f"- {skill.name}: {' '.join(skill.description.split())} (read {skill.path})" for skill in chosen]
+    return "\n".join(["# Skills", "Read a skill's file before you do what it is for.", *lines])
+
+
+def pick(name: str, skills: Mapping[str, Skill]) -> Skill:
+    """The skill of that name in any case; raises with those there are."""
+    for skill in skills.values():
+        if skill.name.casefold() == name.casefold():
+            return skill
+    there = ", ".join(sorted(skills)) or "none"
+    raise ConfigError(f"unknown skill '{shown(name, 80)}'; there is {there}{meant(name, skills)}")
+
+
+def _folder(folder: Path) -> dict[str, Skill]:
+    found: dict[str, Skill] = {}
+    for path in (entry / FILE_NAME for entry in subfolders(folder)):
+        if not exists(path):
+            continue
+        keys = read_document(path).keys
+        name = keys.need("name")
+        skill = Skill(name.checked(_check), keys.need("description").word(), path.absolute())
+        other = found.setdefault(skill.name.casefold(), skill)
+        if other is not skill:
+            raise name.error(f"'{skill.name}' is also the name in {other.path}")
+    return found
+
+
+def _check(name: str) -> str:
+    return check_name(name, what="skill name")

@@ -1,0 +1,152 @@
+"""Strict YAML: text into Nodes that know their line. Not a general YAML reader.
+
+It reads the part of YAML that means the same to everybody: mappings with texts as keys, lists, and scalars as in
+YAML 1.2 (`null`, `true`, decimal numbers; `yes`, `1:30`, `0x1f` and dates are texts). Tags, anchors, aliases, duplicate
+keys, further documents, NaN, infinities and deep nesting are errors. Nodes are built from the parser's events and not
+from `yaml.compose`: composing recurses in C without a bound and forgets which tags were written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from retinue.config.files import read_text
+from retinue.config.places import Place
+from retinue.config.values import MAX_DEPTH, Node, sound_number, sound_text
+from retinue.core.errors import ConfigError
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL = frozenset(("", "~", "null", "Null", "NULL"))
+_FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_ODD_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def read_yaml(path: Path) -> Node:
+    """The one document of a file."""
+    return parse_yaml(read_text(path), str(path))
+
+
+def parse_yaml(text: str, file: str, *, first_line: int = 1) -> Node:
+    """The one document of a text that begins on that line of the file; an empty text is null."""
+    bad = _NOT_YAML.search(text)
+    if bad is not None:
+        line = text.count("\n", 0, bad.start()) + first_line
+        raise Place(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
+    try:
+        return _document(yaml.parse(text, Loader=_LOADER), Place(file, first_line), first_line)
+    except yaml.MarkedYAMLError as error:
+        raise _syntax(error, file, first_line) from None
+    except yaml.YAMLError:
+        raise Place(file, first_line).error("is not valid YAML") from None
+
+
+def _document(events: Iterator[Any], root: Place, first_line: int) -> Node:
+    node = Node(root, None)
+    seen = False
+    for event in events:
+        if not isinstance(event, yaml.DocumentStartEvent):
+            continue
+        if seen:
+            raise Place(root.file, _line(event, first_line)).error("a second document begins here; one is allowed")
+        seen = True
+        first = next(events)
+        node = _node(first, events, Place(root.file, _line(first, first_line)), first_line)
+    return node
+
+
+def _node(event: Any, events: Iterator[Any], place: Place, first_line: int) -> Node:
+    """The node that begins with this event; takes its other events."""
+    _check_bare(event, place)
+    if len(place.keys) > MAX_DEPTH:
+        raise place.error(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(event, yaml.ScalarEvent):
+        return Node(place, _scalar(event, place))
+    if isinstance(event, yaml.SequenceStartEvent):
+        return Node(place, tuple(_items(events, place, first_line)))
+    return Node(place, _entries(events, place, first_line))
+
+
+def _check_bare(event: Any, place: Place) -> None:
+    if isinstance(event, yaml.AliasEvent):
+        raise place.error(f"aliases are not allowed; quote a text that begins with '*': \"*{event.anchor}\"")
+    if event.anchor is not None:
+        raise place.error(f"anchors are not allowed; quote a text that begins with '&': \"&{event.anchor}\"")
+    if event.tag is not None:
+        raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
+
+
+def _items(events: Iterator[Any], place: Place, first_line: int) -> Iterator[Node]:
+    index = 0
+    while not isinstance(event := next(events), yaml.SequenceEndEvent):
+        yield _node(event, events, place.below(index, _line(event, first_line)), first_line)
+        index += 1
+
+
+def _entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, Node]:
+    entries: dict[str, Node] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        line = _line(event, first_line)
+        key = _key(event, Place(place.file, line, place.keys))
+        below = place.below(key, line)
+        if key in entries:
+            raise below.error(f"appears twice, first on line {entries[key].place.line}")
+        entries[key] = _node(next(events), events, below, first_line)
+    return entries
+
+
+def _key(event: Any, place: Place) -> str:
+    """The text of a mapping's key. Looked at before anything below it is, so that keys in keys cannot nest."""
+    _check_bare(event, place)
+    if not isinstance(event, yaml.ScalarEvent):
+        raise place.error("a list or mapping cannot be a key")
+    key = _scalar(event, place)
+    if not isinstance(key, str):
+        hint = f'quote this one: "{event.value}"' if event.value else "there is none before ':'"
+        raise place.error(f"keys must be texts; {hint}")
+    return key
+
+
+def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
+    """What a scalar means. Quoted and block scalars are always texts."""
+    text: str = event.value
+    if event.style is not None and event.style != "":
+        return sound_text(text, place)
+    if text in _NULL:
+        return None
+    if text in _FLAGS:
+        return _FLAGS[text]
+    if _INTEGER.fullmatch(text):
+        if len(text) > 21:  # Python refuses to convert very long ones, and none of them fits
+            raise place.error("the whole number does not fit in 64 bits")
+        return sound_number(int(text), place)
+    if _FLOAT.fullmatch(text):
+        return sound_number(float(text), place)
+    if _ODD_FLOAT.fullmatch(text):
+        raise place.error(f"'{text}' is not a number that is allowed here")
+    return sound_text(text, place)
+
+
+def _line(event: Any, first_line: int) -> int:
+    return int(event.start_mark.line) + first_line
+
+
+def _syntax(error: yaml.MarkedYAMLError, file: str, first_line: int) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    line = first_line if mark is None else mark.line + first_line
+    words = " ".join(part for part in (error.context, error.problem) if part)
+    hint = ""
+    if "alias" in words:
+        hint = "; quote a text that begins with '*', such as \"*\""
+    elif "cannot start any token" in words:
+        hint = "; indent with spaces, not tabs, and quote a text that begins with '@', '%' or '`'"
+    elif "mapping values are not allowed" in words:
+        hint = "; quote a text that has ': ' in it"
+    return Place(file, line).error(f"is not valid YAML: {words}{hint}")

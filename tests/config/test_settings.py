@@ -1,0 +1,140 @@
+"""retinue.yaml: every key, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import retinue.config.settings as module
+from retinue.config.settings import Settings, load_settings
+from retinue.core.errors import ConfigError
+from retinue.core.limits import Limits
+from tests.config.conftest import Write
+
+
+def refusal(write: Write, text: str) -> str:
+    path = write("retinue.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{path.parent}/")
+
+
+def test_without_a_file_or_with_an_empty_one_the_defaults_hold(write: Write) -> None:
+    assert load_settings(None) == Settings()
+    path = write("retinue.yaml", "# later\n")
+    assert load_settings(path) == Settings(file=path)
+    assert (Settings().subagent_default_timeout, Settings().subagent_min_timeout, Settings().subagent_max_timeout) == (
+        1800,
+        60,
+        14400,
+    )
+
+
+def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -> None:
+    example = (module.__doc__ or "").split("\n\n", 1)[1]
+    path = write("retinue.yaml", textwrap.dedent(example))
+    settings = load_settings(path)
+    assert settings.model == "scripted:script.yaml"
+    assert settings.limits == Limits(turns=100, seconds=600, depth=3, concurrent=8)
+    assert settings.subagent_types == ("explorer",)
+    explorer, poet = settings.profiles["explorer"], settings.profiles["poet"]
+    assert (explorer.model, explorer.tools) == ("scripted:script.yaml", ("read", "grep", "glob"))
+    assert explorer.limits == Limits(turns=30, seconds=900, depth=0)
+    assert (explorer.runtime, explorer.workspace, explorer.leaf) == ("inherited", "scratch", True)
+    assert (poet.description, poet.instructions, poet.skills) == (
+        "Writes verse.",
+        "You write verse.",
+        ("report-writing",),
+    )
+    assert (poet.tools, poet.leaf, poet.limits) == (None, None, Limits())
+
+
+def test_null_means_unlimited_or_the_default(write: Write) -> None:
+    text = "model:\nmax_concurrent: null\nmax_turns: null\ntimeout: null\n"
+    text += "orchestrator: {coordination: {subagent_types: null}}\nprofiles: {explorer: }\n"
+    settings = load_settings(write("retinue.yaml", text))
+    assert settings.limits == Limits(turns=None, seconds=None, concurrent=None)
+    assert (settings.model, settings.subagent_types) == (None, None)
+    assert settings.profiles["explorer"].limits == Limits()
+
+
+@pytest.mark.requirement("MASS-32")
+def test_an_empty_list_of_types_is_kept_apart_from_none(write: Write) -> None:
+    path = write("retinue.yaml", "orchestrator: {coordination: {subagent_types: []}}")
+    assert load_settings(path).subagent_types == ()
+
+
+def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
+    path = write("retinue.yaml", "orchestrator: {coordination: {subagent_default_timeout: 5}}")
+    assert load_settings(path).subagent_default_timeout == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- a", "1: expected 'key: value' lines, got a list"),
+        ("modle: x", "1: key 'modle': unknown key; allowed here: max_concurrent, max_depth, max_turns, model,"),
+        ("model: ''", "1: key 'model': expected a text, got an empty one"),
+        ("max_depth: null", "1: key 'max_depth': expected a whole number, got nothing"),
+        ("max_depth: -1", "1: key 'max_depth': must be 0 or more, got -1"),
+        ("max_turns: 1.5", "1: key 'max_turns': expected a whole number, got 1.5"),
+        ("timeout: soon", "1: key 'timeout': expected a number, got a text"),
+        ("orchestrator: {voting: 1}", "1: key 'orchestrator.voting': unknown key; allowed here: coordination"),
+        (
+            "orchestrator:\n  coordination:\n    subagent_type: []",
+            "3: key 'orchestrator.coordination.subagent_type': ",
+        ),
+        (
+            "orchestrator:\n  coordination:\n    subagent_min_timeout: 20\n    subagent_max_timeout: 10",
+            "4: key 'orchestrator.coordination.subagent_max_timeout': subagent_min_timeout (20) is more than",
+        ),
+        (
+            "orchestrator:\n  coordination:\n    subagent_min_timeout: 20000",
+            "3: key 'orchestrator.coordination.subagent_min_timeout': subagent_min_timeout (20000) is more than",
+        ),
+        (
+            "profiles:\n  a:\n    runtime: isolatd",
+            "3: key 'profiles.a.runtime': unknown value 'isolatd'; there is inherited",
+        ),
+        (
+            "profiles:\n  a:\n    workspace: share",
+            "3: key 'profiles.a.workspace': unknown value 'share'; there is scratch, shared",
+        ),
+        (
+            "profiles:\n  a:\n    limits: {turn: 1}",
+            "3: key 'profiles.a.limits.turn': unknown key; allowed here: depth,",
+        ),
+        (
+            "profiles:\n  a:\n    limits: {concurrent: 1}",
+            "3: key 'profiles.a.limits.concurrent': is a limit of the whole",
+        ),
+        ("profiles:\n  a:\n    leaf: yes", "3: key 'profiles.a.leaf': expected true or false, got a text"),
+        ("profiles:\n  a:\n    tools: read", "3: key 'profiles.a.tools': expected a list of texts, got a text"),
+        ("profiles:\n  ../a: {}", "2: key 'profiles.../a': profile name '../a' must be"),
+        ("profiles:\n  a: {}\n  A: {}", "3: key 'profiles.A': is the same name as 'a' on line 2"),
+    ],
+)
+def test_wrong_settings_are_named_with_their_line(write: Write, text: str, expected: str) -> None:
+    assert refusal(write, text).startswith(f"retinue.yaml:{expected}")
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"retinue\.yaml: no such file"):
+        load_settings(tmp_path / "retinue.yaml")
+
+
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary())
+def test_any_bytes_are_settings_or_a_config_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_bytes(data)
+    try:
+        load_settings(path)
+    except ConfigError as error:
+        assert "\n" not in str(error)
