@@ -1,0 +1,111 @@
+"""The loop: ask the model, run the tools it wants, and again, until it has an answer.
+
+Knows the link and the tools, nothing else: not where it runs, not who watches, not what it may spend. Whatever
+ends it early arrives as an exception; the supervisor turns that into the run's one ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from retinue.core.approvals import Deny, denial
+from retinue.core.errors import Limited, Stop, ToolError
+from retinue.core.events import Inbox, TurnEnded, TurnStarted
+from retinue.core.limits import INLINE_BYTES
+from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
+from retinue.core.plans import Job
+from retinue.core.ports import Link, Outcome
+from retinue.core.results import Ending
+from retinue.tools import answer
+from retinue.tools.cut import cut
+
+REMINDER = "You have not given your answer yet: call the final_answer tool with it."
+NO_ANSWER = "{who} '{name}' ended without calling final_answer"
+
+
+async def run_loop(job: Job, link: Link) -> Ending:
+    """One run from its first turn to its ending."""
+    thread: list[Turn] = list(job.thread)
+    reminded = False
+    for turn in itertools.count(1):
+        if job.max_turns is not None and turn > job.max_turns:
+            raise Limited(f"limit of {job.max_turns} turns reached")
+        thread += link.inbox()
+        link.emit(TurnStarted(turn))
+        reply = await link.complete(turn, job.system, thread, job.plan.specs)
+        if reply.refused:
+            return Ending("refused", reply.text)
+        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
+        outcomes: Sequence[Outcome] = ()
+        if len(reply.calls) == 1:
+            outcomes = (await _run_call(reply.calls[0], job, link),)
+        elif reply.calls:
+            outcomes = await _run_calls(reply, job, link)
+        thread += [ToolTurn(c.id, c.name, o.text, o.success) for c, o in zip(reply.calls, outcomes, strict=True)]
+        link.emit(TurnEnded(turn))
+        for call, outcome in zip(reply.calls, outcomes, strict=True):
+            if call.name == answer.NAME and outcome.success:
+                return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+        if reply.calls or await link.children_done():
+            continue
+        if answer.NAME not in job.plan.by_name:
+            break
+        if reminded:
+            text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
+            return Ending("failed", text, error=text)
+        reminded = True
+        thread.append(UserTurn(REMINDER, "notice"))
+        link.emit(Inbox(REMINDER))
+    return Ending("done", last_text(thread) or "")
+
+
+async def _run_calls(reply: Reply, job: Job, link: Link) -> Sequence[Outcome]:
+    """All calls of one reply at once; their outcomes in the order of the calls."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_run_call(call, job, link)) for call in reply.calls]
+    except* Stop as stops:
+        raise stops.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
+    """One call: written, allowed, run, written. A tool that fails gives the model words; the run goes on."""
+    started = time.monotonic()
+    tool = job.plan.by_name.get(call.name)
+    try:
+        if tool is None:
+            raise ToolError(f"Unknown tool '{call.name}'. Available tools: {', '.join(job.plan.by_name) or 'none'}")
+        preview = tool.preview(call, job.folders)
+    except ToolError as error:  # it cannot work, so nobody is asked
+        spec = ToolSpec(call.name, "", {}, tier="observe")
+        await link.begin(call, spec, "")
+        outcome = Outcome(str(error), success=False)
+    else:
+        decision = await link.begin(call, tool.spec, preview)
+        if isinstance(decision, Deny):
+            outcome = Outcome(denial(decision), success=False)
+        else:
+            try:
+                outcome = await tool(call, job.folders, link)
+            except ToolError as error:
+                outcome = Outcome(str(error), success=False)
+            except Stop:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
+                outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
+    if len(outcome.text) > INLINE_BYTES and not outcome.file:
+        outcome = _inline(outcome, call, job)
+    link.finish(call, outcome, round((time.monotonic() - started) * 1000))
+    return outcome
+
+
+def _inline(outcome: Outcome, call: Call, job: Job) -> Outcome:
+    """The outcome with as much of its text as goes to the model, the whole of it in a file."""
+    text, file = cut(outcome.text, spill=lambda: job.folders.spill(f"{call.name}.txt"))
+    return msgspec.structs.replace(outcome, text=text, file=str(file or ""))

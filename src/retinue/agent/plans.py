@@ -1,0 +1,190 @@
+"""Turning a profile into a plan: which model, which tools, which words. Never wider than what the parent has.
+
+A child chosen by a model has at most its parent's tools. A profile that a person put among the parent's tools by
+value brings its own: giving it was the permission. Plans are cached, so a thousand runs of one profile share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.plans import HostTool, Plan
+from retinue.core.ports import Model, Tool
+from retinue.core.profiles import Profile, Task
+from retinue.tools import answer
+from retinue.tools.files import Edit, Read, Write
+from retinue.tools.functions import FunctionTool, Lent
+from retinue.tools.search import Glob, Grep
+from retinue.tools.shell import Shell
+from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
+
+GENERIC = Profile(
+    "subagent",
+    "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
+    "it is all that the agent who asked you will see.",
+)
+LOCAL: dict[str, Callable[[], Tool]] = {
+    "read": Read, "write": Write, "edit": Edit, "glob": Glob, "grep": Grep, "shell": Shell,
+}  # fmt: skip
+SPAWNING: dict[str, Callable[[], Tool]] = {
+    "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
+}  # fmt: skip
+CACHED_PLANS = 4096
+
+Models = Callable[[str], Model]
+
+
+class ProfilePlanner:
+    """Holds the profiles there are and makes plans of them."""
+
+    def __init__(
+        self,
+        profiles: Sequence[Profile],
+        *,
+        models: Models,
+        default_model: str | Model | None,
+        skills: Callable[[Profile], str],
+    ) -> None:
+        self._profiles = {profile.name.lower(): profile for profile in profiles}
+        self._models = models
+        self._default_model = default_model
+        self._skills = skills
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+
+    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None) -> Plan:
+        if isinstance(profile, str):
+            profile = self._named(profile, parent)
+        key = (profile, parent, task.model)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= CACHED_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._make(profile, task, parent)
+        return plan
+
+    def _named(self, name: str, parent: Plan | None) -> Profile:
+        if name == GENERIC.name and name not in self._profiles:
+            return GENERIC
+        known = {**self._profiles, **{child.name.lower(): child for child in (parent.children if parent else ())}}
+        found = known.get(name.lower())
+        if found is None:
+            raise NotFound(f"unknown profile {name!r}; there is {', '.join(sorted(known)) or 'none'}")
+        return found
+
+    def _make(self, profile: Profile, task: Task, parent: Plan | None) -> Plan:
+        tools, host = self._tools(profile, parent)
+        parse = None
+        if profile.output is not None and profile.call is None:
+            output = answer.output_of(profile.output)
+            parse = output.parse
+            tools[answer.NAME] = answer.FinalAnswer(output)
+        elif profile.output is not None:
+            parse = answer.output_of(profile.output).parse
+        specs = tuple(tool.spec for tool in tools.values())
+        model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
+        return Plan(
+            profile=profile,
+            system="\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part),
+            model=model,
+            model_name=model_name,
+            tools=tuple(tools.values()),
+            specs=specs,
+            by_name=tools,
+            host=host,
+            children=self._children(profile, parent, tools),
+            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
+            tools_json=msgspec.Raw(msgspec.json.encode(specs)),
+            parse=parse,
+        )
+
+    def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
+        wanted: str | Model | None = task.model or profile.model
+        if wanted is None and parent is not None and parent.model is not None:
+            return parent.model, parent.model_name
+        wanted = self._default_model if wanted is None else wanted
+        if wanted is None:
+            raise ConfigError(
+                f"profile {profile.name!r} has no model: give one, for example model='scripted:script.yaml'"
+            )
+        if isinstance(wanted, str):
+            return self._models(wanted), wanted
+        return wanted, getattr(wanted, "name", type(wanted).__name__)
+
+    def _tools(self, profile: Profile, parent: Plan | None) -> tuple[dict[str, Tool], dict[str, HostTool]]:
+        given = parent is not None and self._given_by_value(profile, parent)
+        bound = (
+            None
+            if parent is None or given
+            else {name for name in parent.by_name if name in LOCAL or name in parent.host}
+        )
+        host: dict[str, HostTool] = {}
+        tools: dict[str, Tool] = {}
+        if profile.tools is None:
+            for name, make in LOCAL.items():
+                tools[name] = make()
+            tools |= self._spawning(profile)
+            if parent is not None:
+                host |= parent.host
+                tools |= {name: parent.by_name[name] for name in parent.host}
+        for entry in profile.tools or ():
+            self._add(profile, entry, tools, host)
+        if bound is not None:
+            tools = {n: t for n, t in tools.items() if n in bound or not (n in LOCAL or n in host)}
+            host = {name: run for name, run in host.items() if name in tools}
+        if profile.leaf:
+            tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
+        return tools, host
+
+    def _add(self, profile: Profile, entry: Any, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+        if isinstance(entry, Profile):
+            made = SubagentTool(entry)
+            tools[made.spec.name] = made
+        elif isinstance(entry, FunctionTool):
+            tools[entry.spec.name] = Lent(entry.spec)
+            host[entry.spec.name] = entry.run
+        elif not isinstance(entry, str):
+            raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
+        elif entry in LOCAL or entry in SPAWNING:
+            tools[entry] = {**LOCAL, **SPAWNING}[entry]()
+        elif entry.startswith("subagent_"):
+            tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
+        else:
+            known = ", ".join([*LOCAL, *SPAWNING, "subagent_NAME"])
+            raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+
+    def _spawning(self, profile: Profile) -> dict[str, Tool]:
+        tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
+        for child in self._profiles.values():
+            if child is not profile:
+                tools[f"subagent_{child.name}"] = SubagentTool(child)
+        return tools
+
+    def _children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
+        """The profiles `spawn_subagents` may name: the active ones and those given by value."""
+        if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
+            return ()
+        given = [tool.profile for tool in tools.values() if isinstance(tool, SubagentTool)]
+        return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
+
+    def _given_by_value(self, profile: Profile, parent: Plan) -> bool:
+        return any(entry is profile for entry in parent.profile.tools or ())
+
+
+def _describe(profile: Profile) -> dict[str, Any]:
+    """What the log keeps of a profile."""
+    return {
+        "name": profile.name,
+        "instructions": profile.instructions,
+        "description": profile.description,
+        "runtime": profile.runtime,
+        "workspace": profile.workspace,
+        "limits": profile.limits,
+        "skills": list(profile.skills),
+        "leaf": profile.leaf,
+        "nickname": profile.nickname,
+        "source": profile.source,
+    }

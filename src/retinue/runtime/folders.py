@@ -1,0 +1,90 @@
+"""Where runs keep their files: made when first used, private to the user, and gone with a log that is in memory.
+
+Paths are kept as text until something touches them: most runs never do, and a thousand runs should not pay for it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from retinue.core.errors import ConfigError, RetinueError
+
+
+class StateFolder:
+    """The `.retinue` folder of a project, or a temporary one for a log in memory."""
+
+    def __init__(self, folder: Path | None, *, project: Path) -> None:
+        self.temporary = folder is None
+        self.folder = folder or Path(tempfile.gettempdir()) / f"retinue-{secrets.token_hex(8)}"
+        self.project = str(project)
+        self._runs = str(self.folder / "runs")
+
+    def tree_folder(self, tree: str) -> str:
+        return f"{self._runs}/{tree}"
+
+    def run_folder(self, tree: str, run: int) -> str:
+        return f"{self._runs}/{tree}/{run}"
+
+    def snapshots(self, tree: str) -> str:
+        """The shared reference folder of a tree, where runs read what their siblings have left."""
+        return f"{self._runs}/{tree}/snapshots"
+
+    def remove_temporary(self) -> None:
+        if self.temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def private_folder(folder: str | Path) -> Path:
+    """The folder, made with those above it for nobody but us."""
+    path = Path(folder)
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    try:
+        for parent in reversed(missing):
+            parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
+    return path
+
+
+class RunFolders:
+    """What one run may touch: it writes `workspace`, reads that and the others among `roots`, nothing else."""
+
+    __slots__ = ("_made", "_spilled", "own", "path", "readable")
+
+    def __init__(self, own: str, path: str, readable: Sequence[str]) -> None:
+        self.own = own
+        self.path = path
+        self.readable = readable
+        self._made: Path | None = None
+        self._spilled = 0
+
+    @property
+    def workspace(self) -> Path:
+        if self._made is None:
+            self._made = private_folder(self.path) if self.path.startswith(self.own) else Path(self.path)
+        return self._made
+
+    @property
+    def roots(self) -> Sequence[Path]:
+        return (self.workspace, *map(Path, self.readable))
+
+    def spill(self, name: str) -> Path:
+        self._spilled += 1
+        return private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
+
+
+def context_paths(paths: Sequence[str], *, base: str) -> list[str]:
+    """Absolute, existing paths; the error names the index and the path."""
+    if isinstance(paths, str) or not isinstance(paths, Sequence):
+        raise ConfigError(f"context_paths must be a list, got {type(paths).__name__}")
+    found = []
+    for index, path in enumerate(paths):
+        absolute = Path(base) / path
+        if not absolute.exists():
+            raise ConfigError(f"context_paths[{index}] does not exist: '{path}'")
+        found.append(str(absolute.resolve()))
+    return found

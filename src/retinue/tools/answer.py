@@ -1,0 +1,119 @@
+"""`final_answer`: how a run with an output type gives its answer, checked against that type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from retinue.core.errors import ConfigError, ToolError
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome
+
+NAME = "final_answer"
+
+
+class Output(msgspec.Struct, frozen=True):
+    """An output type as we use it: its JSON schema, a check of plain values, and the typed value of checked ones.
+
+    A type whose schema is not an object is wrapped as `{"answer": ...}`, since tools take objects."""
+
+    schema: dict[str, Any]
+    check: Callable[[Any], Any]
+    parse: Callable[[Any], Any]
+    wrapped: bool = False
+
+
+def output_of(kind: Any) -> Output:
+    """The output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
+    if isinstance(kind, dict):
+        output = _of_schema(kind)
+    elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
+        output = Output(
+            kind.model_json_schema(), lambda v: kind.model_validate(v).model_dump(mode="json"), kind.model_validate
+        )
+    else:
+        output = _of_type(kind)
+    if output.schema.get("type") == "object" or "properties" in output.schema:
+        return output
+    schema = {"type": "object", "properties": {"answer": output.schema}, "required": ["answer"]}
+    if "$defs" in output.schema:
+        schema["$defs"] = output.schema["$defs"]
+    return msgspec.structs.replace(output, schema=schema, wrapped=True)
+
+
+def _of_type(kind: Any) -> Output:
+    try:
+        schema = inline_schema(kind)
+    except TypeError as error:
+        raise ConfigError(f"output type {getattr(kind, '__name__', kind)!r} cannot be described: {error}") from None
+    return Output(schema, lambda v: msgspec.to_builtins(msgspec.convert(v, kind)), lambda v: msgspec.convert(v, kind))
+
+
+def _of_schema(schema: dict[str, Any]) -> Output:
+    import jsonschema  # noqa: PLC0415 - 0.1 s that only a schema given as JSON costs
+
+    validator = jsonschema.validators.validator_for(schema)
+    try:
+        validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"output schema is not a JSON schema: {error.message}") from None
+
+    def check(value: Any) -> Any:
+        for error in validator(schema).iter_errors(value):
+            raise ValueError(f"{error.json_path}: {error.message}")
+        return value
+
+    return Output(schema, check, lambda value: value)
+
+
+def inline_schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type with its own definition at the top, as tool schemas want it."""
+    schema = msgspec.json.schema(kind)
+    reference = schema.get("$ref", "")
+    definitions = schema.pop("$defs", {})
+    if reference.startswith("#/$defs/"):
+        top = definitions[reference.removeprefix("#/$defs/")]
+        if not _mentions(definitions, reference):
+            definitions.pop(reference.removeprefix("#/$defs/"))
+        schema = dict(top)
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _mentions(value: Any, reference: str) -> bool:
+    if isinstance(value, dict):
+        return value.get("$ref") == reference or any(_mentions(part, reference) for part in value.values())
+    return isinstance(value, list) and any(_mentions(part, reference) for part in value)
+
+
+class FinalAnswer:
+    """The tool; its outcome's `data` is the checked answer in plain values."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.spec = ToolSpec(
+            NAME,
+            "Give your final answer. Call this once, when the work is done; it ends the run.",
+            output.schema,
+            tier="observe",
+            display_name="Final answer",
+            repeatable=True,
+        )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        given = call.args
+        if self.output.wrapped:
+            if "answer" not in given:
+                raise ToolError("final_answer: missing 'answer'")
+            given = given["answer"]
+        try:
+            checked = self.output.check(given)
+        except Exception as error:  # noqa: BLE001 - a type's own validators may raise anything; the model hears it
+            raise ToolError(f"final_answer: the answer does not fit its type: {error}") from None
+        return Outcome("accepted", data=checked)

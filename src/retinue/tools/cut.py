@@ -1,0 +1,138 @@
+"""Turns text of any length into text that fits inline: its head, a mark that says what is missing, its tail.
+
+`Ends` takes bytes as they come and holds no more than the limit of them; `cut` does the same to a text at hand.
+Everything is counted as clean UTF-8, so that what a model sees is never larger than was allowed. The whole goes to a
+spill file, which the caller names; where it cannot (cap reached, disk full) the mark says how much is there.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from retinue.core.limits import INLINE_BYTES
+
+SPILL_BYTES = 256 * 1024 * 1024
+
+
+class Ends:
+    """The two ends of a stream. `spill` makes a file to keep the whole in; `has` is a file that has it already."""
+
+    def __init__(
+        self,
+        limit: int = INLINE_BYTES,
+        *,
+        spill: Callable[[], Path] | None = None,
+        has: Path | None = None,
+        cap: int = SPILL_BYTES,
+    ) -> None:
+        self._limit, self._spill, self._cap = limit, spill, cap
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._head, self._tail = bytearray(), bytearray()
+        self._total = 0
+        self._path = has
+        self._fd: int | None = None
+        self._spilled = 0
+        self._trouble = ""
+
+    def feed(self, raw: bytes) -> None:
+        self._take(self._decoder.decode(raw).encode())
+
+    def close(self) -> tuple[str, str]:
+        """The text, and the file that has the whole of it ("" when nothing was cut)."""
+        self._take(self._decoder.decode(b"", True).encode())
+        self.drop()
+        if self._total <= self._limit:
+            return (self._head + self._tail).decode(), ""
+        room = max(0, self._limit - len(self._mark(self._total)))
+        head = _whole_head(bytes(self._head[: room - room // 2]))
+        tail = _whole_tail(bytes(self._tail[-(room // 2) :]) if room // 2 else b"")
+        mark = self._mark(self._total - len(head) - len(tail))
+        return head.decode() + mark.decode() + tail.decode(), str(self._path or "")
+
+    def drop(self) -> None:
+        """Closes the spill file; safe to call again."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _take(self, data: bytes) -> None:
+        before, self._total = self._total, self._total + len(data)
+        if self._total > self._limit:
+            if before <= self._limit:
+                self._open()
+                self._write(bytes(self._head))
+                self._tail += self._head
+            self._write(data)
+        if before + len(data) <= self._limit:
+            self._head += data
+            return
+        self._head += data[: self._limit - len(self._head)]
+        self._tail += data
+        del self._tail[: -self._limit]
+
+    def _open(self) -> None:
+        if self._spill is None:
+            return
+        try:
+            self._path = self._spill()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o600)
+            os.fchmod(self._fd, 0o600)
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+
+    def _write(self, data: bytes) -> None:
+        if self._fd is None:
+            return
+        room = self._cap - self._spilled
+        rest = memoryview(data)[:room]
+        try:
+            while rest:
+                done = os.write(self._fd, rest)
+                self._spilled += done
+                rest = rest[done:]
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+            self.drop()
+        if len(data) > room:
+            self._trouble = self._trouble or "the limit of such a file"
+            self.drop()
+
+    def _mark(self, missing: int) -> bytes:
+        if self._path is None:
+            where = f"not kept: {self._trouble}" if self._trouble else "not kept"
+        elif self._trouble:
+            where = f"only the first {self._spilled} bytes in {self._path}: {self._trouble}"
+        else:
+            where = f"whole text in {self._path}"
+        return f"\n[... {missing} bytes cut; {where} ...]\n".encode("utf-8", "replace")
+
+
+def cut(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
+    """The text, cut in the middle when it is over the limit, and the file that then has the whole of it."""
+    ends = Ends(limit, spill=spill)
+    ends.feed(text.encode("utf-8", "replace"))
+    return ends.close()
+
+
+def _whole_head(data: bytes) -> bytes:
+    """Without the first bytes of a character whose rest is missing."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            return data
+        if byte >= 0xC0:
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data if size == back else data[:-back]
+    return data
+
+
+def _whole_tail(data: bytes) -> bytes:
+    """Without the last bytes of a character whose start is missing."""
+    start = 0
+    while start < len(data) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]

@@ -1,0 +1,281 @@
+"""The tools that touch one file: read, write, edit.
+
+Files are bytes here: an edit changes what it names and leaves line endings and foreign encodings as they are.
+Which paths are allowed, and how a file is opened and replaced, is the guard's; this module knows no path rules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from retinue.core.errors import ToolError
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome
+from retinue.tools import guard
+from retinue.tools.cut import Ends
+
+CHUNK = 64 * 1024
+SNIFF_BYTES = 8 * 1024
+EDIT_BYTES = 16 * 1024 * 1024
+DIFF_LINES = 200
+DIFF_COLUMNS = 500
+COMPARE_LINES = 4000
+COMPARE_BYTES = 1024 * 1024
+# Two children that edit one file of a shared workspace must both be seen in it.
+_EDITING = threading.Lock()
+
+
+class Read:
+    """Gives the text of a file, or of some of its lines."""
+
+    spec = ToolSpec(
+        name="read",
+        description="Read a text file. 'offset' is the first line to read (1 is the first of the file), 'limit' how "
+        "many lines. A long text is cut in the middle; read it in parts.",
+        schema={
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "relative to the workspace, or absolute"},
+                "offset": {"type": "integer", "minimum": 1},
+                "limit": {"type": "integer", "minimum": 1},
+            },
+            "required": ["path"],
+        },
+        tier="observe",
+        display_name="Read",
+        repeatable=True,
+    )
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        raw = _path(call)
+        first, count = _positive(call, "offset"), _positive(call, "limit")
+
+        def work(stop: threading.Event) -> Outcome:
+            path = guard.readable(folders, raw, tool=call.name)
+            try:
+                with guard.open_file(path, folders.roots, tool=call.name) as file:
+                    return _lines(file, path, first or 1, count, stop=stop, tool=call.name)
+            except OSError as error:
+                raise guard.failure(call.name, raw, error) from error
+
+        return await guard.in_thread(work)
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return guard.visible(str(call.args.get("path") or call.args.get("file_path") or ""))
+
+
+class Write:
+    """Makes or replaces a whole file."""
+
+    spec = ToolSpec(
+        name="write",
+        description="Write a whole file in the workspace; makes the folders it needs, replaces a file that is there.",
+        schema={
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+            "required": ["path", "content"],
+        },
+        display_name="Write",
+    )
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        raw, data = _path(call), _bytes(call, "content")
+
+        def work(stop: threading.Event) -> Outcome:
+            path = guard.writable(folders, raw, tool=call.name)
+            with _EDITING:
+                guard.replace_file(path, data, folders, tool=call.name)
+            return Outcome(f"wrote {raw} ({len(data)} bytes)")
+
+        return await guard.in_thread(work)
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        try:
+            raw, data = _path(call), _bytes(call, "content")
+            path = guard.writable(folders, raw, tool=call.name)
+            old = _whole(path, folders, call.name) if os.path.lexists(path) else b""
+        except ToolError as error:
+            return str(error)
+        if old == data:
+            return "(no change)"
+        if _comparable(old, data):
+            return _diff(old, data)
+        return f"replaces {_count(old)} by {_count(data)}:\n{_signed('+', data)}"
+
+
+class Edit:
+    """Replaces one string in a file."""
+
+    spec = ToolSpec(
+        name="edit",
+        description="Replace 'old_string' by 'new_string' in a file of the workspace. 'old_string' must be in the file "
+        "exactly once, unless 'replace_all' is true.",
+        schema={
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "old_string": {"type": "string"},
+                "new_string": {"type": "string"},
+                "replace_all": {"type": "boolean", "default": False},
+            },
+            "required": ["path", "old_string", "new_string"],
+        },
+        display_name="Edit",
+    )
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        def work(stop: threading.Event) -> Outcome:
+            with _EDITING:
+                path, _, new = _edited(call, folders)
+                guard.replace_file(path, new, folders, tool=call.name)
+            return Outcome(f"edited {_path(call)}")
+
+        return await guard.in_thread(work)
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        try:
+            _, old, new = _edited(call, folders)
+        except ToolError as error:
+            return str(error)
+        if _comparable(old, new):
+            return _diff(old, new)
+        return _signed("-", _bytes(call, "old_string")) + "\n" + _signed("+", _bytes(call, "new_string"))
+
+
+def _path(call: Call) -> str:
+    return guard.take(call, "path", str, alias="file_path")
+
+
+def _bytes(call: Call, name: str) -> bytes:
+    try:
+        return guard.take(call, name, str).encode()
+    except UnicodeEncodeError:
+        raise ToolError(f"{call.name}: '{name}' has characters that cannot be written as UTF-8") from None
+
+
+def _positive(call: Call, name: str) -> int | None:
+    value = guard.take(call, name, int, None)
+    if value is not None and value < 1:
+        raise ToolError(f"{call.name}: '{name}' must be 1 or more, got {value}")
+    return value
+
+
+def _edited(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
+    """The path, what is in it, and what would be; raises with the reason the edit does not apply."""
+    raw, old, new = _path(call), _bytes(call, "old_string"), _bytes(call, "new_string")
+    everywhere = guard.take(call, "replace_all", bool, False)
+    if not old:
+        raise ToolError(f"{call.name}: 'old_string' is empty; use write to make a file")
+    if old == new:
+        raise ToolError(f"{call.name}: 'old_string' and 'new_string' are the same")
+    path = guard.writable(folders, raw, tool=call.name)
+    data = _whole(path, folders, call.name)
+    first = data.find(old)
+    if first < 0:
+        hint = "; the file's lines end in \\r\\n" if b"\n" in old and b"\r\n" in data and b"\r\n" not in old else ""
+        raise ToolError(f"{call.name}: 'old_string' was not found in {guard.quoted(raw)}{hint}")
+    if not everywhere and data.find(old, first + 1) >= 0:
+        # Occurrences that overlap are two, though bytes.count sees one.
+        times = max(2, data.count(old))
+        advice = "give more of what is around it, or set replace_all"
+        raise ToolError(f"{call.name}: 'old_string' occurs {times} times in {guard.quoted(raw)}; {advice}")
+    return path, data, data.replace(old, new)
+
+
+def _whole(path: Path, folders: Folders, tool: str) -> bytes:
+    try:
+        with guard.open_file(path, [folders.workspace], tool=tool) as file:
+            data = file.read(EDIT_BYTES + 1)
+    except OSError as error:
+        raise guard.failure(tool, path, error) from error
+    if len(data) > EDIT_BYTES:
+        raise ToolError(f"{tool}: {guard.quoted(path)} is over {EDIT_BYTES} bytes, too large to work on as a whole")
+    if is_binary(data):
+        raise ToolError(f"{tool}: {guard.quoted(path)} is binary ({len(data)} bytes)")
+    return data
+
+
+def is_binary(start: bytes) -> bool:
+    return b"\0" in start[:SNIFF_BYTES]
+
+
+def _lines(file: BinaryIO, path: Path, first: int, count: int | None, *, stop: threading.Event, tool: str) -> Outcome:
+    """`count` lines from the `first` on, in pieces, so that neither a large file nor a long line is held whole."""
+    ends, skip, seen, last, given = Ends(has=path), first - 1, 0, b"\n", False
+    while (chunk := file.read(CHUNK)) and not stop.is_set():
+        if not seen and is_binary(chunk):
+            size = os.fstat(file.fileno()).st_size
+            raise ToolError(f"{tool}: {guard.quoted(path)} is binary ({size} bytes)")
+        seen, last = seen + chunk.count(b"\n"), chunk[-1:]
+        at, skip = _after_lines(chunk, skip)
+        wanted = chunk[at:]
+        if count is not None:
+            at, count = _after_lines(wanted, count)
+            wanted = wanted[:at]
+        ends.feed(wanted)
+        given = given or bool(wanted)
+        if count == 0:
+            break
+    if not given and first > 1:
+        total = seen + (last != b"\n")
+        raise ToolError(f"{tool}: offset {first} is past the end of {guard.quoted(path)} ({total} lines)")
+    text, whole = ends.close()
+    return Outcome(text, file=whole)
+
+
+def _after_lines(chunk: bytes, lines: int) -> tuple[int, int]:
+    """Where this many lines are over in a chunk, and how many are still to come after it."""
+    found = chunk.count(b"\n")
+    if found < lines:
+        return len(chunk), lines - found
+    at = 0
+    for _ in range(lines):
+        at = chunk.index(b"\n", at) + 1
+    return at, 0
+
+
+def _count(data: bytes) -> str:
+    lines = data.count(b"\n")
+    return f"{lines} lines ({len(data)} bytes)"
+
+
+def _comparable(old: bytes, new: bytes) -> bool:
+    """Comparing takes time that grows faster than the texts, and a person waits for it."""
+    return len(old) + len(new) <= COMPARE_BYTES and old.count(b"\n") + new.count(b"\n") <= COMPARE_LINES
+
+
+def _diff(old: bytes, new: bytes) -> str:
+    lines = difflib.unified_diff(_split(old), _split(new), lineterm="\n")
+    return _bounded(line for number, line in enumerate(lines) if number > 1)
+
+
+def _signed(sign: str, data: bytes) -> str:
+    return _bounded(sign + line for line in _split(data))
+
+
+def _split(data: bytes) -> list[str]:
+    lines = data.decode("utf-8", "replace").split("\n")
+    return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
+
+
+def _bounded(lines: Iterable[str]) -> str:
+    shown, more = list[str](), 0
+    for line in _finished(lines):
+        if len(shown) < DIFF_LINES:
+            cut = f" [... {len(line) - DIFF_COLUMNS} characters more]" if len(line) > DIFF_COLUMNS else ""
+            shown.append(guard.visible(line[:DIFF_COLUMNS]) + cut)
+        else:
+            more += 1
+    return "\n".join([*shown, f"[... {more} lines more ...]"] if more else shown)
+
+
+def _finished(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line.removesuffix("\n")
+        if not line.endswith("\n"):
+            yield "\\ No newline at end of file"

@@ -1,0 +1,136 @@
+"""`@tool`: a plain Python function as a tool. It always runs on the host, whatever runtime the run is in."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, overload
+
+import msgspec
+
+from retinue.core.context import Context
+from retinue.core.errors import ConfigError, ToolError
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.profiles import check_name
+from retinue.tools.answer import inline_schema
+
+Tier = Literal["observe", "confirm"]
+
+
+class FunctionTool:
+    """A function with the spec read from its signature and docstring. Calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any], *, tier: Tier, repeatable: bool, name: str | None) -> None:
+        if tier not in ("observe", "confirm"):
+            raise ConfigError(f"tool tier must be 'observe' or 'confirm', got {tier!r}")
+        self.function = function
+        named = check_name(name or getattr(function, "__name__", ""), what="tool name")
+        self._takes_context, self._args = _arguments(function, named)
+        self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        self.spec = ToolSpec(
+            named,
+            inspect.getdoc(function) or "",
+            inline_schema(self._args),
+            tier=tier,
+            display_name=named.replace("_", " ").capitalize(),
+            repeatable=repeatable,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    async def run(self, args: dict[str, Any], context: Context) -> Outcome:
+        """One call by a model. What the function raises becomes words for the model."""
+        try:
+            given = msgspec.convert(args, self._args)
+        except msgspec.ValidationError as error:
+            raise ToolError(f"{self.spec.name}: {error}") from None
+        named = msgspec.structs.asdict(given)
+        first = (context,) if self._takes_context else ()
+        try:
+            if self._is_async:
+                value = await self.function(*first, **named)
+            else:
+                value = await asyncio.to_thread(self.function, *first, **named)
+                if inspect.isawaitable(value):
+                    value = await value
+        except ToolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's code
+            raise ToolError(f"{type(error).__name__}: {error}") from error
+        return Outcome(as_text(value), data=value)
+
+
+class Lent:
+    """A host-side tool as a run sees it: every call goes over the link."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
+        return link.lend(call)
+
+
+def as_text(value: Any) -> str:
+    """What the model reads of a function's value."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "model_dump_json"):
+        return str(value.model_dump_json())
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _arguments(function: Callable[..., Any], name: str) -> tuple[bool, type[msgspec.Struct]]:
+    """Whether the first parameter is the Context, and a Struct of the others."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = list(inspect.signature(function).parameters.values())
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"tool {name!r}: its signature cannot be read: {error}") from None
+    takes_context = bool(parameters) and hints.get(parameters[0].name) is Context
+    fields: list[Any] = []
+    for parameter in parameters[takes_context:]:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} must be passable by name")
+        hint = hints.get(parameter.name, Any)
+        default = () if parameter.default is parameter.empty else (parameter.default,)
+        fields.append((parameter.name, hint, *default))
+    try:
+        made = msgspec.defstruct(f"{name}_args", fields, kw_only=True, forbid_unknown_fields=True)
+        msgspec.json.schema(made)
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigError(f"tool {name!r}: {error}") from None
+    return takes_context, made
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+@overload
+def tool(
+    *, tier: Tier = "confirm", repeatable: bool = False, name: str | None = None
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    tier: Tier = "confirm",
+    repeatable: bool = False,
+    name: str | None = None,
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Makes a function, sync or async, a tool. Tier `confirm` asks the user before every call, `observe` never does."""
+
+    def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
+        return FunctionTool(wrapped, tier=tier, repeatable=repeatable, name=name)
+
+    return wrap if function is None else wrap(function)

@@ -1,0 +1,227 @@
+"""The tools that look through folders: glob for names, grep for lines.
+
+Walks below one folder in a fixed order, without following folder symlinks, and stops between two files when its run
+is cancelled. What may be opened is the guard's. A regex runs on one line of bounded length at a time; Python cannot
+stop a regex in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from retinue.core.errors import ToolError
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome
+from retinue.tools import guard
+from retinue.tools.cut import cut
+from retinue.tools.files import is_binary
+
+MAX_FILES = 1000
+MAX_MATCHES = 500
+LINE_CHARS = 300
+MATCH_CHARS = 10_000
+GREP_BYTES = 10 * 1024 * 1024
+SKIPPED = frozenset({".git", ".retinue"})
+_ANY = re.compile("")
+
+
+class Glob:
+    """Lists files by name."""
+
+    spec = ToolSpec(
+        name="glob",
+        description="List the files below a folder whose path, relative to it, fits a pattern such as 'src/**/*.py'.",
+        schema={
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string"},
+                "path": {"type": "string", "description": "the folder to search; the workspace unless given"},
+            },
+            "required": ["pattern"],
+        },
+        tier="observe",
+        display_name="Glob",
+        repeatable=True,
+    )
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        pattern = _Pattern.parse(guard.take(call, "pattern", str), tool=call.name)
+        raw = guard.take(call, "path", str, ".")
+
+        def work(stop: threading.Event) -> Outcome:
+            found: list[str] = []
+            top = guard.readable(folders, raw, tool=call.name)
+            for parts in _walk(top, folders, stop, call.name):
+                if pattern.fits(parts):
+                    found.append(_shown("/".join(parts)))
+                    if len(found) > MAX_FILES:
+                        break
+            lines = sorted(found[:MAX_FILES])
+            if len(found) > MAX_FILES:
+                lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
+            return _outcome(lines, call, folders)
+
+        return await guard.in_thread(work)
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return guard.visible(str(call.args.get("pattern", "")))
+
+
+class Grep:
+    """Finds lines by regex."""
+
+    spec = ToolSpec(
+        name="grep",
+        description="Search a file, or the text files below a folder, for lines that match a Python regex. "
+        "Gives 'path:line:text'.",
+        schema={
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string"},
+                "path": {"type": "string", "description": "the folder or file to search; the workspace unless given"},
+                "glob": {"type": "string", "description": "only files that fit, such as '*.py'"},
+                "ignore_case": {"type": "boolean", "default": False},
+            },
+            "required": ["pattern"],
+        },
+        tier="observe",
+        display_name="Grep",
+        repeatable=True,
+    )
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        regex = _regex(call)
+        raw, name = guard.take(call, "path", str, "."), guard.take(call, "glob", str, "")
+        only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
+
+        def work(stop: threading.Event) -> Outcome:
+            lines: list[str] = []
+            top = guard.readable(folders, raw, tool=call.name)
+            for parts in _walk(top, folders, stop, call.name):
+                if parts and not only.fits(parts):
+                    continue
+                shown = _shown(str(PurePosixPath(raw, *parts)))
+                for number, text in _matches(top.joinpath(*parts), regex, folders, call.name):
+                    lines.append(f"{shown}:{number}:{text}")
+                    if len(lines) > MAX_MATCHES:
+                        lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
+                        return _outcome(lines, call, folders)
+            return _outcome(lines, call, folders)
+
+        return await guard.in_thread(work)
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return guard.visible(str(call.args.get("pattern", "")))
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """A glob, one regex for each folder or file name; `_ANY` stands for `**`."""
+
+    steps: tuple[re.Pattern[str], ...]
+
+    @classmethod
+    def parse(cls, text: str, *, tool: str) -> _Pattern:
+        names = [name for name in text.split("/") if name not in ("", ".")]
+        if not names or text.startswith("/") or ".." in names:
+            raise ToolError(
+                f"{tool}: {guard.quoted(text)} must be a pattern below the folder; give the folder as 'path'"
+            )
+        try:
+            return cls(tuple(_ANY if name == "**" else re.compile(fnmatch.translate(name)) for name in names))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ToolError(f"{tool}: bad pattern {guard.quoted(text)}: {error}") from error
+
+    def fits(self, parts: tuple[str, ...]) -> bool:
+        """Follows all readings of the pattern at once, so that many `**` cost no more than one."""
+        places = self._with_skips({0})
+        for part in parts:
+            after = {at for at in places if at < len(self.steps) and self.steps[at] is _ANY}
+            after |= {at + 1 for at in places - after if at < len(self.steps) and self.steps[at].match(part)}
+            places = self._with_skips(after)
+        return len(self.steps) in places
+
+    def _with_skips(self, places: set[int]) -> set[int]:
+        for at, step in enumerate(self.steps):
+            if at in places and step is _ANY:
+                places.add(at + 1)
+        return places
+
+
+def _regex(call: Call) -> re.Pattern[str]:
+    flags = re.IGNORECASE if guard.take(call, "ignore_case", bool, False) else re.NOFLAG
+    pattern = guard.take(call, "pattern", str)
+    try:
+        return re.compile(pattern, flags)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ToolError(f"{call.name}: bad regex {guard.quoted(pattern)}: {error}") from error
+
+
+def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
+    """The files below a folder in the order of their names; for a file, the one empty path."""
+    if not top.is_dir():
+        guard.open_file(top, folders.roots, tool=tool).close()
+        yield ()
+        return
+    waiting: list[tuple[tuple[str, ...], bool]] = [((), True)]
+    while waiting and not stop.is_set():
+        parts, is_folder = waiting.pop()
+        if not is_folder:
+            yield parts
+            continue
+        try:
+            entries = _list(top.joinpath(*parts), folders, tool)
+        except (OSError, ToolError):
+            if not parts:
+                raise
+            continue  # a folder that may not be read, or is gone by now, is no reason to find nothing
+        waiting += [((*parts, name), is_folder) for name, is_folder in reversed(entries)]
+
+
+def _list(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
+    fd = guard.open_folder(folder, folders.roots, tool=tool)
+    try:
+        with os.scandir(fd) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_listed(entry)]
+    finally:
+        os.close(fd)
+    return sorted(found)
+
+
+def _is_listed(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name not in SKIPPED
+    return entry.is_file()
+
+
+def _matches(path: Path, regex: re.Pattern[str], folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
+    """The lines of one file that match; none of a file that is large, binary or not to be read."""
+    try:
+        real = guard.readable(folders, str(path), tool=tool)
+        with guard.open_file(real, folders.roots, tool=tool) as file:
+            data = b"" if os.fstat(file.fileno()).st_size > GREP_BYTES else file.read(GREP_BYTES)
+    except (OSError, ToolError):
+        return
+    if is_binary(data):
+        return
+    lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n") if data else []
+    for number, line in enumerate(lines, 1):
+        text = line.removesuffix("\r")
+        if regex.search(text, 0, MATCH_CHARS):
+            yield number, text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} [...]"
+
+
+def _shown(path: str) -> str:
+    """A path on one line; names may hold anything, also bytes that are no text."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in path)
+
+
+def _outcome(lines: list[str], call: Call, folders: Folders) -> Outcome:
+    text, file = cut("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
+    return Outcome(text, file=file)

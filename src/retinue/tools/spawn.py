@@ -1,0 +1,198 @@
+"""The tools by which a model has subagents: spawn, list, get. They say what is wanted; the supervisor does it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from retinue.core.errors import SpawnRefused, ToolError
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.tools.cut import cut
+from retinue.tools.guard import readable
+from retinue.wire import subagents as words
+
+SUBAGENT_DESCRIPTION = (
+    "Spawn a subagent named '{name}' to handle a task. "
+    "The subagent will work independently and return only its final response."
+)
+_SUBAGENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "string", "description": "The task or question for the subagent to handle"},
+        "background": {"type": "boolean", "description": "Return agent:N at once; a notice comes when it has ended"},
+    },
+    "required": ["task"],
+}
+
+
+class SubagentTool:
+    """`subagent_{name}`: one child at a time, refused at once when the tree is full."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.spec = ToolSpec(
+            f"subagent_{profile.name}",
+            SUBAGENT_DESCRIPTION.format(name=profile.name),
+            _SUBAGENT_SCHEMA,
+            tier="confirm",
+            display_name=f"Subagent: {profile.name}",
+            waits=True,
+        )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return str(call.args.get("task", ""))
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        task = call.args.get("task")
+        if not isinstance(task, str):
+            raise ToolError("Missing 'task' parameter")
+        background = bool(call.args.get("background", False))
+        order = Order(self.profile, Task(task), call_id=call.id, background=background, queue=False)
+        try:
+            ticket = await link.spawn(order)
+        except SpawnRefused as refused:
+            return Outcome(str(refused), success=False)
+        if background:
+            return Outcome(f"agent:{ticket.run}")
+        [result] = await link.wait([ticket.run])
+        return Outcome(result.final_response, result.success, data=result)
+
+
+class SpawnSubagents:
+    """`spawn_subagents`: many children at once, queued when the tree is full."""
+
+    spec = ToolSpec(
+        words.OPERATION,
+        "Delegate tasks to subagents that work in parallel, each on its own and in its own workspace. "
+        "Returns every subagent's answer, or with background=true at once.",
+        words.SPAWN_SCHEMA,
+        tier="confirm",
+        display_name="Spawn subagents",
+        waits=True,
+    )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in words.read_tasks(call.args))
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        background = bool(call.args.get("background", False))
+        try:
+            orders = self._orders(call, folders, link, background)
+            tickets = [await link.spawn(order) for order in orders]
+        except (ToolError, SpawnRefused) as error:
+            return _json(words.error_reply(str(error)), success=False)
+        if background:
+            return _json(words.background_reply(tickets))
+        results = await link.wait([ticket.run for ticket in tickets])
+        entries = [_entry(result, ticket, folders) for result, ticket in zip(results, tickets, strict=True)]
+        reply = words.blocking_reply(entries)
+        return _json(reply, success=reply["success"])
+
+    def _orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
+        """All of them checked before the first is spawned."""
+        known = {profile.name.lower(): profile for profile in link.profiles()}
+        running = {row.subagent_id for row in link.agents() if row.status is None}
+        orders = []
+        tasks = words.read_tasks(call.args)
+        busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)
+        if busy:
+            raise ToolError(f"Cannot spawn subagent_id already running: {', '.join(busy)}")
+        for index, (kind, task) in enumerate(tasks):
+            if kind is not None and kind.lower() not in known:
+                raise ToolError(words.unknown_type(kind, task.text, [profile.name for profile in known.values()]))
+            for path in task.context_paths:
+                _check_path(index, path, folders)
+            profile = "subagent" if kind is None else known[kind.lower()]
+            orders.append(Order(profile, task, call_id=call.id, background=background, files=True))
+        return orders
+
+
+def _check_path(index: int, path: str, folders: Folders) -> None:
+    try:
+        found = readable(folders, path)
+    except ToolError as error:
+        raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
+    if not found.exists():
+        raise ToolError(words.no_such_path(index, path))
+
+
+def _entry(result: Result[Any], ticket: Ticket, folders: Folders) -> dict[str, Any]:
+    answer = result.final_response if result.success or not result.partial else result.partial
+    answer, _ = cut(answer, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
+    return words.result_entry(result, answer=answer, log_path=ticket.status_file)
+
+
+def _json(reply: dict[str, Any], *, success: bool = True) -> Outcome:
+    return Outcome(msgspec.json.encode(reply).decode(), success, data=reply)
+
+
+class ListAgents:
+    """`list_agents`: what has been spawned below this run."""
+
+    spec = ToolSpec(
+        "list_agents",
+        "List all spawned sub-agents and their status",
+        {"type": "object", "properties": {}},
+        tier="observe",
+        display_name="List agents",
+        repeatable=True,
+    )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        rows = link.agents()
+        return Outcome("\n".join(_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
+
+
+def _line(row: Row) -> str:
+    age = max(0, round(time.time() - row.created_at))
+    return f"agent:{row.run} [{row.label}] {agent_word(row)} ({row.agent}, spawned {age}s ago by agent:{row.parent})"
+
+
+def agent_word(row: Row) -> str:
+    """Running, Finished or Error, with the live state or the reason."""
+    if row.status is None:
+        return f"Running ({row.state})"
+    if row.status == "done" or row.result is None:
+        return "Finished"
+    return f"Error({row.status}: {row.result.error_details})"
+
+
+class GetAgent:
+    """`get_agent`: the result of one finished run; reading it does not use it up."""
+
+    spec = ToolSpec(
+        "get_agent",
+        "Get the result from a finished sub-agent",
+        {
+            "type": "object",
+            "properties": {"agent_id": {"type": "integer", "description": "The agent ID returned when it was spawned"}},
+            "required": ["agent_id"],
+        },
+        tier="observe",
+        display_name="Get agent",
+        repeatable=True,
+    )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return ""
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        wanted = call.args.get("agent_id")
+        if isinstance(wanted, bool) or not isinstance(wanted, int):
+            raise ToolError("get_agent: 'agent_id' must be an integer")
+        for row in link.agents():
+            if row.run == wanted:
+                break
+        else:
+            raise ToolError(f"There is no agent:{wanted} below this run.")
+        if row.result is None:
+            return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
+        return Outcome(row.result.final_response, row.result.success, data=row.result)

@@ -1,0 +1,48 @@
+"""Real folders and a link that only knows its run, for tests that call a tool directly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import Folders, Link, Outcome, Tool
+
+WORKER = RunRef("t1", 1, "/main/worker-1", "worker-1", "worker", "s1")
+
+
+@dataclass(frozen=True)
+class RealFolders:
+    """A workspace to write, other folders to read, and a place for what does not fit inline."""
+
+    workspace: Path
+    readable: tuple[Path, ...]
+    spills: Path
+
+    @property
+    def roots(self) -> Sequence[Path]:
+        return (self.workspace, *self.readable)
+
+    def spill(self, name: str) -> Path:
+        return self.spills / f"{len(list(self.spills.iterdir()))}-{name}"
+
+
+@dataclass(frozen=True)
+class NamedLink:
+    """The part of a link that local tools use: which run this is."""
+
+    ref: RunRef = WORKER
+
+
+def make_folders(base: Path, *readable: Path) -> RealFolders:
+    for name in ("workspace", "spills"):
+        (base / name).mkdir()
+    return RealFolders(base / "workspace", readable, base / "spills")
+
+
+async def use(tool: Tool, folders: Folders, **args: Any) -> Outcome:
+    return await tool(Call("c1", tool.spec.name, args), folders, cast("Link", NamedLink()))
+
+
+def preview(tool: Tool, folders: Folders, **args: Any) -> str:
+    return tool.preview(Call("c1", tool.spec.name, args), folders)
