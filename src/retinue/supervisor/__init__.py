@@ -1,0 +1,1 @@
+"""The tree: who may spawn, run, wait, spend and when it all ends. The only writer of the log."""

@@ -1,0 +1,133 @@
+"""The supervisor's end of a link, for a run in this process: plain calls on the same port as over any wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from retinue.core.approvals import Allow, Decision
+from retinue.core.errors import ModelError, RetinueError, StreamCut, ToolError
+from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Order, Outcome, Row, Ticket
+from retinue.core.profiles import Profile
+from retinue.core.results import Result
+from retinue.supervisor import approvals
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.trees import Tree
+
+if TYPE_CHECKING:
+    from retinue.supervisor.supervisor import Supervisor
+
+_ALLOW = Allow()
+
+
+class RunLink:
+    """What one run can ask for. Everything it says is stamped with the run this link was made for."""
+
+    __slots__ = ("_node", "_supervisor", "_tree", "emit", "ref")
+
+    def __init__(self, supervisor: Supervisor, tree: Tree, node: Node) -> None:
+        self._supervisor = supervisor
+        self._tree = tree
+        self._node = node
+        self.ref: RunRef = node.ref
+        self.emit: Callable[[Body], Any] = partial(tree.write, node)
+
+    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+        node = self._node
+        node.inflight += 1
+        body = ToolCall(call.id, call.name, call.args, spec.tier, spec.display_name, spec.waits, _timeout(call))
+        written = self._tree.write(node, body, wait=True)
+        if written is not None:
+            await written
+        verdict = self._supervisor.policy.judge(spec, primary=node.parent is None)
+        if verdict == "allow":
+            return _ALLOW
+        return await approvals.ask(self._tree, node, call, preview=preview, approver=self._supervisor.approver)
+
+    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
+        body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
+        self._tree.write(self._node, body)
+        self._node.inflight -= 1
+        self._supervisor.release_if_only_waiting(self._tree, self._node)
+
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        plan = self._node.plan
+        if plan.model is None:
+            raise ModelError(f"{self.ref.agent} has no model")
+        request = Request(self.ref, turn, plan.model_name, system, thread, tools)
+        try:
+            reply = await plan.model.complete(request, self._delta)
+        except ModelError as error:
+            self._failed(error, plan.model_name)
+            raise
+        except RetinueError:
+            raise
+        except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
+            raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
+        self._report(reply, plan.model_name)
+        return reply
+
+    def lend(self, call: Call) -> Awaitable[Outcome]:
+        run = self._node.plan.host.get(call.name)
+        if run is None:
+            raise ToolError(f"There is no host-side tool '{call.name}'.")
+        return run(call.args, self._node.context)
+
+    async def spawn(self, order: Order) -> Ticket:
+        return self._supervisor.spawn_child(self._tree, self._node, order)
+
+    def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
+        return self._supervisor.wait_for(self._tree, self._node, runs)
+
+    def agents(self) -> list[Row]:
+        return self._supervisor.rows_below(self._tree, self._node)
+
+    def profiles(self) -> Sequence[Profile]:
+        return self._node.plan.children
+
+    def inbox(self) -> Sequence[UserTurn]:
+        if not self._node.inbox:
+            return ()
+        words, self._node.inbox = self._node.inbox, ()
+        return words
+
+    async def children_done(self) -> bool:
+        node = self._node
+        if node.live_background() and not node.inbox:
+            await self._supervisor.wait_slotless(self._tree, node, self._news(asyncio.Event()))
+        return bool(node.inbox)
+
+    async def _news(self, news: asyncio.Event) -> None:
+        node = self._node
+        node.news = news
+        while node.live_background() and not node.inbox:
+            news.clear()
+            await news.wait()
+
+    def _delta(self, kind: str, text: str) -> None:
+        ref = self.ref
+        self._supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
+
+    def _report(self, reply: Reply, model: str) -> None:
+        write, node = self._tree.write, self._node
+        for thought in reply.thoughts:
+            write(node, Thinking(thought.text, thought.type, thought.signature))
+        if reply.text and not reply.refused:
+            write(node, Message(reply.text, final=not reply.calls))
+        write(node, UsageReported(model, reply.usage))
+
+    def _failed(self, error: ModelError, model: str) -> None:
+        if error.usage.total_tokens:
+            self._tree.write(self._node, UsageReported(model, error.usage))
+        if isinstance(error, StreamCut):
+            self._node.partial = error.partial
+
+
+def _timeout(call: Call) -> float | None:
+    """The seconds a call gives itself, for the header that shows it."""
+    value = call.args.get("executionTimeout", call.args.get("timeout"))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

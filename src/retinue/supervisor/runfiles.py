@@ -1,0 +1,135 @@
+"""The log of some runs as files, for callers whose replies name them: a view of the log like any screen.
+
+`live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
+and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary.json` is the tree's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
+from retinue.core.ports import Log
+from retinue.log.runs import Runs, RunView
+from retinue.log.transcripts import transcript
+from retinue.runtime.folders import StateFolder, private_folder
+
+_STATUS_KINDS = (RunStarted, TurnEnded, RunEnded)
+
+
+class RunFiles:
+    """Keeps the files of the runs it was told of, one watching task a tree."""
+
+    def __init__(self, log: Log, state: StateFolder) -> None:
+        self._log = log
+        self._state = state
+        self._kept: dict[str, dict[int, asyncio.Event]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def keep(self, tree: str, run: int) -> None:
+        kept = self._kept.setdefault(tree, {})
+        kept[run] = asyncio.Event()
+        if tree not in self._tasks:
+            self._tasks[tree] = asyncio.create_task(self._follow(tree, kept))
+
+    async def written(self, tree: str, runs: Sequence[int]) -> None:
+        """Waits until the files of these ended runs are complete."""
+        kept = self._kept.get(tree, {})
+        for run in runs:
+            if run in kept and not self._tasks[tree].done():
+                await kept[run].wait()
+
+    async def close(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=5)
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _follow(self, tree: str, kept: dict[int, asyncio.Event]) -> None:
+        runs = Runs(tree)
+        events: dict[int, list[Event]] = {}
+        try:
+            async for event in self._log.watch(tree):
+                if isinstance(event, Delta):
+                    continue
+                runs.apply(event)
+                if event.run in kept:
+                    self._write(tree, runs.runs[event.run], event, events.setdefault(event.run, []))
+                    if isinstance(event.body, RunEnded):
+                        del events[event.run]
+                        self._summarise(tree, runs)
+                        kept[event.run].set()
+        except OSError as error:
+            runs_told = ", ".join(str(run) for run in kept)
+            raise RuntimeError(f"the files of runs {runs_told} cannot be written: {error}") from error
+        finally:
+            for done in kept.values():
+                done.set()
+            self._kept.pop(tree, None)
+            self._tasks.pop(tree, None)
+
+    def _write(self, tree: str, run: RunView, event: Event, events: list[Event]) -> None:
+        folder = Path(self._state.run_folder(tree, run.number))
+        line = encode(event) + b"\n"
+        live = private_folder(folder / "live_logs") / "events.ndjson"
+        with open(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as file:
+            file.write(line)
+        events.append(event)
+        full = folder / "full_logs"
+        if len(events) == 1 or isinstance(event.body, _STATUS_KINDS):
+            _replace(
+                private_folder(full) / "status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run)))
+            )
+        if isinstance(event.body, RunEnded):
+            _replace(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
+            _replace(full / "transcript.md", transcript(events).encode())
+
+    def _summarise(self, tree: str, runs: Runs) -> None:
+        views = list(runs.runs.values())
+        usage = runs.usage()
+        summary = {
+            "tree": tree,
+            "runs": len(views),
+            "ended": sum(view.ended is not None for view in views),
+            "tool_calls": sum(view.tool_count for view in views),
+            "turns": sum(view.turns for view in views),
+            "usage": msgspec.to_builtins(usage),
+        }
+        path = private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
+        _replace(path, msgspec.json.format(msgspec.json.encode(summary)))
+
+
+def status_of(tree: str, run: RunView) -> dict[str, Any]:
+    """What status.json says."""
+    return {
+        "tree": tree,
+        "run": run.number,
+        "path": run.path,
+        "label": run.label,
+        "agent": run.agent,
+        "subagent_id": run.spawned.subagent_id,
+        "state": run.state,
+        "status": run.status,
+        "turns": run.turns,
+        "tool_count": run.tool_count,
+        "usage": msgspec.to_builtins(run.usage),
+        "workspace": run.spawned.workspace,
+        "spawned_at": run.spawned_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "error": run.ended.error_details if run.ended else None,
+    }
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """The whole new content or the whole old one, never a part."""
+    temporary = path.with_name(f".{path.name}.new")
+    with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(content)
+    temporary.replace(path)

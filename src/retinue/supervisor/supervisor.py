@@ -1,0 +1,427 @@
+"""The supervisor: makes runs, drives them, and sees that each ends exactly once. The one place that spawns.
+
+Models, tools and profiles reach it as plans, places to run as a runtime, people as an approver. It holds only what
+the log cannot (tasks, slots, timers); everything else is a fold of the events it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.errors import ConfigError, LogError, RetinueError, SpawnRefused, ToolError
+from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
+from retinue.core.limits import (
+    CANCEL_ASK_SECONDS,
+    DEFAULT_CONCURRENT,
+    DEFAULT_DEPTH,
+    DEFAULT_TURNS,
+    MODEL_ASKED_SECONDS,
+    SPAWNED_SECONDS,
+    Limits,
+    clamp_asked,
+)
+from retinue.core.messages import RunRef, UserTurn
+from retinue.core.plans import Job, Plan, Planner, Runtime
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, Ticket
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Ending, Result, Status
+from retinue.runtime.folders import RunFolders, StateFolder, context_paths, private_folder
+from retinue.supervisor.deadlines import Deadline
+from retinue.supervisor.endings import body_of, ending_of, stopped
+from retinue.supervisor.links import RunLink
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.trees import Tree
+
+DEPTH_EXCEEDED = (
+    "Subagent depth limit exceeded ({depth}/{limit}). "
+    "Cannot spawn nested subagent '{name}' \u2014 maximum nesting depth reached."
+)
+NO_SLOT = (
+    "Cannot spawn subagent '{name}': maximum concurrent subagent limit reached. "
+    "Try again when another subagent completes."
+)
+DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
+LABEL_CHARACTERS = 30
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds for spawned runs: the default, and the bounds of what a model may ask for."""
+
+    default: float = SPAWNED_SECONDS
+    minimum: float = MODEL_ASKED_SECONDS[0]
+    maximum: float = MODEL_ASKED_SECONDS[1]
+
+
+class Supervisor:
+    """Owns every tree of one process and log."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        planner: Planner,
+        runtime: Runtime,
+        state: StateFolder,
+        clock: Clock,
+        policy: Policy,
+        approver: Approver | None,
+        limits: Limits,
+        timeouts: Timeouts,
+    ) -> None:
+        self.log = log
+        self.policy = policy
+        self.approver = approver
+        self.trees: dict[str, Tree] = {}
+        self._planner = planner
+        self._runtime = runtime
+        self._state = state
+        self._clock = clock
+        self._limits = limits.over(DEFAULTS)
+        self._timeouts = timeouts
+        self._files = RunFiles(log, state)
+        self._closing = False
+
+    # Spawning
+
+    def spawn(self, profile: Profile | str, task: Task, *, limits: Limits | None = None) -> Node:
+        """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists."""
+        if self._closing:
+            raise RetinueError("this Retinue is closed")
+        plan = self._planner.plan(profile, task=task, parent=None)
+        merged = (limits or Limits()).over(plan.profile.limits).over(self._limits)
+        tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
+        readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
+        node = self._add(tree, None, plan, task, readable)
+        node.max_depth = _set(merged.depth)
+        node.max_turns = _set(merged.turns)
+        node.seconds = task.timeout_seconds if task.timeout_seconds is not None else _seconds(merged)
+        self.trees[tree.id] = tree
+        self._begin(tree, node, Order(plan.profile, task))
+        return node
+
+    def spawn_child(self, tree: Tree, parent: Node, order: Order) -> Ticket:
+        """A run below `parent`, or SpawnRefused and no run. Depth is the registry's, never what a child says."""
+        name = order.profile if isinstance(order.profile, str) else order.profile.name
+        if parent.ending or parent.stopping is not None:
+            raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
+        if parent.depth >= parent.max_depth:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=parent.max_depth, name=name))
+        try:
+            plan = self._planner.plan(order.profile, task=order.task, parent=parent.plan)
+            base = parent.folders.path if order.asked_by_model else self._state.project
+            readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
+        except ConfigError as error:
+            raise SpawnRefused(str(error)) from None
+        has_slot = tree.slots.take_now()
+        if not has_slot and (not order.queue or tree.slots.limit == 0):
+            raise SpawnRefused(NO_SLOT.format(name=name))
+        node = self._add(tree, parent, plan, order.task, readable)
+        node.holds_slot = has_slot
+        node.place = None if has_slot else tree.slots.line_up()
+        limits = plan.profile.limits
+        node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
+        node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
+        node.seconds = self._child_seconds(order, limits)
+        node.background = order.background
+        node.queues = order.queue
+        self._begin(tree, node, order)
+        status_file = f"{node.folders.own}/full_logs/status.json"
+        return Ticket(node.ref.run, node.ref, node.folders.path, node.seconds, status_file)
+
+    def _add(self, tree: Tree, parent: Node | None, plan: Plan, task: Task, readable: list[str]) -> Node:
+        number = len(tree.nodes)
+        agent = plan.profile.name
+        if parent is None:
+            path, wanted = "/main", "main"
+        else:
+            path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
+        label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
+        subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
+        ref = RunRef(tree.id, number, path, label, agent, subagent_id)
+        node = Node(ref, plan, task, parent, self._folders(tree, parent, plan.profile, task, number, readable))
+        tree.nodes.append(node)
+        if parent is not None:
+            parent.children += (node,)
+        return node
+
+    def _folders(
+        self, tree: Tree, parent: Node | None, profile: Profile, task: Task, number: int, readable: list[str]
+    ) -> RunFolders:
+        above = self._state.project if parent is None else parent.folders.path
+        kind = profile.workspace or ("shared" if parent is None else "scratch")
+        own = self._state.run_folder(tree.id, number)
+        others = list(readable)
+        if task.include_temp_workspace:
+            others.insert(0, self._state.snapshots(tree.id))
+        if task.include_parent_workspace and kind != "shared":
+            others.insert(0, above)
+        return RunFolders(own, above if kind == "shared" else f"{own}/workspace", others)
+
+    def _begin(self, tree: Tree, node: Node, order: Order) -> None:
+        """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
+        plan, ref, task = node.plan, node.ref, node.wish
+        body = RunSpawned(
+            None if node.parent is None else node.parent.ref.run,
+            ref.label,
+            node.depth,
+            task.text,
+            ref.subagent_id,
+            node.folders.path,
+            plan.profile_json,
+            plan.tools_json,
+            task_context=task.context,
+            model=plan.model_name,
+            call_id=order.call_id,
+            background=order.background,
+            queued=node.place is not None,
+            timeout_seconds=node.seconds,
+            max_turns=node.max_turns,
+            trace_id=tree.trace_id,
+            span_id=f"{random.getrandbits(64):016x}",
+        )
+        node.link = RunLink(self, tree, node)
+        node.on_stop = self._give_grace
+        written = tree.write(node, body, wait=True)
+        if order.files:
+            private_folder(node.folders.path)
+            self._files.keep(tree.id, ref.run)
+        node.task = asyncio.create_task(self._drive(tree, node, written))
+
+    def _child_seconds(self, order: Order, limits: Limits) -> float | None:
+        own = self._timeouts.default if limits.seconds is UNSET else limits.seconds
+        asked = order.task.timeout_seconds
+        if asked is None:
+            return own
+        if not order.asked_by_model:
+            return asked
+        asked = clamp_asked(asked, (self._timeouts.minimum, self._timeouts.maximum))
+        return asked if own is None or limits.seconds is UNSET else min(asked, own)
+
+    # Driving
+
+    async def _drive(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
+        """One run from `run.spawned` to `run.ended`, whatever happens in between."""
+        node.driving = True
+        node.started = self._clock.monotonic()
+        try:
+            ending = await self._work(tree, node, written)
+        except asyncio.CancelledError:
+            ending = stopped(node)
+        except Exception as error:  # noqa: BLE001 - the boundary to everything a run can do
+            ending = ending_of(node, error)
+        if not node.ending:
+            await self._end(tree, node, ending)
+
+    async def _work(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> Ending:
+        if node.stopping is not None:
+            return stopped(node)
+        if written is not None:
+            await written
+        if node.parent is not None and not node.holds_slot:
+            await self._get_slot(tree, node)
+        node.started = self._clock.monotonic()
+        if node.seconds is not None:
+            if node.seconds <= 0:
+                node.stopping = "timed_out"
+                return stopped(node)
+            node.deadline = Deadline(node.seconds, self._clock, node.time_out)
+        tree.write(node, RunStarted())
+        plan, task, context = node.plan, node.wish, self._context(node)
+        if plan.host or plan.profile.call is not None:
+            CURRENT.set(context)
+        thread = (UserTurn(task.text),)
+        job = Job(node.ref, plan, task, _system(node), node.max_turns, thread, node.folders, context)
+        ending = await self._runtime.run(job, node.link)
+        return stopped(node) if node.stopping is not None else ending
+
+    async def _end(self, tree: Tree, node: Node, ending: Ending) -> None:
+        """Ends what is below, then the run; the ending is written before anybody is told."""
+        node.ending = True
+        try:
+            for child in node.children:
+                child.stop("cancelled")
+            for child in node.children:
+                await child.join()
+        except asyncio.CancelledError:
+            pass  # told twice; the ending below is written all the same
+        for timer in (node.deadline, node.grace):
+            if timer is not None:
+                timer.stop() if isinstance(timer, Deadline) else timer.cancel()
+        self._leave_slot(tree, node)
+        if ending.status == "done" and not ending.text and ending.structured is None:
+            tree.write(node, Warned("the run ended without any text", code="empty_result"))
+        duration = round((self._clock.monotonic() - node.started) * 1000)
+        written = tree.write(node, body_of(node, ending, duration_ms=duration), wait=True)
+        try:
+            if written is not None:
+                await written
+        except (LogError, asyncio.CancelledError):
+            pass  # the result stands; that the log did not take it is told by whoever closes the log
+        if node.parent is None:
+            self.trees.pop(tree.id, None)
+        elif node.background and not node.parent.ending:
+            self._notify(tree, node.parent, node)
+        node.finish()
+
+    def _notify(self, tree: Tree, parent: Node, child: Node) -> None:
+        run, status = child.ref.run, child.view.status
+        text = f"agent:{run} [{child.ref.label}] has ended: {status}. get_agent with agent_id {run} gives its result."
+        tree.write(parent, Inbox(text, source="notice", about=run))
+        parent.tell(UserTurn(text, "notice"))
+
+    def _give_grace(self, node: Node) -> None:
+        node.grace = self._clock.call_later(CANCEL_ASK_SECONDS, lambda: self._abandon(node))
+
+    def _abandon(self, node: Node) -> None:
+        """A run that does not stop when told is ended without it; whatever it still says is not heard."""
+        tree = self.trees.get(node.ref.tree)
+        if tree is None or node.ending:
+            return
+        tree.write(node, Warned(f"did not stop within {CANCEL_ASK_SECONDS:g} s and was abandoned", code="abandoned"))
+        node.task = asyncio.create_task(self._end(tree, node, stopped(node)))
+
+    # Slots and waiting
+
+    async def _get_slot(self, tree: Tree, node: Node) -> None:
+        """Several calls of one run may want its slot back at once: one place in the queue serves them all."""
+        while not node.holds_slot:
+            if node.place is None:
+                node.place = tree.slots.line_up(first=True)
+            place = node.place
+            await asyncio.wait([place])
+            if node.place is place:
+                node.place, node.holds_slot = None, True
+
+    def _leave_slot(self, tree: Tree, node: Node) -> None:
+        if node.place is not None:
+            tree.slots.leave(node.place)
+            node.place = None
+        elif node.holds_slot:
+            tree.slots.give_back()
+            node.holds_slot = False
+
+    def release_if_only_waiting(self, tree: Tree, node: Node) -> None:
+        if node.waiting and node.waiting >= node.inflight and node.holds_slot:
+            tree.slots.give_back()
+            node.holds_slot = False
+
+    async def wait_slotless(self, tree: Tree, node: Node, awaited: Awaitable[None]) -> None:
+        """Waits for children; while that is all the run does, its slot is free for others."""
+        node.waiting += 1
+        self.release_if_only_waiting(tree, node)
+        try:
+            await awaited
+        finally:
+            node.waiting -= 1
+        if node.parent is not None:
+            await self._get_slot(tree, node)
+
+    async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
+        children = {child.ref.run: child for child in node.children}
+        missing = [run for run in runs if run not in children]
+        if missing:
+            raise ToolError(f"agent:{missing[0]} is not a child of this run")
+        wanted = [children[run] for run in runs]
+        if any(child.queues and not child.finished for child in wanted):
+            await self.wait_slotless(tree, node, _join_all(wanted))
+            await self._files.written(tree.id, runs)
+        else:
+            for child in wanted:
+                await child.join()
+        return [child.result() for child in wanted]
+
+    # Looking and commanding
+
+    def rows_below(self, tree: Tree, node: Node) -> list[Row]:
+        """Every run below this one, in the order they were made; ended ones stay listed."""
+        return [
+            row_of(view, tree.id) for view in sorted(node.view.walk(), key=lambda v: v.number) if view is not node.view
+        ]
+
+    def _context(self, node: Node) -> Context:
+        metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
+        node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
+        return node.context
+
+    async def cancel(self, tree: str, run: int = 0, *, status: Status = "cancelled") -> bool:
+        """Stops a run and all below it; False when there is nothing to stop (ended, stopping already, unknown)."""
+        found = self.trees.get(tree)
+        if found is None or not 0 <= run < len(found.nodes):
+            return False
+        return found.nodes[run].stop(status)
+
+    def kill(self, tree: str) -> None:
+        """The second Ctrl-C: whatever still cleans up is told again, and ends at once."""
+        found = self.trees.get(tree)
+        for node in found.nodes if found is not None else ():
+            node.stop("cancelled")
+            if node.task is not None and not node.finished:
+                node.task.cancel()
+
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+        return self.log.watch(tree, after=after, deltas=deltas)
+
+    async def close(self) -> None:
+        """Cancels what still runs, waits for the endings, and lets the log go."""
+        self._closing = True
+        primaries = [tree.nodes[0] for tree in self.trees.values()]
+        for node in primaries:
+            node.stop("cancelled")
+        for node in primaries:
+            await node.join()
+        await self._files.close()
+        await self.log.close()
+        self._state.remove_temporary()
+
+
+def row_of(view: Any, tree: str) -> Row:
+    """One run in a list."""
+    spawned = view.spawned
+    return Row(
+        view.number,
+        spawned.parent,
+        view.path,
+        view.label,
+        view.agent,
+        spawned.subagent_id,
+        view.state,
+        view.status,
+        spawned.task,
+        spawned.workspace,
+        view.spawned_at,
+        view.result(tree) if view.ended is not None else None,
+    )
+
+
+async def _join_all(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        await node.join()
+
+
+def _set(value: Any) -> Any:
+    """A limit after all defaults are applied."""
+    assert value is not UNSET
+    return value
+
+
+def _seconds(limits: Limits) -> float | None:
+    return None if limits.seconds is UNSET else limits.seconds
+
+
+def _system(node: Node) -> str:
+    """The instructions, what the parent says the run should know, and where it may read and write."""
+    parts = [node.plan.system, node.wish.context]
+    folders = node.folders
+    if node.plan.tools:
+        readable = ", ".join(folders.readable)
+        parts.append(f"Your workspace is {folders.path}. You may also read: {readable or 'nothing else'}.")
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,75 @@
+"""One tree: its runs, its slots, its order. Writing an event gives it its place, folds it and appends it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Awaitable
+
+from retinue.core.events import Body, Event
+from retinue.core.ports import Clock, Log
+from retinue.log.runs import Runs
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.slots import Slots
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_counter = itertools.count(random.getrandbits(20))
+
+
+def _base36(number: int, width: int) -> str:
+    text = ""
+    for _ in range(width):
+        number, digit = divmod(number, 36)
+        text = _DIGITS[digit] + text
+    return text
+
+
+def new_tree_id() -> str:
+    """Ten characters that sort by time: the second, then a count that starts at a random place in each process."""
+    return _base36(int(time.time()), 6) + _base36(next(_counter), 4)
+
+
+class Tree:
+    """The unit of limits, cancelling and order."""
+
+    __slots__ = ("_append", "_now", "_seq", "id", "labels", "nodes", "runs", "slots", "trace_id")
+
+    def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
+        self.id = new_tree_id()
+        self.trace_id = f"{random.getrandbits(128):032x}"
+        self.nodes: list[Node] = []
+        self.runs = Runs(self.id)
+        self.slots = Slots(concurrent)
+        self.labels: set[str] = set()
+        self._append = log.append
+        self._now = clock.wall
+        self._seq = 0
+
+    def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
+        """The only way anything gets into the log. Nothing is written of a run after its ending."""
+        view = node.view
+        if view is not None and view.ended is not None:
+            return None
+        self._seq = seq = self._seq + 1
+        ref = node.ref
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        if view is None:
+            node.view = self.runs.apply(event)
+        else:
+            view.apply(event)
+        return self._append(event, wait)
+
+    def unique_label(self, wanted: str) -> str:
+        """The label, or `label-2` and so on when the tree has it already."""
+        label = wanted
+        for number in itertools.count(2):
+            if label not in self.labels:
+                break
+            label = f"{wanted}-{number}"
+        self.labels.add(label)
+        return label
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.nodes) and self.nodes[0].ended

@@ -1,0 +1,200 @@
+"""The Python door: `open`, `Retinue`, `Run`. Installs no signal handler, never prints, reads no config unless given."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from retinue import build
+from retinue.core.context import CURRENT
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.ports import Approver, Clock, Model
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.policy import Mode
+from retinue.supervisor.supervisor import Supervisor
+
+T = TypeVar("T")
+
+
+class Run:
+    """One run: what it is, what happens in it, and how it ends."""
+
+    def __init__(self, supervisor: Supervisor, node: Node) -> None:
+        self._supervisor = supervisor
+        self._node = node
+
+    @property
+    def tree(self) -> str:
+        return self._node.ref.tree
+
+    @property
+    def number(self) -> int:
+        return self._node.ref.run
+
+    @property
+    def path(self) -> str:
+        return self._node.ref.path
+
+    @property
+    def label(self) -> str:
+        return self._node.ref.label
+
+    @property
+    def state(self) -> str:
+        """The live state, or the status once it has ended."""
+        return self._node.view.state
+
+    async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
+        """The events of this run and everything below it, from the log and then live; the last is its `run.ended`."""
+        below = self.path + "/"
+        async for event in self._supervisor.watch(self.tree, after=after):
+            if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
+                continue
+            yield event
+            if event.run == self.number and isinstance(event.body, RunEnded):
+                return
+
+    async def result(self) -> Result[Any]:
+        """Waits for the ending. A run that failed is a Result, not an exception."""
+        await self._node.join()
+        return self._node.result()
+
+    async def cancel(self) -> bool:
+        """Stops the run and all below it; False when it has ended or is stopping already."""
+        return await self._supervisor.cancel(self.tree, self.number)
+
+
+class Retinue:
+    """Many trees, one log. Made by `open` and entered with `async with`; leaving cancels what still runs."""
+
+    def __init__(self, parts: Callable[[], build.Parts]) -> None:
+        self._parts = parts
+        self._supervisor: Supervisor | None = None
+
+    async def __aenter__(self) -> Retinue:
+        self._supervisor = build.supervisor(self._parts())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.close()
+
+    @property
+    def supervisor(self) -> Supervisor:
+        if self._supervisor is None:
+            raise RetinueError("this Retinue is not open: use `async with retinue.open(...) as r:`")
+        return self._supervisor
+
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: str | Task,
+        *,
+        context_paths: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Run:
+        """Starts a primary run in a new tree. A wrong profile, model or path is a ConfigError, and nothing runs."""
+        wish = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
+        return Run(self.supervisor, self.supervisor.spawn(profile, wish, limits=limits))
+
+    async def run(self, profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
+        """Spawns and waits."""
+        return await (await self.spawn(profile, task, **options)).result()
+
+    def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
+        """The profile as a plain async function, for agents of any framework. Called inside a run of ours, the
+        subagent is a child of that run; called elsewhere, it is a tree of its own."""
+
+        async def subagent(task: str) -> str:
+            current = CURRENT.get()
+            if current is not None:
+                child = await current.spawn(profile, task)
+                return (await child.result()).final_response
+            return (await self.run(profile, task)).final_response
+
+        subagent.__name__ = subagent.__qualname__ = f"subagent_{profile.name}"
+        subagent.__doc__ = (
+            f"{profile.description or f'Hand a task to the subagent {profile.name}.'}\n\n"
+            "Args:\n    task: The task or question for the subagent to handle.\n\n"
+            "Returns:\n    The subagent's final response.\n"
+        )
+        subagent.__annotations__ = {"task": str, "return": str}
+        return subagent
+
+
+def open(  # noqa: A001 - read as retinue.open
+    path: str | Path | None = None,
+    *,
+    approver: Approver | None = None,
+    mode: Mode = "ask",
+    limits: Limits | None = None,
+    model: str | Model | None = None,
+    profiles: Sequence[Profile] = (),
+    project: str | Path | None = None,
+    config: str | Path | None = None,
+    clock: Clock | None = None,
+) -> Retinue:
+    """A Retinue with its log in the state folder `path`, or in memory without one.
+
+    `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
+    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking."""
+
+    def parts() -> build.Parts:
+        state = None if path is None else Path(path).resolve()
+        base = Path(project).resolve() if project is not None else state.parent if state is not None else Path.cwd()
+        given = {"state": state, "approver": approver, "model": model, "clock": clock, "limits": limits}
+        if config is not None:
+            found, _ = build.project_parts(base, config=Path(config), mode=mode, **given)
+            return found if not profiles else build.with_profiles(found, profiles)
+        set_values = {name: value for name, value in given.items() if value is not None}
+        return build.Parts(project=base, profiles=profiles, mode=mode, **set_values)  # type: ignore[arg-type]
+
+    return Retinue(parts)
+
+
+def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
+    """One run from start to end without an event loop of your own; works inside a running one too.
+
+    `options` are those of `open`."""
+
+    async def once() -> Result[Any]:
+        async with open(**options) as r:
+            return await r.run(profile, task)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(once())
+    return _in_thread(once)
+
+
+def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    async def main() -> None:
+        outcome.append(await work())
+
+    def target() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread as it is
+            failure.append(error)
+
+    thread = threading.Thread(target=target, name="retinue-run-sync")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

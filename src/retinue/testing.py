@@ -1,0 +1,92 @@
+"""What our own tests stand on, for yours: a scripted model, time that a test owns, and the log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from retinue.config.scripts import parse_script
+from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.ports import Clock
+from retinue.log.memory import MemoryLog
+from retinue.models.scripted import ScriptedModel
+from retinue.supervisor.clock import SystemClock
+
+__all__ = ["ManualClock", "MemoryLog", "allow_all", "deny_all", "scripted"]
+
+
+def scripted(agents: dict[str, Any], *, strict: bool = False, clock: Clock | None = None) -> ScriptedModel:
+    """A model that says what `agents` says, in the format of the script file."""
+    return ScriptedModel(parse_script({"agents": agents, "strict": strict}), clock or SystemClock())
+
+
+async def allow_all(question: Approval) -> Allow | Deny:
+    """An approver that says yes."""
+    return Allow()
+
+
+async def deny_all(question: Approval) -> Allow | Deny:
+    """An approver that says no."""
+    return Deny("denied by the test")
+
+
+class _Timer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class ManualClock:
+    """Time that moves only when told. What is due runs in its order, and tasks it wakes run in between."""
+
+    def __init__(self, *, wall: float = 1_700_000_000.0) -> None:
+        self._now = 0.0
+        self._wall = wall
+        self._due: list[tuple[float, int, _Timer]] = []
+        self._ids = itertools.count()
+
+    def wall(self) -> float:
+        return self._wall + self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> _Timer:
+        timer = _Timer(callback)
+        heapq.heappush(self._due, (self._now + seconds, next(self._ids), timer))
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        over = asyncio.get_running_loop().create_future()
+        timer = self.call_later(seconds, lambda: over.done() or over.set_result(None))
+        try:
+            await over
+        finally:
+            timer.cancel()
+
+    async def advance(self, seconds: float) -> None:
+        """Moves time on, running everything that falls due on the way."""
+        end = self._now + seconds
+        await self.settle()
+        while self._due and self._due[0][0] <= end:
+            when, _, timer = heapq.heappop(self._due)
+            self._now = max(self._now, when)
+            if timer.callback is not None:
+                timer.callback()
+                await self.settle()
+        self._now = end
+        await self.settle()
+
+    @staticmethod
+    async def settle() -> None:
+        """Lets tasks that can run do so."""
+        for _ in range(50):
+            await asyncio.sleep(0)
