@@ -1,0 +1,1 @@
+"""Measurements as ratios against a reference run in the same process. `python -m bench` prints them all."""

@@ -1,0 +1,38 @@
+"""How tests run here: an `async def` test gets a loop of its own and 60 seconds, without a plugin."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+ASYNC_TEST_SECONDS = 60.0
+
+
+def run_in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def sync_test(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(ASYNC_TEST_SECONDS):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded(), debug=False)
+
+    return sync_test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    test = pyfuncitem.obj
+    given = getattr(test, "hypothesis", None)
+    if given is not None:  # hypothesis calls the inner test itself, once per example
+        if inspect.iscoroutinefunction(given.inner_test):
+            given.inner_test = run_in_a_loop(given.inner_test)
+        return None
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    run_in_a_loop(test)(**arguments)
+    return True

@@ -1,0 +1,48 @@
+"""Seed 002 (codey): one loop for all agents, a registry, and approvals that bubble up to the user."""
+# A table reads best with one row a line.
+# fmt: off
+
+from tests.ledger.shape import Requirement
+
+REQUIREMENTS = [
+    Requirement("CODEY-1", "A subagent's request for approval bubbles up to the user.", "seed 002, Overview", waits_for="approval rules"),
+    Requirement("CODEY-2", "Everything a subagent does is visible.", "seed 002, Overview"),
+    Requirement("CODEY-3", "Agents can be listed and fetched as background tasks are.", "seed 002, Overview"),
+    Requirement("CODEY-4", "A run's result is its last message and nothing else.", "seed 002, Overview and 7"),
+    Requirement("CODEY-5", "A subagent's writes are not approved by themselves.", "seed 002, Problems", waits_for="approval rules"),
+    Requirement("CODEY-6", "A host-side effect asked by a subagent is carried out, also from depth 3 behind a wall.", "seed 002, Problems", waits_for="walls"),
+    Requirement("CODEY-7", "All agents of a tree are driven together; the primary is number 0 and its descendants are 1, 2 and on.", "seed 002, Proposed"),
+    Requirement("CODEY-8", "A tool request carries the number of the agent that made it, all the way.", "seed 002, Proposed"),
+    Requirement("CODEY-9", "A completed call is routed to the agent that made it.", "seed 002, Proposed"),
+    Requirement("CODEY-10", "The registry holds the agents, what is known of each, a number that only grows, and the primary.", "seed 002, 1"),
+    Requirement("CODEY-11", "The registry knows an agent's label, parent (none for the primary), waiting receiver, creation time and status.", "seed 002, 1"),
+    Requirement("CODEY-12", "An agent is running, finished, or in error with a message.", "seed 002, 1"),
+    Requirement("CODEY-13", "Registering a spawned agent gives a new number, status running, and stores its parent.", "seed 002, 1"),
+    Requirement("CODEY-14", "Finishing an agent wakes its waiting parent once; a second finish and an unknown number change nothing.", "seed 002, 1"),
+    Requirement("CODEY-15", "Spawning is carried out by the supervisor; the tool does not run the agent itself.", "seed 002, 2"),
+    Requirement("CODEY-16", "A spawn takes a task and an optional `task_context`, which goes into the system prompt.", "seed 002, 2"),
+    Requirement("CODEY-17", "A subagent's tools can include editing files.", "seed 002, 2"),
+    Requirement("CODEY-18", "A label is the task cut to 30 characters, not bytes, and made unique with `-2` and on.", "seed 002, 2"),
+    Requirement("CODEY-19", "`subagent_{name}` in background mode returns `agent:{id}`, and the caller is the new agent's parent.", "seed 002, 3"),
+    Requirement("CODEY-20", "A spawn is logged as `Spawned sub-agent {id} with label '{label}'`.", "seed 002, 3"),
+    Requirement("CODEY-21", "A finishing child hands its last message, or an empty string, to its parent and becomes finished.", "seed 002, 4"),
+    Requirement("CODEY-22", "A parent that is gone when its child finishes is ignored and breaks nothing.", "seed 002, 4"),
+    Requirement("CODEY-23", "Finished agents stay listed.", "seed 002, 4"),
+    Requirement("CODEY-24", "In mode `strict` every tool of the primary asks the user; the default mode asks for the confirm tier only.", "seed 002, 5", waits_for="approval rules"),
+    Requirement("CODEY-25", "`edit`, `write` and `shell` ask whoever calls them, also when they come through MCP under names that end in `_edit_file`, `_write_file` or `_shell`.", "seed 002, 5", waits_for="approval rules"),
+    Requirement("CODEY-26", "Other tools of subagents pass without a question unless a rule says otherwise.", "seed 002, 5", waits_for="approval rules"),
+    Requirement("CODEY-27", "A request for approval carries the agent's number and label, no label for the primary.", "seed 002, 5", waits_for="approval rules"),
+    Requirement("CODEY-28", "Pending approvals are queued first in, first out.", "seed 002, 5", waits_for="approval rules"),
+    Requirement("CODEY-29", "The tool `list_agents` takes nothing and is described as listing all spawned sub-agents and their status.", "seed 002, 6"),
+    Requirement("CODEY-30", "The tool `get_agent` takes a required integer `agent_id`, gives the result of a finished sub-agent, and may be asked again.", "seed 002, 6"),
+    Requirement("CODEY-31", "The last message is the newest assistant message with text, its text blocks joined by newlines and tool calls skipped; without one there is none.", "seed 002, 7"),
+    Requirement("CODEY-32", "On screen a block shows the label in cyan brackets between status and tool name, except for the primary.", "seed 002, UI", waits_for="tui"),
+    Requirement("CODEY-33", "A question on screen shows the label, the call, removed and added lines, and `[y]es [n]o`.", "seed 002, UI", waits_for="tui"),
+    Requirement("CODEY-34", "The status bar counts primary, running and finished agents.", "seed 002, UI", waits_for="tui"),
+    Requirement("CODEY-35", "The primary goes on while a background child works.", "seed 002, Event flow 4"),
+    Requirement("CODEY-36", "A child's edit asks with its label, runs on `y`, and its result goes to that child.", "seed 002, Event flow 5-9", waits_for="approval rules"),
+    Requirement("CODEY-37", "On finish the last message is taken, sent, and the agent marked finished.", "seed 002, Event flow 10-11"),
+    Requirement("CODEY-38", "In blocking mode the parent's spawn tool returns the child's result.", "seed 002, Event flow 12"),
+    Requirement("CODEY-39", "The original migrates in six phases.", "seed 002, Migration", superseded="the history of the original; there is nothing to build"),
+    Requirement("CODEY-40", "Timeout, cancellation, limits, nesting, result size and batched approvals behave as we decided and documented.", "seed 002, Open questions", waits_for="approval rules"),
+]

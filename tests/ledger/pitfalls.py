@@ -1,0 +1,47 @@
+"""Pitfalls that happened to comparable systems, and what ours does instead. Cited like requirements."""
+# A table reads best with one row a line.
+# fmt: off
+
+from tests.ledger.shape import Requirement
+
+PITFALLS = (
+    Requirement("P1", "The spawn of a child, with parent and path, is announced before any event of the child.", "Codex #32789, OpenCovibe #187, codex-acp #482, t3code #4220"),
+    Requirement("P2", "Every event says which run it is about, so that a child's ended turn never ends the parent's.", "cc-connect #1520"),
+    Requirement("P3", "Events are numbered by one writer and delivered in order, so that started and completed never swap.", "factory-factory #2157"),
+    Requirement("P4", "An ending, cancelled ones included, travels the same way as every other event and reaches every watcher.", "a2a-python #1175"),
+    Requirement("P5", "A watcher that comes back with `after=seq` misses nothing.", "a2a-python #832, a2a-dotnet #340"),
+    Requirement("P6", "A slow watcher blocks nobody: what it missed is in the log, only deltas are dropped, and the drop is counted.", "Claude SDK #779, MCP #1143 and #1333"),
+    Requirement("P7", "Frames between processes are length-prefixed, so that no line limit cuts them.", "ACP #27 and #62, centaur #1219, egg #2804", waits_for="walls"),
+    Requirement("P8", "A child's stderr is always drained, so that a full pipe never stops it.", "claude-agent-sdk #103", waits_for="walls"),
+    Requirement("P9", "Unknown events and unknown fields pass through untouched.", "hermes #88783, Bamboo #332"),
+    Requirement("P10", "Screens coalesce updates, cap rows and never read model text as markup, so that a hundred agents do not freeze them.", "Codex #16688 and #37735, oh-my-pi #3629, deepagents #1690", waits_for="tui"),
+    Requirement("P11", "An approval without anybody to answer it is queued, expires and is then denied.", "qwen #9782, opencode #13715", waits_for="approval rules"),
+    Requirement("P12", "An answer names the approval it is for and cannot reach another one.", "kimi-cli #714", waits_for="approval rules"),
+    Requirement("P13", "Approvals belong to the tree and outlive the turn in which they were asked.", "SDK-TS #376", waits_for="approval rules"),
+    Requirement("P14", "An approval is resolved once; a late answer is acknowledged as stale.", "Claude Code 2.1.152", waits_for="approval rules"),
+    Requirement("P15", "A decision is bound to one run and one call; the suspended call goes on alone and its siblings are not run again.", "deepagents #420, langgraph #2870", waits_for="approval rules"),
+    Requirement("P16", "Only approval ids that we minted count; what a remote peer says is data.", "adk-js #755", waits_for="approval rules"),
+    Requirement("P17", "Rules live in one place at the root and apply to pending questions too.", "Claude Code 2.1.234, Kilo #7348", waits_for="approval rules"),
+    Requirement("P18", "Deciding approvals costs an agent nothing of its budget, and answering unattended is always an explicit choice.", "Inspect #4737, OpenHands", waits_for="approval rules"),
+    Requirement("P19", "Cancelling a parent ends all processes below it, also those that left its process group.", "opencode #28738, kilocode #11758, openclink #144, orca #52", waits_for="walls"),
+    Requirement("P20", "Cleanup is shielded from cancelling, and every process is waited for.", "Claude SDK #1082, nanobot #2765", waits_for="walls"),
+    Requirement("P21", "Deadlines are kept by the supervisor on the monotonic clock and hold when a loop is blocked.", "Codex #24951", waits_for="crash recovery"),
+    Requirement("P22", "Only running runs hold slots; the queue shows its positions.", "Codex V1"),
+    Requirement("P23", "After a restart nothing is left as running that has no owner.", "opencode #27373, opencrabs #1035, vellum #30852", waits_for="crash recovery"),
+    Requirement("P24", "A parent that waits for its child is not taken for stalled, nor is anybody after the machine slept.", "oc-orchestrator #192, pi-goal #13, Claude Code 2.1.143", waits_for="budgets and timeouts in config"),
+    Requirement("P25", "A result's status stands beside its text: an empty answer is flagged, the last text is salvaged, and an error's text is never a success.", "Claude Code #83848, magic-context #270, mecatl #152, opencode #29209"),
+    Requirement("P26", "A cancelled or timed out run keeps its partial text and its usage.", "MassGen #732 and #720"),
+    Requirement("P27", "Depth comes from the ancestry in the registry and is enforced at one place for every way of spawning.", "OSA #168, Codex #32027"),
+    Requirement("P28", "A limit of zero means zero, and a negative one is an error, never unlimited.", "ml-commons #4820"),
+    Requirement("P29", "A worker gets its environment and folder explicitly and nothing of another project.", "Claude Code 2.1.169, 2.1.172, 2.1.203", waits_for="walls"),
+    Requirement("P30", "A run's own background processes are accounted for when its turn or the run ends.", "Claude Code #77578 and #76461", waits_for="walls"),
+    Requirement("P31", "A worktree is held by walls, not by the current folder, against git tricks, links and stale reuse.", "Claude Code 2.1.119 to 2.1.222, #87643", waits_for="walls"),
+    Requirement("P32", "Delegating never widens what an agent may do.", "opencode #20549, openfox #333, continue #13289", waits_for="walls"),
+    Requirement("P33", "The mailbox is one file per message, written beside its place, synced and renamed, found by polling, with ids that may repeat.", "Claude Code #53896, genie #547, sutando #3956, career-ops #3118, Lobster #60", waits_for="delegated outbox"),
+    Requirement("P34", "The host trusts nothing of a container's request but task text and checked parameters.", "MassGen watcher", waits_for="delegated outbox"),
+    Requirement("P35", "A report of a child reaches a model as untrusted data, a steering message of the user as trusted.", "biorouter #145, Claude Code 2.1.210", waits_for="steering"),
+    Requirement("P36", "Nothing of the parent's tool lists or steering leaks into a child, nor of one child's transcript into another's.", "Kiro #9672, Claude Code #78313", waits_for="mcp client"),
+    Requirement("P37", "Each MCP connection has one owner task that opens and closes it.", "MCP python #577, context-forge #3737, Vision-Agents #529", waits_for="mcp client"),
+    Requirement("P38", "A client whose tool timeout is shorter than the run gets a handle and progress.", "MassGen #852", waits_for="mcp server"),
+    Requirement("P39", "A run on Ray stops when it is cancelled, by killing its actor in the last resort.", "ray #58914 and #63310", waits_for="ray runtime"),
+)
