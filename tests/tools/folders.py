@@ -20,6 +20,10 @@ class RealFolders:
     spills: Path
 
     @property
+    def searched(self) -> Sequence[Path]:
+        return self.roots
+
+    @property
     def roots(self) -> Sequence[Path]:
         return (self.workspace, *self.readable)
 

@@ -230,3 +230,25 @@ async def test_cancelled_work_is_told_to_stop_and_waited_for() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+def test_a_relative_path_is_found_in_the_other_roots(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "a.txt").write_text("the parent's")
+    folders = make_folders(tmp_path, project)
+    assert guard.readable(folders, "a.txt") == project / "a.txt"
+    (folders.workspace / "a.txt").write_text("its own")
+    assert guard.readable(folders, "a.txt") == folders.workspace / "a.txt"
+    with pytest.raises(ToolError, match="outside this run's folders"):
+        guard.readable(folders, "../project/../secret")
+
+
+def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / ".retinue" / "doors").mkdir(parents=True)
+    (project / ".retinue" / "doors" / "1.json").write_text("token")
+    folders = make_folders(tmp_path, project)
+    for path in (".retinue/doors/1.json", str(project / ".retinue" / "doors" / "1.json")):
+        with pytest.raises(ToolError, match="outside this run's folders"):
+            guard.readable(folders, path)

@@ -147,7 +147,7 @@ async def test_grep_bounds_its_lines_and_matches(folders: RealFolders) -> None:
     assert len(Path(outcome.file).read_text().splitlines()) == 400
 
 
-@pytest.mark.parametrize("pattern", ["(", "[a", "*", "a{99999999999}"])
+@pytest.mark.parametrize("pattern", ["(", "[a", "*", "a{2000}"])
 async def test_a_bad_regex_is_told(folders: RealFolders, pattern: str) -> None:
     with pytest.raises(ToolError, match=r"^grep: bad regex"):
         await use(Grep(), folders, pattern=pattern)
@@ -168,3 +168,19 @@ def test_a_walk_stops_between_two_files(folders: RealFolders) -> None:
     assert next(files) == (".hidden.py",)
     stop.set()
     assert list(files) == []
+
+
+async def test_a_regex_that_would_take_forever_does_not(folders: RealFolders) -> None:
+    (folders.workspace / "trap.txt").write_text("a" * 5000 + "b\n")
+    outcome = await use(Grep(), folders, pattern="(a+)+$", path="trap.txt")
+    assert outcome.text == ""
+
+
+async def test_without_a_path_all_that_may_be_read_is_searched(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "a.py").write_text("needle\n")
+    folders = make_folders(tmp_path, project)
+    (folders.workspace / "own.py").write_text("needle too\n")
+    assert (await use(Grep(), folders, pattern="needle")).text == "own.py:1:needle too\nsrc/a.py:1:needle"
+    assert (await use(Glob(), folders, pattern="**/*.py")).text == "own.py\nsrc/a.py"

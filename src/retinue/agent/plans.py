@@ -126,7 +126,7 @@ class ProfilePlanner:
         if profile.tools is None:
             for name, make in LOCAL.items():
                 tools[name] = make()
-            tools |= self._spawning(profile)
+            tools |= self._spawning()
             if parent is not None:
                 host |= parent.host
                 tools |= {name: parent.by_name[name] for name in parent.host}
@@ -156,12 +156,9 @@ class ProfilePlanner:
             known = ", ".join([*LOCAL, *SPAWNING, "subagent_NAME"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
 
-    def _spawning(self, profile: Profile) -> dict[str, Tool]:
+    def _spawning(self) -> dict[str, Tool]:
         tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
-        for child in self._profiles.values():
-            if child is not profile:
-                tools[f"subagent_{child.name}"] = SubagentTool(child)
-        return tools
+        return tools | {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
 
     def _children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """The profiles `spawn_subagents` may name: the active ones and those given by value."""

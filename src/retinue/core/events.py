@@ -209,7 +209,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of text while a model speaks. `kind` is `text` or `thinking`."""
+    """A piece of text while a model speaks. `kind` is `text` or `thinking`, or `dropped` where a watcher was too slow
+    for `dropped` of them."""
 
     tree: str
     run: int
@@ -217,6 +218,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     agent: str
     text: str
     kind: str = "text"
+    dropped: int = 0
 
 
 class _Envelope(msgspec.Struct, frozen=True, gc=False):

@@ -43,6 +43,11 @@ class Folders(Protocol):
         """The folders the run may read, its workspace first."""
         ...
 
+    @property
+    def searched(self) -> Sequence[Path]:
+        """Those of the roots where a search that names no folder looks."""
+        ...
+
     def spill(self, name: str) -> Path:
         """A new file of the run's own for text that does not fit inline."""
         ...

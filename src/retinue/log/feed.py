@@ -1,7 +1,8 @@
 """The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
 
 Written events come in through `publish`; the newest are kept here, older ones are read from where the log keeps
-them. So a slow watcher costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked.
+them. So a slow watcher costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked; what does
+not fit is counted, and the watcher is told.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ DELTAS_KEPT = 4096
 class Watcher:
     """One cursor: the place it has reached, and the deltas it has not yet taken."""
 
-    __slots__ = ("deltas", "seq", "wake")
+    __slots__ = ("deltas", "dropped", "seq", "wake")
 
     def __init__(self, seq: int, *, deltas: bool) -> None:
         self.seq = seq
-        self.deltas: deque[Delta] | None = deque(maxlen=DELTAS_KEPT) if deltas else None
+        self.deltas: deque[Delta] | None = deque() if deltas else None
+        self.dropped = 0
         self.wake: asyncio.Event = asyncio.Event()
 
 
@@ -53,6 +55,9 @@ class Feed:
         for watcher in self.watchers:
             if watcher.deltas is not None:
                 watcher.deltas.append(delta)
+                if len(watcher.deltas) > DELTAS_KEPT:
+                    watcher.deltas.popleft()
+                    watcher.dropped += 1
                 watcher.wake.set()
 
     async def watch(
@@ -69,7 +74,11 @@ class Feed:
                         watcher.seq = event.seq
                         yield event
                 while watcher.deltas:
-                    yield watcher.deltas.popleft()
+                    delta = watcher.deltas.popleft()
+                    if watcher.dropped:
+                        dropped, watcher.dropped = watcher.dropped, 0
+                        yield Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped)
+                    yield delta
                 if self.ended and not self._next(watcher.seq, older):
                     return
                 if not watcher.wake.is_set():

@@ -69,8 +69,12 @@ class RunFolders:
         return self._made
 
     @property
-    def roots(self) -> Sequence[Path]:
+    def searched(self) -> Sequence[Path]:
         return (self.workspace, *map(Path, self.readable))
+
+    @property
+    def roots(self) -> Sequence[Path]:
+        return (*self.searched, Path(self.own, "full_logs"))
 
     def spill(self, name: str) -> Path:
         self._spilled += 1

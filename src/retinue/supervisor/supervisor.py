@@ -7,6 +7,7 @@ the log cannot (tasks, slots, timers); everything else is a fold of the events i
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -51,6 +52,7 @@ NO_SLOT = (
 )
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
+_LOG = logging.getLogger(__name__)
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -191,6 +193,8 @@ class Supervisor:
         node.link = RunLink(self, tree, node)
         node.on_stop = self._give_grace
         written = tree.write(node, body, wait=True)
+        if node.parent is not None:
+            _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
             private_folder(node.folders.path)
             self._files.keep(tree.id, ref.run)

@@ -25,6 +25,7 @@ from retinue.core.ports import Folders
 T = TypeVar("T")
 
 STOP_SECONDS = 2.0
+STATE = ".retinue"
 NAME_BYTES = 255
 PATH_BYTES = 4095
 _REQUIRED: Final = object()
@@ -66,8 +67,11 @@ def failure(tool: str, path: object, error: OSError) -> ToolError:
 
 
 def readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
-    """The resolved path, which is inside one of the run's roots."""
-    path = _resolve(folders, raw, tool)
+    """The resolved path, which is inside one of the run's roots. A relative path is the first root's that has it."""
+    path = _resolve(folders.workspace, raw, tool)
+    if not path.exists() and not os.path.isabs(raw):
+        others = (_resolve(root, raw, tool) for root in folders.roots)
+        path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
     if _root_of(path, folders.roots) is None:
         raise ToolError(f"{tool}: {quoted(raw)} is outside this run's folders")
     return path
@@ -75,7 +79,7 @@ def readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
 
 def writable(folders: Folders, raw: str, *, tool: str = "write") -> Path:
     """The resolved path, which is inside the run's workspace."""
-    path = _resolve(folders, raw, tool)
+    path = _resolve(folders.workspace, raw, tool)
     if _root_of(path, [folders.workspace]) is None:
         why = "" if _root_of(path, folders.roots) is None else "; it may be read, not written"
         raise ToolError(f"{tool}: {quoted(raw)} is outside this run's workspace{why}")
@@ -135,7 +139,7 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         raise
 
 
-def _resolve(folders: Folders, raw: str, tool: str) -> Path:
+def _resolve(base: Path, raw: str, tool: str) -> Path:
     if not raw.strip():
         raise ToolError(f"{tool}: the path is empty")
     try:
@@ -146,12 +150,15 @@ def _resolve(folders: Folders, raw: str, tool: str) -> Path:
         raise ToolError(f"{tool}: {quoted(raw)} has a NUL byte in it")
     if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
         raise ToolError(f"{tool}: {quoted(raw)} is too long for a path")
-    return Path(os.path.realpath(folders.workspace / raw))
+    return Path(os.path.realpath(base / raw))
 
 
 def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
+    """The root a path is in. Our own state inside a project (tokens, logs, other runs) is in none."""
     resolved = (Path(os.path.realpath(root)) for root in roots)
-    return next((root for root in resolved if path.is_relative_to(root)), None)
+    return next(
+        (root for root in resolved if path.is_relative_to(root) and STATE not in path.relative_to(root).parts), None
+    )
 
 
 def _open(path: Path, roots: Sequence[Path], flags: int, tool: str) -> int:

@@ -1,19 +1,21 @@
 """The tools that look through folders: glob for names, grep for lines.
 
 Walks below one folder in a fixed order, without following folder symlinks, and stops between two files when its run
-is cancelled. What may be opened is the guard's. A regex runs on one line of bounded length at a time; Python cannot
-stop a regex in the middle of a line.
+is cancelled. What may be opened is the guard's. A regex is run by RE2, in time linear in the line: a model's regex must
+not be able to hold the whole process, and Python cannot stop one of its own in the middle of a line.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import os
 import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
@@ -41,7 +43,7 @@ class Glob:
             "type": "object",
             "properties": {
                 "pattern": {"type": "string"},
-                "path": {"type": "string", "description": "the folder to search; the workspace unless given"},
+                "path": {"type": "string", "description": "the folder to search; all you may read unless given"},
             },
             "required": ["pattern"],
         },
@@ -52,16 +54,16 @@ class Glob:
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         pattern = _Pattern.parse(guard.take(call, "pattern", str), tool=call.name)
-        raw = guard.take(call, "path", str, ".")
+        raw = guard.take(call, "path", str, "")
 
         def work(stop: threading.Event) -> Outcome:
             found: list[str] = []
-            top = guard.readable(folders, raw, tool=call.name)
-            for parts in _walk(top, folders, stop, call.name):
-                if pattern.fits(parts):
-                    found.append(_shown("/".join(parts)))
-                    if len(found) > MAX_FILES:
-                        break
+            for top, _ in _tops(raw, folders, call.name):
+                for parts in _walk(top, folders, stop, call.name):
+                    if pattern.fits(parts):
+                        found.append(_shown("/".join(parts)))
+                        if len(found) > MAX_FILES:
+                            break
             lines = sorted(found[:MAX_FILES])
             if len(found) > MAX_FILES:
                 lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
@@ -78,13 +80,13 @@ class Grep:
 
     spec = ToolSpec(
         name="grep",
-        description="Search a file, or the text files below a folder, for lines that match a Python regex. "
+        description="Search a file, or the text files below a folder, for lines that match a regex (RE2 syntax). "
         "Gives 'path:line:text'.",
         schema={
             "type": "object",
             "properties": {
                 "pattern": {"type": "string"},
-                "path": {"type": "string", "description": "the folder or file to search; the workspace unless given"},
+                "path": {"type": "string", "description": "the folder or file to search; all you may read"},
                 "glob": {"type": "string", "description": "only files that fit, such as '*.py'"},
                 "ignore_case": {"type": "boolean", "default": False},
             },
@@ -97,17 +99,13 @@ class Grep:
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         regex = _regex(call)
-        raw, name = guard.take(call, "path", str, "."), guard.take(call, "glob", str, "")
+        raw, name = guard.take(call, "path", str, ""), guard.take(call, "glob", str, "")
         only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
 
         def work(stop: threading.Event) -> Outcome:
             lines: list[str] = []
-            top = guard.readable(folders, raw, tool=call.name)
-            for parts in _walk(top, folders, stop, call.name):
-                if parts and not only.fits(parts):
-                    continue
-                shown = _shown(str(PurePosixPath(raw, *parts)))
-                for number, text in _matches(top.joinpath(*parts), regex, folders, call.name):
+            for path, shown in _files(raw, only, folders, stop, call.name):
+                for number, text in _matches(path, regex, folders, call.name):
                     lines.append(f"{shown}:{number}:{text}")
                     if len(lines) > MAX_MATCHES:
                         lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
@@ -154,13 +152,44 @@ class _Pattern:
         return places
 
 
-def _regex(call: Call) -> re.Pattern[str]:
-    flags = re.IGNORECASE if guard.take(call, "ignore_case", bool, False) else re.NOFLAG
+def _regex(call: Call) -> Any:
+    re2 = importlib.import_module("re2")
+    options = re2.Options()
+    options.case_sensitive = not guard.take(call, "ignore_case", bool, False)
+    options.log_errors = False
     pattern = guard.take(call, "pattern", str)
     try:
-        return re.compile(pattern, flags)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ToolError(f"{call.name}: bad regex {guard.quoted(pattern)}: {error}") from error
+        return re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        raise ToolError(f"{call.name}: bad regex {guard.quoted(pattern)}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    said = error.args[0] if error.args else error
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+
+
+def _tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
+    """The folders (or the one file) to search, each with what its paths are shown below."""
+    if raw:
+        return [(guard.readable(folders, raw, tool=tool), raw)]
+    tops = [top for top in dict.fromkeys(folders.searched) if top.is_dir()]
+    return [(top, "") for top in tops if not any(_covers(other, top) for other in tops)]
+
+
+def _covers(other: Path, top: Path) -> bool:
+    """Whether searching one folder searches the other too."""
+    return other != top and top.is_relative_to(other) and SKIPPED.isdisjoint(top.relative_to(other).parts)
+
+
+def _files(
+    raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str
+) -> Iterator[tuple[Path, str]]:
+    """Every file to look into, and the path it is shown with."""
+    for top, prefix in _tops(raw, folders, tool):
+        for parts in _walk(top, folders, stop, tool):
+            if not parts or only.fits(parts):
+                yield top.joinpath(*parts), _shown(str(PurePosixPath(prefix, *parts)))
 
 
 def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
@@ -200,7 +229,7 @@ def _is_listed(entry: os.DirEntry[str]) -> bool:
     return entry.is_file()
 
 
-def _matches(path: Path, regex: re.Pattern[str], folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
+def _matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
     """The lines of one file that match; none of a file that is large, binary or not to be read."""
     try:
         real = guard.readable(folders, str(path), tool=tool)
@@ -213,7 +242,7 @@ def _matches(path: Path, regex: re.Pattern[str], folders: Folders, tool: str) ->
     lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n") if data else []
     for number, line in enumerate(lines, 1):
         text = line.removesuffix("\r")
-        if regex.search(text, 0, MATCH_CHARS):
+        if regex.search(text[:MATCH_CHARS]):
             yield number, text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} [...]"
 
 

@@ -75,7 +75,7 @@ class Shell:
                     held = not await pipe.drained()
                     grace = 0.0
             finally:
-                await _surely(_end(proc, grace))
+                await _surely(_end(proc, grace), hurry=lambda: _signal(proc, signal.SIGKILL))
             await pipe.drained()
             text, file = ends.close()
         notes = ["[ended what was left in the background]"] if held else []
@@ -201,14 +201,15 @@ async def _end(proc: subprocess.Popen[bytes], grace: float) -> None:
                 proc.wait(REAP_SECONDS)
 
 
-async def _surely(work: Coroutine[Any, Any, None]) -> None:
-    """Finishes work that has a deadline of its own, however often the caller is cancelled meanwhile."""
+async def _surely(work: Coroutine[Any, Any, None], *, hurry: Callable[[], object]) -> None:
+    """Finishes work that has a deadline of its own, also when the caller is cancelled meanwhile: then in a hurry."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
+            hurry()
     if cancelled:
         raise asyncio.CancelledError
 

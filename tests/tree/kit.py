@@ -1,0 +1,52 @@
+"""Short ways to run a scripted tree and look at what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import retinue
+from retinue import Event, Limits, Profile, Result, Task
+from retinue.core.events import Body
+from retinue.surfaces.library import Run
+from retinue.testing import scripted
+
+
+def main(agents: dict[str, Any], **fields: Any) -> Profile:
+    """A primary whose whole tree is scripted."""
+    return Profile("main", "You are main.", model=scripted(agents), **fields)
+
+
+def call(name: str, /, **args: Any) -> dict[str, Any]:
+    return {"tools": [{"name": name, "args": args}]}
+
+
+def spawn(*tasks: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return call("spawn_subagents", tasks=list(tasks), **options)
+
+
+async def tree(
+    agents: dict[str, Any], *, task: str | Task = "go", limits: Limits | None = None, **options: Any
+) -> tuple[Result[Any], list[Event]]:
+    """Runs it to its end with every tool allowed; the result and all events."""
+    options = {"mode": "yes", **options}
+    async with retinue.open(**options) as r:
+        run = await r.spawn(main(agents), task, limits=limits)
+        events = [event async for event in run.events()]
+        return await run.result(), events
+
+
+def bodies(events: Sequence[Event], kind: type[Any], *, run: int | None = None) -> list[Any]:
+    return [event.body for event in events if isinstance(event.body, kind) and (run is None or event.run == run)]
+
+
+def kinds(events: Sequence[Event], *, run: int) -> list[str]:
+    return [event.kind for event in events if event.run == run]
+
+
+async def until(run: Run, kind: type[Body], *, number: int | None = None) -> Event:
+    """Waits for the first such event of the run's subtree."""
+    async for event in run.events():
+        if isinstance(event.body, kind) and (number is None or event.run == number):
+            return event
+    raise AssertionError(f"the run ended without {kind.kind}")
