@@ -15,7 +15,7 @@ from typing import Any
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Log, Model
+from retinue.core.ports import Approver, Clock, Log, Model, Policy
 from retinue.core.profiles import Profile
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
@@ -33,7 +33,7 @@ MAIN = Profile(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a supervisor is built from. `state` None keeps everything in memory."""
+    """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode`."""
 
     project: Path
     state: Path | None = None
@@ -41,6 +41,7 @@ class Parts:
     model: str | Model | None = None
     approver: Approver | None = None
     mode: Mode = "ask"
+    policy: Policy | None = None
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
@@ -63,7 +64,7 @@ def supervisor(parts: Parts) -> Supervisor:
         runtime=Inherited(),
         state=StateFolder(parts.state, project=parts.project),
         clock=clock,
-        policy=ModePolicy(parts.mode),
+        policy=parts.policy or ModePolicy(parts.mode),
         approver=parts.approver,
         limits=parts.limits,
         timeouts=parts.timeouts,

@@ -1,0 +1,37 @@
+"""`python -m bench [NAME ...]`: runs the measurements (all, or those whose name contains NAME) and prints a table.
+
+Every speed is a ratio against a reference of the same run. Exits with 1 when a stated limit is not held.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bench import latency, peers, speed, start
+
+MEASUREMENTS = {
+    "speed": speed.rows,
+    "many": speed.many_rows,
+    "latency": latency.rows,
+    "start": start.rows,
+    "peers": peers.rows,
+}
+
+
+def main(wanted: list[str]) -> int:
+    over = []
+    print(f"{'what':58} {'measured':>14} {'ratio':>9}  limit")
+    for name, measure in MEASUREMENTS.items():
+        if wanted and not any(word in name for word in wanted):
+            continue
+        for row in measure():
+            print(row.text(), flush=True)
+            if row.is_over:
+                over.append(row)
+    for row in over:
+        print(f"over its limit: {row.what}", file=sys.stderr)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

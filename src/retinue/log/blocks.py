@@ -1,0 +1,199 @@
+"""The fold of a tree's events into the blocks a screen shows, with their exact headers.
+
+Text is left as models and tools gave it: escaping, cutting and colours are a screen's. What a run says last is no
+block: the primary's goes to whoever asked, a child's is its parent's tool result. Unknown kinds give nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    Gap,
+    Inbox,
+    Message,
+    RunEnded,
+    RunResumed,
+    RunSpawned,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    UsageReported,
+    Warned,
+)
+from retinue.log.spans import Span, call_spans, counted, pretty, question_body, question_spans, reformatted, seconds
+from retinue.log.summaries import shorten, summary
+
+FINAL_ANSWER = "final_answer"
+CODE_MODE = "execute_python_code"
+TASK_CHARACTERS = 80
+ERROR_CHARACTERS = 300
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One thing to show. `spans` are the header in pieces with what each is; `line` means the header is all of it.
+
+    `brief` says a finished call in one line, `args` are those of a call or question, `number` is the run's."""
+
+    kind: str
+    spans: tuple[Span, ...]
+    body: str = ""
+    agent: str = ""
+    label: str = ""
+    path: str = ""
+    number: int = 0
+    line: bool = False
+    tool: str = ""
+    call_id: str = ""
+    args: dict[str, Any] = {}
+    success: bool = True
+    brief: tuple[Span, ...] = ()
+
+    @property
+    def header(self) -> str:
+        return "".join(text for _, text in self.spans)
+
+    @property
+    def primary(self) -> bool:
+        return self.number == 0
+
+
+class _Seen:
+    """What has to be remembered of a run that has not ended."""
+
+    __slots__ = ("asked", "calls", "label", "tokens", "tools", "turns")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.calls: dict[str, ToolCall] = {}
+        self.asked: dict[str, ApprovalAsked] = {}
+        self.turns = self.tools = self.tokens = 0
+
+
+class Blocks:
+    """Takes events in their order; holds only what concerns runs that are alive."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, int], _Seen] = {}
+        self._alive: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+
+    def apply(self, event: Event) -> Block | None:
+        """The block of an event, or None when there is nothing to show."""
+        key = event.tree, event.run
+        seen = self._runs.get(key)
+        if seen is None:
+            label = event.body.label if isinstance(event.body, RunSpawned) else ""
+            seen = self._runs[key] = _Seen(label)
+            self._alive[event.tree, event.agent].add(event.run)
+        block = self._block(event, seen)
+        if isinstance(event.body, RunEnded):
+            del self._runs[key]
+            self._alive[event.tree, event.agent].discard(event.run)
+        return block
+
+    def _block(self, event: Event, seen: _Seen) -> Block | None:
+        match event.body:
+            case TurnStarted(turn=turn):
+                seen.turns = turn
+            case UsageReported(usage=usage):
+                seen.tokens += usage.total_tokens
+            case ToolCall() as call:
+                return self._call(event, seen, call)
+            case ToolResult() as result:
+                return self._result(event, seen, result)
+            case Thinking(text=text):
+                return self._titled(event, seen, (("plain", "thought trace"),), text)
+            case Message(text=text, final=False):
+                return self._titled(event, seen, (("plain", "message"),), text)
+            case Inbox(text=text):
+                return self._titled(event, seen, (("plain", "inbox"),), text)
+            case ApprovalAsked() as asked:
+                seen.asked[asked.approval_id] = asked
+                spans, body = question_spans(asked.label, asked.tool, asked.args), question_body(asked)
+                return _about(event, seen, spans, body, tool=asked.tool, call_id=asked.call_id, args=asked.args)
+            case ApprovalDecided() as decided:
+                return _decision(event, seen, decided)
+            case Warned(text=text):
+                return _about(event, seen, (("bad", "⚠ "), *self._who(event, seen), ("plain", text)), line=True)
+            case Gap(count=count, reason=reason):
+                return _about(
+                    event, seen, (("bad", "⚠ "), ("plain", f"{count} events are missing: {reason}")), line=True
+                )
+            case RunSpawned() | RunResumed() | RunEnded() if event.run != 0:
+                return _lifecycle(event, seen)
+        return None
+
+    def _who(self, event: Event, seen: _Seen) -> tuple[Span, ...]:
+        """Nothing for the primary; the name, and the label when another run of that name is alive."""
+        if event.run == 0:
+            return ()
+        others = self._alive[event.tree, event.agent] - {event.run, 0}
+        label: tuple[Span, ...] = (("label", f"[{seen.label}] "),) if others and seen.label else ()
+        return (("name", f"{event.agent} "), *label)
+
+    def _titled(self, event: Event, seen: _Seen, title: tuple[Span, ...], body: str, **more: Any) -> Block:
+        return _about(event, seen, (("mark", "#### "), *self._who(event, seen), *title), body, **more)
+
+    def _call(self, event: Event, seen: _Seen, call: ToolCall) -> Block | None:
+        seen.tools += 1
+        seen.calls[call.call_id] = call
+        if call.name == FINAL_ANSWER:
+            return None
+        timeout = "" if call.timeout_seconds is None else f" (timeout: {seconds(call.timeout_seconds)})"
+        title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
+        body = f"{call.name}\n{pretty(call.args)}"
+        return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
+
+    def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
+        call = seen.calls.pop(result.call_id, None)
+        if result.name == FINAL_ANSWER:
+            return None
+        args = {} if call is None else call.args
+        title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
+        if result.name == CODE_MODE:
+            title = (("plain", "Code execution output:"),)
+        said: Span = ("plain" if result.success else "bad", summary(result.name, result.text, result.success))
+        brief = (*self._who(event, seen), *call_spans(result.name, args), ("plain", " -> "), said)
+        more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
+        return self._titled(event, seen, title, reformatted(result.text), tool=result.name, **more)
+
+
+def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
+    return Block(
+        event.kind, spans, body, agent=event.agent, label=seen.label, path=event.path, number=event.run, **more
+    )
+
+
+def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block:
+    asked = seen.asked.pop(decided.approval_id, None)
+    about = () if asked is None else (("plain", " "), *question_spans(asked.label, asked.tool, asked.args)[1:])
+    if decided.allowed:
+        return _about(event, seen, (("good", "✓ approved"), *about), line=True, call_id=decided.call_id)
+    reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")
+    return _about(event, seen, (("bad", "✗ denied"), *about, reason), line=True, call_id=decided.call_id, success=False)
+
+
+def _lifecycle(event: Event, seen: _Seen) -> Block:
+    who: tuple[Span, ...] = (("name", event.agent), ("plain", " "), ("label", f"[{seen.label}]"), ("plain", " "))
+    match event.body:
+        case RunSpawned(task=task, queued=queued):
+            first = next((line.strip() for line in task.splitlines() if line.strip()), "")
+            what = "spawned (queued)" if queued else "spawned"
+            if first != seen.label:
+                what += f": {shorten(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
+            return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
+        case RunEnded(status=status, error_details=error, duration_ms=took):
+            counts = f"{counted(seen.turns, 'turn')}, {counted(seen.tools, 'tool')}, {counted(seen.tokens, 'token')}"
+            good = status == "done"
+            state: Span = ("good" if good else "bad", status)
+            stats: Span = ("faint", f" ({counts}, {took / 1000:.1f}s)")
+            why = "" if good or not error else ": " + shorten(" ".join(error.split()), ERROR_CHARACTERS, 297)
+            return _about(event, seen, (("mark", "● "), *who, state, stats, ("plain", why)), line=True, success=good)
+    return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)

@@ -1,0 +1,145 @@
+"""`retinue demo`: the main job, live, with no key and no network.
+
+A scripted primary and its subagents find and fix a real bug in a copy of a sample project. The models are scripted;
+searching, running, editing, asking and logging are what every other run does too. Writes only to its scratch folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retinue import build
+from retinue.core.errors import ConfigError
+from retinue.core.events import ApprovalDecided, Event
+from retinue.core.profiles import Task
+from retinue.log.runs import Runs
+from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, DemoPolicy, Hurried, answer_for_nobody
+from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.summary import summary
+
+HERE = Path(__file__).parent
+TASK = "One of the checks of this project fails. Find out why, have it fixed, and prove it."
+EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
+FAILED = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network."
+    )
+    parser.add_argument("--fast", action="store_true", help="do not wait as a model would")
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--quiet", action="store_true", help="one line for each tool call")
+    level.add_argument("--verbose", action="store_true", help="print long payloads whole")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the scratch folder, runs the demo in it, and says how to look closer."""
+    level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    printer = Printer(sys.stderr, level=level) if terminal else _Alone(sys.stderr, level=level)
+    command = _command()
+    project = _copy_of_the_sample()
+    parts = build.Parts(
+        project=project,
+        state=project / ".retinue",
+        profiles=PROFILES,
+        model=f"scripted:{HERE / 'demo.yaml'}",
+        approver=answer_for_nobody,
+        policy=DemoPolicy(),
+        clock=Hurried() if args.fast else None,
+    )
+    printer.plain(_opening(project, terminal))
+    with _own_python_first():
+        shown = asyncio.run(drive(parts, MAIN, Task(TASK), printer=printer, terminal=terminal))
+    code = EXIT_CODES.get(shown.result.status, FAILED)
+    if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
+        os._exit(code)
+    _close(printer, shown)
+    printer.plain(_look_closer(command, project, shown.runs))
+    return code
+
+
+class _Alone(Printer):
+    """Says who answered where nobody could be asked."""
+
+    def show(self, event: Event) -> None:
+        super().show(event)
+        if isinstance(event.body, ApprovalDecided):
+            self.note("  (there is no terminal here, so the demo's own policy answered)")
+
+
+def _copy_of_the_sample() -> Path:
+    try:
+        project = Path(tempfile.mkdtemp(prefix="retinue-demo-")).resolve() / "till"
+        shutil.copytree(HERE / "sample", project, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:  # shutil.Error is one too
+        raise ConfigError(
+            f"cannot make a scratch folder in {tempfile.gettempdir()}: {error.strerror or error}"
+        ) from None
+    return project
+
+
+def _opening(project: Path, terminal: bool) -> str:
+    who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
+    return (
+        "retinue demo: a primary agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
+        f"The project is a copy in {safe.line(str(project))}. {who}"
+    )
+
+
+def _close(printer: Printer, shown: Shown) -> None:
+    """The answer on stdout, the tree on stderr."""
+    result = shown.result
+    if result.status == "done":
+        printer.space()
+        print(safe.text(result.final_response), flush=True)
+        printer.apart()
+    else:
+        printer.note(f"{result.status}: {result.error_details or result.final_response}")
+    printer.plain(summary(shown.runs, color=printer.color))
+    if shown.log_error is not None:
+        printer.note(shown.log_error)
+
+
+def _look_closer(command: str, project: Path, runs: Runs) -> str:
+    fixer = next((run.number for run in runs.runs.values() if run.agent == FIXER.name), 0)
+    hints = {
+        f"cd {shlex.quote(str(project))}": "",
+        f"{command} ps": "the tree again, from the log",
+        f"{command} show {runs.tree}/{fixer}": "one run: its task, tools and result",
+        f"{command} tail --json": "every event, in order",
+    }
+    wide = max(len(hint) for hint, why in hints.items() if why)
+    lines = (f"  {hint:<{wide}}  {why and '# ' + why}".rstrip() for hint, why in hints.items())
+    return "\n".join(["Look closer:", *lines])
+
+
+def _command() -> str:
+    """How to call us from another folder: by name, or where that is not on the path, by the whole path."""
+    called = Path(sys.argv[0])
+    if called.name != "retinue" or shutil.which("retinue") is not None:
+        return "retinue"
+    return shlex.quote(str(called.absolute()))
+
+
+@contextmanager
+def _own_python_first() -> Iterator[None]:
+    """The checks run with the Python that runs us, also where no other is on the path."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before

@@ -1,0 +1,50 @@
+"""A stream that takes whole pieces and never hurts who writes: a reader that is gone only means silence."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from retinue.surfaces.printer.paint import Stream
+
+
+class Output:
+    """Every `write` is one write of the system, as far as the system takes it whole."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._fd = _descriptor(stream)
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.gone = False
+
+    def write(self, text: str) -> None:
+        if self.gone or not text:
+            return
+        try:
+            self._stream.flush()
+            if self._fd is None:
+                self._stream.write(text)
+                self._stream.flush()
+            else:
+                self._write_all(text.encode(self._encoding, "backslashreplace"))
+        except (OSError, ValueError):  # nobody reads any more, or it was closed
+            self.gone = True
+
+    def _write_all(self, data: bytes) -> None:
+        assert self._fd is not None
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # somebody who shares the terminal made it non-blocking
+                waiting = select.poll()
+                waiting.register(self._fd, select.POLLOUT)
+                waiting.poll()
+
+
+def _descriptor(stream: Stream) -> int | None:
+    fileno = getattr(stream, "fileno", None)
+    try:
+        return None if fileno is None else int(fileno())
+    except (OSError, ValueError):
+        return None
