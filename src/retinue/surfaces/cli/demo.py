@@ -34,10 +34,17 @@ EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
 
 
+EPILOG = """examples:
+  retinue demo
+  retinue demo --quiet
+"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network."
     )
+    parser.epilog = EPILOG
     parser.add_argument("--fast", action="store_true", help="do not wait as a model would")
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quiet", action="store_true", help="one line for each tool call")

@@ -1,0 +1,149 @@
+"""All logs of a state folder, for reading while their writers may be at work. Writes nothing, never prints.
+
+A file that cannot be read is noted in `problems` and the others are read all the same. Which trees still have somebody
+who writes them is asked of the lock beside the file, so a process that died leaves nothing that seems to be running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from retinue.core.errors import LogError
+from retinue.core.events import Event, RunEnded, decode
+from retinue.log.locks import first_row_of_holder
+from retinue.log.schema import beginnings, last_line, one_line, open_reader, tree_lines
+
+POLL_SECONDS = 0.1
+_SPAWNED = b'"kind":"run.spawned"'
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tree, the file that holds it, and its first event (its primary's `run.spawned`)."""
+
+    tree: str
+    file: Path
+    first_row: int
+    first: Event
+
+    @property
+    def at(self) -> float:
+        return self.first.at
+
+
+class Archive:
+    """The logs of one state folder. Each call looks again, so it also sees what has happened since."""
+
+    def __init__(self, state: Path) -> None:
+        self.folder = state / "logs"
+        self.problems: list[str] = []
+
+    def trees(self) -> list[Stored]:
+        """Every tree there is, the newest first."""
+        self.problems = []
+        found: list[Stored] = []
+        for file in self._files():
+            try:
+                found += self._trees_of(file)
+            except LogError as error:
+                if first_row_of_holder(file) is None:  # else it is being made this moment
+                    self.problems.append(str(error))
+        return sorted(found, key=lambda stored: (stored.at, stored.tree), reverse=True)
+
+    def lines(self, stored: Stored, *, after: int = 0) -> Iterator[bytes]:
+        """The events after that place as they are stored: one JSON object each, unknown fields and all."""
+        with _reading(stored.file) as db:
+            for _, seq, line in tree_lines(db, stored.tree, row=stored.first_row):
+                if seq > after:
+                    yield line
+
+    def events(self, stored: Stored, *, after: int = 0) -> Iterator[Event]:
+        for line in self.lines(stored, after=after):
+            yield event_of(line, stored.file)
+
+    def spawned(self, stored: Stored) -> Iterator[Event]:
+        """The `run.spawned` of each of its runs: what is needed to find one by name."""
+        for line in self.lines(stored):
+            if _SPAWNED in line:
+                yield event_of(line, stored.file)
+
+    def is_live(self, stored: Stored) -> bool:
+        """Whether the process that writes this tree is there. Files are used again: a held lock alone is not enough."""
+        if first_row_of_holder(stored.file) is None:
+            return False
+        with _reading(stored.file) as db:
+            return _is_live(db, stored)
+
+    async def follow(self, stored: Stored, *, after: int = 0) -> AsyncIterator[bytes]:
+        """The lines after that place, then new ones, until the tree has ended or nobody is left who could write it."""
+        with _reading(stored.file) as db:
+            row, version, ended = stored.first_row, None, False
+            while True:
+                live = _is_live(db, stored)  # asked before reading: what a dead writer left is then all read
+                seen, version = version, db.pragma("data_version")
+                if version != seen:
+                    ended = _has_ended(db, stored)
+                    for at, seq, line in tree_lines(db, stored.tree, row=row):
+                        if seq > after:
+                            row, after = at, seq
+                            yield line
+                if ended or not live:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    def has_ended(self, stored: Stored) -> bool:
+        """Whether its primary has ended, which is the last thing that happens in a tree."""
+        with _reading(stored.file) as db:
+            return _has_ended(db, stored)
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".db")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise LogError(f"cannot read the logs in {self.folder}: {error.strerror or error}") from None
+
+    def _trees_of(self, file: Path) -> list[Stored]:
+        with _reading(file) as db:
+            return [Stored(name, file, row, event_of(line, file)) for name, row, line in beginnings(db)]
+
+
+def event_of(line: bytes, file: Path) -> Event:
+    """The event of a stored line."""
+    try:
+        return decode(line)
+    except msgspec.MsgspecError as error:
+        raise LogError(f"{file} holds a line that is not an event: {one_line(error)}") from None
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[apsw.Connection]:
+    db = open_reader(file)
+    try:
+        yield db
+    except apsw.Error as error:
+        raise LogError(f"cannot read the log {file}: {one_line(error)}") from None
+    finally:
+        db.close()
+
+
+def _is_live(db: apsw.Connection, stored: Stored) -> bool:
+    first_row = first_row_of_holder(stored.file)
+    last = last_line(db, stored.tree, row=stored.first_row)
+    return first_row is not None and last is not None and last[0] >= first_row
+
+
+def _has_ended(db: apsw.Connection, stored: Stored) -> bool:
+    last = last_line(db, stored.tree, row=stored.first_row)
+    if last is None:
+        return False
+    event = event_of(last[1], stored.file)
+    return event.run == 0 and isinstance(event.body, RunEnded)

@@ -1,0 +1,31 @@
+"""The lock beside a log file: who writes it, and from which row on. Taken in `sqlite`, only looked at elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+def sign(lock: int, first_row: int) -> None:
+    """Says in a lock we hold from which row on we write: rows before that are of processes now gone."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_row), 0)
+
+
+def first_row_of_holder(file: Path) -> int | None:
+    """From which row on the process that holds this log file writes it; None when nobody holds it.
+
+    Looking takes the lock for a moment, if it is free: a process that wants it just then takes another file."""
+    try:
+        lock = os.open(file.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = os.pread(lock, 64, 0).split()
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    finally:
+        os.close(lock)
+    return None

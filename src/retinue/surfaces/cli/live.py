@@ -1,0 +1,115 @@
+"""One tree, run in this process and shown on this terminal while it happens. Knows nothing of arguments or exit codes.
+
+The screen is a watcher like any other: it is fed from the log, in a thread of its own unless questions are asked on
+it, so that a terminal that does not take its text holds up no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retinue import build
+from retinue.core.errors import LogError
+from retinue.core.events import Delta, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.log.runs import Runs
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.printer.ask import TerminalApprover
+from retinue.surfaces.printer.printer import Printer
+
+LAST_WORDS_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What came of a tree. `stuck` says that the screen took no more text; `log_error` what the log did not take."""
+
+    result: Result[Any]
+    runs: Runs
+    stuck: bool = False
+    log_error: str | None = None
+
+
+async def drive(
+    parts: build.Parts,
+    profile: Profile,
+    task: Task,
+    *,
+    printer: Printer,
+    terminal: bool = False,
+    limits: Limits | None = None,
+) -> Shown:
+    """Runs a primary to its ending. `terminal` asks on the printer's terminal. Events are written in every case."""
+    if terminal:
+        parts = replace(parts, approver=TerminalApprover(printer))
+    supervisor = build.supervisor(parts)
+    shown: Shown | None = None
+    with Signals(supervisor) as signals:
+        try:
+            node = supervisor.spawn(profile, task, limits=limits)
+            shown = await _Screen(supervisor, node, printer, in_thread=not terminal).to_the_end(signals)
+        finally:
+            try:
+                await supervisor.close()
+            except LogError as error:
+                if shown is None:
+                    raise
+                shown = replace(shown, log_error=str(error))
+    return shown
+
+
+class _Screen:
+    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool) -> None:
+        self._supervisor = supervisor
+        self._node = node
+        self._printer = printer
+        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
+        self._runs = Runs(node.ref.tree)
+        self._seq = 0
+
+    async def to_the_end(self, signals: Signals) -> Shown:
+        printing = asyncio.create_task(self._print())
+        signals.aim(self._node.ref.tree, self._say)
+        await self._node.join()
+        if not self._ending_is_written():
+            printing.cancel()
+        killed = asyncio.create_task(signals.killed.wait())
+        await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
+        if killed.done():  # a screen that takes its text has it at once, another one is not waited for
+            await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)
+        killed.cancel()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+        return Shown(self._node.result(), self._runs, stuck=not printing.done())
+
+    async def _print(self) -> None:
+        async for event in self._supervisor.watch(self._node.ref.tree):
+            if isinstance(event, Delta):
+                continue
+            self._runs.apply(event)
+            self._seq = event.seq
+            if self._thread is None:
+                self._printer.show(event)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._printer.show, event)
+
+    def _say(self, text: str) -> None:
+        if self._thread is None:
+            self._printer.note(text)
+        else:
+            self._thread.submit(self._printer.note, text)
+
+    def _ending_is_written(self) -> bool:
+        """A log that takes no more never shows the ending, and then there is nothing to wait for."""
+        primary = self._runs.primary
+        if primary is not None and primary.ended is not None:
+            return True
+        rest = self._supervisor.log.read(self._node.ref.tree, after=self._seq)
+        return any(event.run == 0 and isinstance(event.body, RunEnded) for event in rest)

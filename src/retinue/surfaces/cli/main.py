@@ -1,0 +1,161 @@
+"""`retinue`: the command table, and the edge where every error becomes one line and an exit code.
+
+Only argparse is loaded before a command is chosen, so that `--help` answers at once. A command is a module with
+`configure(parser)` and `run(args) -> int`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+COMMANDS = {
+    "run": "run an agent on a task and print its answer",
+    "demo": "see a whole tree of agents at work: no key, no network",
+    "ps": "list runs and where they stand",
+    "show": "show everything about one run",
+    "tail": "print the events of a tree, also while they happen",
+    "profiles": "list the agents there are",
+    "doctor": "check that everything retinue needs is there",
+    "completion": "print a completion script for your shell",
+}
+EPILOG = """\
+examples:
+  retinue demo
+  retinue run "find the riskiest file" --model scripted:script.yaml
+  retinue ps
+  retinue show
+  retinue tail -f
+
+stdout carries the answer (or JSON with --json); everything live goes to stderr.
+Exit codes: 0 done, 1 failed, 2 usage, 124 timed out, 130 cancelled.
+`retinue COMMAND --help` says more about a command."""
+USAGE = 2
+BUG = 1
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and where to read more."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", Help)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message} (see `{self.prog} --help`)")
+        self.exit(USAGE)
+
+
+def parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
+    """The whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
+    top = Parser(
+        prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
+    )
+    top.add_argument("--version", action="version", version=f"retinue {version()}")
+    commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
+    for name in chosen:
+        module(name).configure(made[name])
+    return top, made
+
+
+def version() -> str:
+    """Our version; `import retinue` here would stand for everything that retinue offers."""
+    number: str = sys.modules["retinue"].__version__
+    return number
+
+
+def module(command: str) -> Any:
+    return importlib.import_module(f"retinue.surfaces.cli.{command}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and gives its exit code. Nothing leaves here as a traceback unless RETINUE_TRACEBACK is set."""
+    _mend_streams()
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has seen enough
+        _drop_output()
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # the surface's edge: a person reads one line
+        if os.environ.get("RETINUE_TRACEBACK"):
+            raise
+        return _report(error)
+
+
+def _run(argv: list[str]) -> int:
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        complain(f"there is no command '{chosen}'{_meant(chosen)} (see `retinue --help`)")
+        return USAGE
+    try:
+        top, _ = parser(*([chosen] if chosen else []))
+        args = top.parse_args(argv)
+    except SystemExit as done:  # argparse's way to say that all is said
+        sys.stdout.flush()
+        return int(done.code or 0)
+    if chosen is None:
+        top.print_help(sys.stderr)
+        return USAGE
+    code: int = module(chosen).run(args)
+    return code
+
+
+def complain(text: str) -> None:
+    """One line on stderr, whatever the text holds."""
+    from retinue.surfaces.printer import safe
+
+    print(f"retinue: {safe.line(text)}", file=sys.stderr)
+
+
+def _report(error: Exception) -> int:
+    from retinue.core.errors import RetinueError
+
+    if isinstance(error, RetinueError):
+        complain(str(error))
+        return USAGE
+    what = f"{type(error).__name__}: {error}"
+    complain(f"internal error: {what} (this is a bug; RETINUE_TRACEBACK=1 in the environment shows where)")
+    return BUG
+
+
+def _meant(word: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _mend_streams() -> None:
+    """A stream that was closed goes nowhere; a character that the terminal's encoding lacks becomes an escape."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What is still buffered has no reader; without this the interpreter would complain about it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())

@@ -1,0 +1,66 @@
+"""The options of every command that runs agents, and what they mean. A limit of 0 means 0; a negative one is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from retinue.core.limits import Limits
+
+_UNSET = object()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that runs agents."""
+    parser.add_argument("--model", metavar="MODEL", help="scripted:FILE; the default is `model:` in retinue.yaml")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
+    parser.add_argument("--yes", action="store_true", help="run every tool without asking")
+    limits = parser.add_argument_group("limits", "a limit of 0 means 0")
+    limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
+    limits.add_argument(
+        "--max-concurrent",
+        metavar="N",
+        type=_whole_or_none,
+        default=_UNSET,
+        help="subagents at once (8); none: no limit",
+    )
+    limits.add_argument(
+        "--max-turns", metavar="N", type=_whole_or_none, default=_UNSET, help="turns of each run (100); none: no limit"
+    )
+    limits.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="for the whole run (no limit)")
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    given = {"depth": args.max_depth, "seconds": args.timeout}
+    limits = {name: value for name, value in given.items() if value is not None}
+    optional = {"concurrent": args.max_concurrent, "turns": args.max_turns}
+    return Limits(**limits, **{name: value for name, value in optional.items() if value is not _UNSET})
+
+
+def model_of(args: argparse.Namespace) -> str | None:
+    """The model that was given; its file is looked for from the current folder, like every file on a command line."""
+    model: str | None = args.model
+    if model is None or not model.startswith("scripted:") or model == "scripted:":
+        return model
+    return f"scripted:{Path.cwd() / Path(model.removeprefix('scripted:')).expanduser()}"
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text!r}")
+    return int(text)
+
+
+def _whole_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else _whole(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf or "_" in text:  # written so that NaN is refused too
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
+    return value

@@ -1,0 +1,75 @@
+"""`retinue profiles`: which agents there are, where each comes from and what it is for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.config.project import load_project
+from retinue.core.profiles import Profile
+from retinue.surfaces.cli import screen
+from retinue.surfaces.printer import safe
+
+EPILOG = """\
+Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
+`orchestrator: coordination: subagent_types:` in retinue.yaml names them.
+Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
+
+examples:
+  retinue profiles
+  retinue profiles --all
+  retinue profiles --json | jq -r '.[].name'"""
+HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the agents that can be spawned by name in this project."
+    parser.epilog = EPILOG
+    parser.add_argument("--all", action="store_true", help="also those that are not active")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
+    parser.add_argument("--json", action="store_true", help="one JSON array with an object for each profile")
+
+
+def run(args: argparse.Namespace) -> int:
+    project = load_project(Path.cwd(), config=args.config)
+    for warning in project.warnings:
+        screen.warn(warning)
+    active = {profile.name for profile in project.profiles}
+    chosen = project.all_profiles if args.all else project.profiles
+    if args.json:
+        screen.print_json([_json(profile, active=profile.name in active) for profile in chosen])
+        return 0
+    if not chosen:
+        print("No profile is active: `subagent_types: []` says so. `retinue profiles --all` lists those there are.")
+        return 0
+    rows = [
+        (
+            profile.name,
+            "yes" if profile.name in active else "no",
+            safe.line(profile.source),
+            safe.line(profile.description),
+        )
+        for profile in chosen
+    ]
+    print("\n".join(screen.table(HEADS, rows)))
+    return 0
+
+
+def _json(profile: Profile, *, active: bool) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "active": active,
+        "source": profile.source,
+        "description": profile.description,
+        "expected_input": list(profile.expected_input),
+        "skills": list(profile.skills),
+        "model": profile.model,
+        "tools": None if profile.tools is None else list(profile.tools),
+        "limits": msgspec.to_builtins(profile.limits),
+        "runtime": profile.runtime,
+        "workspace": profile.workspace,
+        "leaf": profile.leaf,
+    }

@@ -1,0 +1,69 @@
+"""`retinue ps`: the trees of this project and their runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from retinue.log.listing import LATEST, Listing, listings
+from retinue.surfaces.cli import screen
+from retinue.surfaces.printer import safe
+
+EPILOG = f"""\
+Without --all: every tree with a live run, and the latest {LATEST}. Newest first.
+
+states:
+  queued starting running waiting_approval waiting_children stalled   it lives
+  done refused failed limited timed_out cancelled disconnected       it has ended
+  interrupted                                                        its process is gone and it has no ending
+
+examples:
+  retinue ps
+  retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'"""
+HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "TIME", "STARTED", "TASK")
+NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "TIME"})
+LABEL_WIDTH = 40
+TASK_WIDTH = 80
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List runs and where they stand: each tree with its runs below one another."
+    parser.epilog = EPILOG
+    parser.add_argument("--all", action="store_true", help="every tree there is")
+    parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    found, left_out = listings(archive, everything=args.all)
+    screen.warn_of_problems(archive)
+    now = time.time()
+    if args.json:
+        screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
+        return 0
+    if not found:
+        print("No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one.")
+        return 0
+    rows = [row for each in found for row in _rows(each, now)]
+    print("\n".join(screen.table(HEADS, rows, right=NUMBERS)))
+    if left_out:
+        print(f"\n{left_out} older {'tree is' if left_out == 1 else 'trees are'} not shown: retinue ps --all")
+    return 0
+
+
+def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{listing.tree}/{view.number}",
+            "  " * view.spawned.depth + screen.shortened(safe.line(view.label), LABEL_WIDTH),
+            safe.line(view.agent),
+            listing.state(view),
+            str(view.turns),
+            str(view.tool_count),
+            f"{view.usage.total_tokens:,}",
+            screen.duration(listing.seconds(view, now)),
+            screen.ago(now - view.spawned_at) if view.number == 0 else "",
+            screen.shortened(safe.line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
+        )
+        for view in listing.in_order()
+    ]

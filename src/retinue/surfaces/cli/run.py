@@ -1,0 +1,139 @@
+"""`retinue run TASK`: one primary agent, seen live on stderr, its answer on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from retinue import build
+from retinue.config.files import read_text
+from retinue.config.places import meant
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.limits import EVENT_BYTES, Limits
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result, unconfirmed_texts
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.cli.options import add_options, limits_of, model_of
+from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.summary import summary
+
+EPILOG = """\
+stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
+at the terminal; without a terminal they are refused, unless --yes says that nothing asks.
+Ctrl-C cancels the run and everything below it; a second one kills it.
+
+exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
+
+examples:
+  retinue run "find the riskiest file" --model scripted:script.yaml
+  retinue run @task.md --profile explorer --max-turns 20
+  git diff | retinue run - --yes --timeout 600
+  retinue run "audit src/" --json --quiet | jq .usage"""
+EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
+FAILED = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run an agent on a task, with all the subagents it makes, and print its answer."
+    parser.epilog = EPILOG
+    parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
+    parser.add_argument("--profile", metavar="NAME", help="which agent does it (see `retinue profiles --all`)")
+    parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
+    how_much = parser.add_mutually_exclusive_group()
+    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
+    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    task = read_task(args.task)
+    limits = limits_of(args)
+    parts, project = project_parts(args, limits)
+    screen.checked(project.folder)
+    profile = choose(project, args.profile)
+    if parts.model is None and profile.model is None:
+        where = project.settings.file or project.folder / "retinue.yaml"
+        raise ConfigError(f"no model: give --model scripted:FILE, or write 'model: scripted:FILE' in {where}")
+    for warning in project.warnings:
+        screen.warn(warning)
+    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+    printer = Printer(sys.stderr, level=level)
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty() and args.task != "-"
+    wish = Task(task, model=model_of(args))
+    shown = asyncio.run(drive(parts, profile, wish, printer=printer, terminal=terminal, limits=limits))
+    return finish(shown, printer, as_json=args.json)
+
+
+def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:
+    """What the project's files say, and the options over them."""
+    mode = "yes" if args.yes else None
+    return build.project_parts(Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits)
+
+
+def choose(project: Any, name: str | None) -> Profile:
+    """The profile of that name, active or not; without one the primary of `retinue run`."""
+    if name is None:
+        return build.MAIN
+    for profile in project.all_profiles:
+        if profile.name.casefold() == name.casefold():
+            found: Profile = profile
+            return found
+    there = [profile.name for profile in project.all_profiles]
+    raise NotFound(f"unknown profile '{name}'; there is {', '.join(there)}{meant(name, there)}")
+
+
+def read_task(text: str) -> str:
+    """The task itself, from stdin for `-`, or from a file for `@FILE` (`@@` begins a task with @)."""
+    if text == "-":
+        data = sys.stdin.buffer.read(EVENT_BYTES + 1)
+        try:
+            task = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ConfigError("the task on stdin is not UTF-8 text") from None
+    elif text.startswith("@") and not text.startswith("@@"):
+        task = read_text(Path(text[1:]).expanduser())
+    else:
+        task = os.fsencode(text).decode("utf-8", "replace")
+        task = task[1:] if task.startswith("@@") else task
+    if not task.strip():
+        raise ConfigError("the task is empty: say what to do, or give - or @FILE")
+    if len(task.encode()) > EVENT_BYTES // 2:
+        raise ConfigError(
+            f"the task is larger than {EVENT_BYTES // 2 // 1024 // 1024} MiB: put it in a file that the agent can read"
+        )
+    return task.rstrip("\n")
+
+
+def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
+    """The last words on stderr, the answer on stdout, the exit code."""
+    result = shown.result
+    code = EXIT_CODES.get(result.status, FAILED)
+    if not shown.stuck:
+        if printer.level != "quiet":
+            printer.plain(summary(shown.runs, color=printer.color))
+            more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
+            printer.plain(paint.faint(more, color=printer.color))
+        if result.status != "done":
+            screen.complain(f"{result.status}: {result.error_details or result.final_response}{_hint(result)}")
+        if shown.log_error is not None:
+            screen.complain(shown.log_error)
+            code = code or FAILED
+    if as_json:
+        screen.print_json(result.to_json())
+    elif result.status == "done" and result.final_response:
+        print(safe.text(result.final_response) if sys.stdout.isatty() else result.final_response)
+    sys.stdout.flush()
+    if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
+        os._exit(code)
+    return code
+
+
+def _hint(result: Result[Any]) -> str:
+    unconfirmed = unconfirmed_texts(name=result.name, primary=True)
+    return "; --yes runs tools without asking" if result.error_details == unconfirmed[1] else ""

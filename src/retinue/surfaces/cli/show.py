@@ -1,0 +1,124 @@
+"""`retinue show RUN`: everything about one run on one page."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from retinue.core.results import ToolLog
+from retinue.log.listing import INTERRUPTED, Listing, listing, total
+from retinue.log.lookup import find
+from retinue.log.runs import RunView
+from retinue.surfaces.cli import screen
+from retinue.surfaces.printer import safe
+
+RUN_HELP = (
+    "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning of "
+    "one; without it the primary of the latest tree"
+)
+EPILOG = """\
+examples:
+  retinue show                      the latest tree's primary
+  retinue show toje555k2w/3         run 3 of a tree (`retinue ps` lists them)
+  retinue show /main/explorer-1     by path
+  retinue show "look at src"        by label
+  retinue show toje --json | jq .usage"""
+INDENT = "  "
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
+    parser.add_argument(
+        "--json", action="store_true", help="the result as one JSON object; of a live run, what is known"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    tree = listing(archive, found.stored)
+    view, now = tree.runs.runs[found.run], time.time()
+    if args.json:
+        screen.print_json(tree.result(view, now))
+        return 0
+    print("\n".join(_page(tree, view, now)))
+    return 0
+
+
+def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
+    yield f"{tree.tree}/{view.number}  {safe.line(view.path)}  [{safe.line(view.label)}]"
+    for name, value in _facts(tree, view, now):
+        yield f"{INDENT}{name:<11} {safe.line(value)}"
+    yield from _part("task", view.spawned.task)
+    if view.spawned.task_context:
+        yield from _part("context", view.spawned.task_context)
+    if view.tool_logs:
+        yield from ("", "tools", *(INDENT + _tool_line(log) for log in view.tool_logs))
+    yield from _outcome(tree, view)
+    if view.children:
+        yield from ("", "children")
+        for child in view.children:
+            name = f"{tree.tree}/{child.number}"
+            yield f"{INDENT}{name}  {tree.state(child):<12}  {safe.line(child.agent)}  [{safe.line(child.label)}]"
+
+
+def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
+    spawned, usage = view.spawned, view.usage
+    took = screen.duration(tree.seconds(view, now))
+    yield "agent", view.agent
+    yield "state", f"{tree.state(view)}, {took}, {_many(view.turns, 'turn')}, {_many(view.tool_count, 'tool call')}"
+    below = total(view) - usage.total_tokens
+    tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
+    yield "usage", tokens + (f", and {below:,} below it" if below else "")
+    if spawned.model:
+        yield "model", spawned.model
+    yield "workspace", spawned.workspace
+    yield "subagent_id", spawned.subagent_id
+    yield (
+        "started",
+        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(view.spawned_at))} ({screen.ago(now - view.spawned_at)})",
+    )
+    if spawned.parent is not None:
+        yield "parent", f"{tree.tree}/{spawned.parent}"
+    if view.ended is not None and view.ended.file:
+        yield "file", view.ended.file
+    for warning in view.warnings:
+        yield "warning", warning
+
+
+def _outcome(tree: Listing, view: RunView) -> Iterator[str]:
+    ended = view.ended
+    if ended is None:
+        if tree.state(view) == INTERRUPTED:
+            yield from _part("result", "none: the process that ran it is gone, and it never ended")
+        if view.last_message:
+            yield from _part("last message", view.last_message)
+        return
+    if ended.error_details and ended.error_details != ended.final_response:
+        yield from _part("error", ended.error_details)
+    yield from _part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
+    if ended.partial and ended.partial != ended.final_response:
+        yield from _part("last message", ended.partial)
+
+
+def _part(title: str, text: str) -> Iterator[str]:
+    yield ""
+    yield safe.line(title)
+    for line in safe.text(text).split("\n"):
+        yield (INDENT + line).rstrip()
+
+
+def _tool_line(log: ToolLog) -> str:
+    took = "" if log.duration_ms is None else f"  ({screen.duration(log.duration_ms / 1000)})"
+    mark = "✓" if log.success else "✗"
+    return f"{mark} {safe.line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

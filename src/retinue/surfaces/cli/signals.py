@@ -1,0 +1,57 @@
+"""Signals of the terminal as commands to a tree: the one place of retinue that handles them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+
+from retinue.supervisor.supervisor import Supervisor
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CANCELLING = "cancelling; press Ctrl-C again to kill"
+KILLING = "killing"
+KILLED = 130
+
+
+class Signals:
+    """The first cancels the tree, the second kills it, a third leaves at once; the log says then what was interrupted.
+
+    Signals that were ignored when we started stay ignored."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._tree = ""
+        self._say: Callable[[str], None] = lambda _: None
+        self._count = 0
+        self._cancelling: asyncio.Task[bool] | None = None
+        self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self.killed = asyncio.Event()
+
+    def aim(self, tree: str, say: Callable[[str], None]) -> None:
+        self._tree, self._say = tree, say
+
+    def __enter__(self) -> Signals:
+        for number in self._handled:
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in self._handled:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _received(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._say(CANCELLING)
+            self._cancelling = asyncio.create_task(self._supervisor.cancel(self._tree))
+        elif self._count == 2:
+            self._say(KILLING)
+            self._supervisor.kill(self._tree)
+            self.killed.set()
+        else:
+            os._exit(KILLED)

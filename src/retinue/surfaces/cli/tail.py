@@ -1,0 +1,93 @@
+"""`retinue tail TREE`: the events of a tree, from the log and then as they happen in whatever process runs it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+from retinue.log.archive import Archive, Stored, event_of
+from retinue.log.lookup import find
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.printer.printer import Printer
+
+EPILOG = """\
+Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen.
+With -f it ends when the tree does, or when the process that ran it is gone.
+
+examples:
+  retinue tail                            the latest tree, as blocks
+  retinue tail -f toje555k2w              and what happens from now on
+  retinue tail --json --after 120         one event a line, exactly as stored
+  retinue tail --json | jq -r .kind | sort | uniq -c"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the events of a tree: as blocks, or as JSON lines."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
+    parser.add_argument("--after", metavar="SEQ", type=_place, default=0, help="only events after this number")
+    parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
+    parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    try:
+        stored = find(archive, args.name).stored
+    finally:
+        screen.warn_of_problems(archive)
+    asyncio.run(_print(archive, stored, args))
+    return 0
+
+
+async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
+    stdout = _Stdout()
+    printer = Printer(stdout, level="verbose" if args.verbose else "normal")
+    async for line in _lines(archive, stored, args):
+        if args.json:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+        else:
+            printer.show(event_of(line, stored.file))
+            if stdout.broken:
+                raise BrokenPipeError
+    if args.follow and not archive.has_ended(stored):
+        screen.warn(f"the process that ran {stored.tree} is gone; the tree has no ending")
+
+
+class _Stdout:
+    """stdout, remembering that its reader is gone: the printer is silent then, but nobody is left to follow for."""
+
+    broken = False
+
+    def write(self, text: str) -> None:
+        sys.stdout.write(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.broken = True
+            raise
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
+
+async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace) -> AsyncIterator[bytes]:
+    if args.follow:
+        async for line in archive.follow(stored, after=args.after):
+            yield line
+        return
+    for line in archive.lines(stored, after=args.after):
+        yield line
+
+
+def _place(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be the number of an event, 0 or more, got {text!r}")
+    return int(text)

@@ -1,0 +1,127 @@
+"""The real command line in real processes, in a project of the test's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import retinue
+
+SECONDS = 45.0
+COMMAND = [sys.executable, "-m", "retinue"]
+SOURCE = str(Path(retinue.__file__).parents[1])
+# Root may write everywhere; without these two capabilities it is bound by modes like everybody.
+_POWERS = "-dac_override,-dac_read_search"
+BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a command sees: little, so that nothing of the machine decides a test."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "NO_COLOR": "1"} | more
+
+
+class Project:
+    """A folder with a retinue.yaml, and the commands run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.prefix: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "retinue.yaml").touch()
+
+    def script(self, agents: dict[str, Any], *, name: str = "script.yaml", **more: Any) -> str:
+        """Writes a script file and gives the model that plays it."""
+        (self.folder / name).write_text(json.dumps({"agents": agents, **more}))  # JSON is YAML
+        return f"scripted:{name}"
+
+    def retinue(self, *arguments: str, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        """One command from start to end."""
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        return subprocess.run(
+            [*self.prefix, *COMMAND, *arguments],
+            cwd=self.folder,
+            env=environment(**more),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=SECONDS,
+            check=False,
+            **given,
+        )
+
+    def run(self, *arguments: str, agents: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str]:
+        """`retinue run` with this script."""
+        return self.retinue("run", "the task", "--model", self.script(agents), *arguments, **more)
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A command while it runs; killed when the test has had enough of it, or after SECONDS."""
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=self.folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        watchdog = threading.Timer(SECONDS, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+            process.communicate()
+
+    def events(self, *arguments: str) -> list[dict[str, Any]]:
+        """What `tail --json` says of the latest tree."""
+        return [json.loads(line) for line in self.retinue("tail", "--json", *arguments).stdout.splitlines()]
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        """What `ps --json` says."""
+        rows: list[dict[str, Any]] = json.loads(self.retinue("ps", "--json", *arguments).stdout)
+        return rows
+
+
+def read_until(stream: Any, text: str) -> str:
+    """Reads lines until one has the text; what was read so far. The end of the stream before that is a failure."""
+    read = ""
+    for line in stream:
+        read += line
+        if text in line:
+            return read
+    raise AssertionError(f"{text!r} never came; there was:\n{read}")
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Asks again and again, for SECONDS at most, whether something real has come true."""
+    pause = threading.Event()
+    for _ in range(int(SECONDS / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it never came true")
+
+
+def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line a command that was used wrongly says; nothing else, no traceback, exit code 2."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("retinue: ")
+    return lines[0].removeprefix("retinue: ")

@@ -1,0 +1,137 @@
+"""The commands about retinue itself: help, version, profiles, doctor, completion."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import retinue
+from retinue.surfaces.cli.main import COMMANDS
+from tests.cli.shell import COMMAND, Project, environment, one_line_error
+
+LIGHT = {"argparse", "asyncio", "apsw", "json", "msgspec", "yaml", "dataclasses", "subprocess"}
+
+
+def bash(script: str, project: Project) -> str:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=project.folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def completed(project: Project, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    script = (
+        f"source <({' '.join(COMMAND)} completion bash); COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+        '_retinue; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    return bash(script, project).split()
+
+
+def test_help_names_every_command(project: Project) -> None:
+    done = project.retinue("--help")
+    assert done.returncode == 0
+    for name, text in COMMANDS.items():
+        assert name in done.stdout
+        assert text in done.stdout
+    nothing = project.retinue()
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr == done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(project: Project, command: str) -> None:
+    done = project.retinue(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: retinue {command}")
+    assert "examples:" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 120
+
+
+def test_version(project: Project) -> None:
+    assert project.retinue("--version").stdout == f"retinue {retinue.__version__}\n"
+
+
+def test_help_loads_next_to_nothing(project: Project) -> None:
+    code = (
+        "import sys; from retinue.surfaces.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert LIGHT & set(done.stderr.split()) == {"argparse"}
+
+
+def test_profiles(project: Project) -> None:
+    own = project.folder / ".agent/subagent_types/poet/SUBAGENT.md"
+    own.parent.mkdir(parents=True)
+    own.write_text("---\nname: poet\ndescription: Writes \\u202everse.\n---\nYou write verse.\n")
+    lines = project.retinue("profiles").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "ACTIVE", "SOURCE", "DESCRIPTION"]
+    names = [line.split()[0] for line in lines[1:]]
+    assert names == ["evaluator", "explorer", "researcher", "critic", "poet"]
+    assert "poet        yes     .agent/subagent_types/poet/SUBAGENT.md" in lines[-1]
+    everyone = {row["name"]: row for row in json.loads(project.retinue("profiles", "--all", "--json").stdout)}
+    assert everyone["novelty"]["active"] is False
+    assert everyone["poet"]["source"] == ".agent/subagent_types/poet/SUBAGENT.md"
+    (project.folder / "retinue.yaml").write_text("orchestrator: {coordination: {subagent_types: [poet, nobody]}}\n")
+    done = project.retinue("profiles")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["poet"]
+    assert done.stderr.startswith("retinue: warning: unknown subagent type 'nobody'")
+
+
+def test_doctor(project: Project) -> None:
+    done = project.retinue("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warn  authority runs of runtime `inherited` work as you" in done.stdout
+    assert f"ok    project   {project.folder}" in done.stdout
+    checks = {check["name"]: check for check in json.loads(project.retinue("doctor", "--json").stdout)}
+    assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
+    assert "scripted:FILE" in checks["model"]["text"]
+    assert not (project.folder / ".retinue").exists()
+    (project.folder / "retinue.yaml").write_text("model: scripted:nowhere.yaml\n")
+    sick = project.retinue("doctor")
+    assert sick.returncode == 1
+    assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
+
+
+def test_the_project_is_found_upward(project: Project) -> None:
+    project.run(agents={"main": ["ok"]})
+    below = Project(project.folder / "a/b")
+    (below.folder / "retinue.yaml").unlink()
+    assert below.rows() == project.rows() != []
+    below.script({"main": ["from below"]}, name="near.yaml")
+    assert below.retinue("run", "x", "--model", "scripted:near.yaml").stdout == "from below\n"
+    assert not (below.folder / ".retinue").exists()
+
+
+def test_completion_of_bash_works_when_sourced(project: Project) -> None:
+    (project.folder / "task one.md").touch()
+    (project.folder / "config.yaml").touch()
+    said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
+    assert said == "complete -F _retinue retinue\n"
+    assert completed(project, "retinue", "") == [*COMMANDS, "--help", "--version"]
+    assert completed(project, "retinue", "p") == ["ps", "profiles"]
+    assert completed(project, "retinue", "run", "--max-") == ["--max-depth", "--max-concurrent", "--max-turns"]
+    assert completed(project, "retinue", "run", "--config", "conf") == ["config.yaml"]
+    assert completed(project, "retinue", "run", "--timeout", "") == []
+    assert completed(project, "retinue", "run", "@conf") == ["@config.yaml"]
+    assert completed(project, "retinue", "completion", "z") == ["zsh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(project: Project, shell: str) -> None:
+    script = project.retinue("completion", shell).stdout
+    for word in (*COMMANDS, "after", "profile", "max-concurrent"):
+        assert word in script
+    assert "'tcsh'" in one_line_error(project.retinue("completion", "tcsh"))
