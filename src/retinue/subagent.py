@@ -1,0 +1,345 @@
+"""Subagents as seed 001 names them: a config, a tool made of it, a factory for what tools share, one result.
+
+Thin: a config becomes a Profile, a call becomes one spawn by the supervisor, a result is ours in fewer fields. Inside a
+run the subagent is that run's child. Outside any, it is the child of a client: run 0 of a tree, which does nothing but
+stand for the caller, so that depth, slots and cancelling are the supervisor's there too.
+
+    async with SubagentFactory(model="scripted:script.yaml", tools=["read", "grep"]) as factory:
+        tool = factory.create(SubagentConfig("researcher").with_max_turns(10))
+        outcome = await tool.execute(None, {"task": "find it"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
+from retinue.core.limits import Limits
+from retinue.core.ports import Model, Order
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.core.results import ToolLog as ToolCallLog
+from retinue.core.usage import Usage
+from retinue.log.progress import Progress, SubagentProgress
+from retinue.supervisor.links import RunLink
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.trees import Tree
+from retinue.surfaces import library
+from retinue.surfaces.library import Retinue, Run
+from retinue.tools import spawn
+
+__all__ = [
+    "METADATA_MAX_SUBAGENT_DEPTH",
+    "METADATA_SUBAGENT_DEPTH",
+    "SubagentConfig",
+    "SubagentFactory",
+    "SubagentProgress",
+    "SubagentResult",
+    "SubagentTool",
+    "ToolCallLog",
+    "ToolResult",
+]
+
+Hooks = Callable[[SubagentProgress], Any]
+Store = Callable[[], str | Path | None]
+_NO_DEADLINE = Limits(seconds=None)
+
+_log = logging.getLogger("retinue.subagent")
+_log.addHandler(logging.NullHandler())
+
+
+def in_memory() -> None:
+    """The store that keeps no file. One that returns a folder keeps the log there."""
+
+
+@dataclass(frozen=True)
+class SubagentConfig:
+    """What a subagent is. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
+
+    name: str
+    _: KW_ONLY
+    nickname: str | None = None
+    system_prompt: str = ""
+    max_turns: int | None = None
+    timeout_ms: int | None = None
+    model: str | None = None
+
+    def with_system_prompt(self, prompt: str) -> SubagentConfig:
+        return replace(self, system_prompt=prompt)
+
+    def with_max_turns(self, turns: int) -> SubagentConfig:
+        return replace(self, max_turns=turns)
+
+    def with_timeout_ms(self, timeout: int) -> SubagentConfig:
+        return replace(self, timeout_ms=timeout)
+
+    def with_model(self, model: str) -> SubagentConfig:
+        return replace(self, model=model)
+
+    def with_nickname(self, nickname: str) -> SubagentConfig:
+        return replace(self, nickname=nickname)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values; `model` only when there is one."""
+        fields = asdict(self)
+        if self.model is None:
+            del fields["model"]
+        return fields
+
+    def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile:
+        """The profile this config stands for; its own model wins over `model`."""
+        seconds = None if self.timeout_ms is None else self.timeout_ms / 1000
+        return Profile(
+            self.name,
+            self.system_prompt,
+            model=self.model or model,
+            tools=tools,
+            limits=Limits(turns=UNSET if self.max_turns is None else self.max_turns, seconds=seconds),
+            nickname=self.nickname,
+        )
+
+
+class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one subagent came to. `failed_tool` is there for old readers and never filled: an error of the model
+    or the transport does not say which tool failed."""
+
+    name: str
+    final_response: str
+    total_turns: int
+    tool_count: int
+    tool_logs: tuple[ToolCallLog, ...]
+    usage: Usage
+    success: bool
+    duration_ms: int
+    error_details: str | None = None
+    failed_tool: str | None = None
+
+    @classmethod
+    def of(cls, result: Result[Any]) -> SubagentResult:
+        return cls(**{name: getattr(result, name) for name in cls.__struct_fields__ if name != "failed_tool"})
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values, the last two only when they say something."""
+        fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return fields
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    """What a parent gets of a call: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
+
+    success: bool
+    output: str
+    data: dict[str, Any] | None
+    duration_ms: int
+
+
+class _Place(NamedTuple):
+    """A run that children can be spawned below."""
+
+    supervisor: Supervisor
+    tree: Tree
+    node: Node
+
+
+class SubagentTool:
+    """One subagent as a tool. In a profile's tools put `tool.profile`; anywhere else call `execute`.
+
+    Without `retinue`, calls from outside a run have a Retinue of their own each, opened with `options` (as
+    `retinue.open` takes them) and the folder that `store` gives. Inside a run its tree's log is used."""
+
+    tier = "confirm"
+
+    def __init__(
+        self,
+        config: SubagentConfig,
+        *,
+        model: str | Model | None = None,
+        tools: Sequence[Any] | None = (),
+        hooks: Hooks | None = None,
+        store: Store = in_memory,
+        retinue: Retinue | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = config
+        self.profile = config.profile(model=model, tools=tools)
+        spec = spawn.SubagentTool(self.profile).spec
+        self.name = spec.name
+        self.display_name = spec.display_name
+        self.description = spec.description
+        task = spec.schema["properties"]["task"]
+        self.input_schema: dict[str, Any] = {"type": "object", "properties": {"task": task}, "required": ["task"]}
+        self._hooks = hooks
+        self._options = options
+        self._client: Callable[[], AbstractAsyncContextManager[_Place]]
+        if retinue is None:
+            self._client = lambda: _opened(store, self.profile.tools, options)
+        else:
+            self._client = lambda: _client_of(retinue, self.profile.tools, _NO_DEADLINE)
+
+    def with_hooks(self, hooks: Hooks) -> SubagentTool:
+        """The same tool, whose progress goes to `hooks` instead."""
+        changed = copy.copy(self)
+        changed._hooks = hooks
+        return changed
+
+    def with_stores(self, store: Store) -> SubagentTool:
+        """The same tool, whose calls from outside a run each keep their log where `store` says."""
+        changed = copy.copy(self)
+        changed._client = lambda: _opened(store, self.profile.tools, self._options)
+        return changed
+
+    async def execute(
+        self, ctx: Context | None, input: Mapping[str, Any], *, cancel: asyncio.Event | None = None
+    ) -> ToolResult:
+        """Runs the subagent to its ending, below `ctx`, the run around this call, or a client.
+
+        A failed run is a ToolResult; what makes no run is a ToolError, except a full tree, which is a ToolResult too.
+        Setting `cancel` cancels the subagent, and so does cancelling this call or the run it belongs to."""
+        task = input.get("task") if isinstance(input, Mapping) else None
+        if not isinstance(task, str):
+            raise ToolError("Missing 'task' parameter")
+        around = ctx or CURRENT.get()
+        if around is not None:
+            return await self._run(_place_of(around), task, cancel)
+        async with self._client() as place:
+            return await self._run(place, task, cancel)
+
+    async def _run(self, place: _Place, task: str, cancel: asyncio.Event | None) -> ToolResult:
+        supervisor, tree, node = place
+        before = tree.seq
+        try:
+            order = Order(self.profile, Task(task), queue=False, asked_by_model=False)
+            ticket = supervisor.spawn_child(tree, node, order)
+        except NoSlot as full:
+            return ToolResult(False, str(full), None, 0)
+        except SpawnRefused as refused:
+            raise ToolError(str(refused)) from None
+        run = Run(supervisor, tree.nodes[ticket.run])
+        if cancel is not None and cancel.is_set():
+            await run.cancel()
+        observers = [asyncio.create_task(_observe(run, before, self._hooks))] if self._hooks else []
+        watchers = [asyncio.create_task(_cancel_on(cancel, run))] if cancel else []
+        try:
+            result = SubagentResult.of(await run.result())
+            await asyncio.gather(*observers)
+        finally:
+            await run.cancel()  # one that nobody waits for has no reason to go on; one that has ended is left alone
+            for beside in (*observers, *watchers):
+                beside.cancel()
+        return ToolResult(result.success, result.final_response, result.to_json(), result.duration_ms)
+
+
+class SubagentFactory:
+    """What subagents share: one open Retinue, a model, tools, hooks, and the limits of one tree.
+
+    Enter it with `async with`; leaving cancels what still runs. With `retinue` that one is used and left open."""
+
+    def __init__(
+        self,
+        *,
+        model: str | Model | None = None,
+        tools: Sequence[Any] | None = (),
+        hooks: Hooks | None = None,
+        store: Store = in_memory,
+        retinue: Retinue | None = None,
+        max_concurrent: int | UnsetType | None = UNSET,
+        max_depth: int | UnsetType = UNSET,
+        **options: Any,
+    ) -> None:
+        self._retinue = retinue
+        self._shared: dict[str, Any] = {"model": model, "tools": tools, "hooks": hooks, **options}
+        self._options = options
+        self._store = store
+        self._limits = Limits(seconds=None, depth=max_depth, concurrent=max_concurrent)
+        self._stack = AsyncExitStack()
+        self._place: _Place | None = None
+
+    async def __aenter__(self) -> SubagentFactory:
+        async with AsyncExitStack() as stack:
+            retinue = self._retinue
+            if retinue is None:
+                retinue = await stack.enter_async_context(library.open(self._store(), **self._options))
+            client = _client_of(retinue, self._shared["tools"], self._limits)
+            self._place = await stack.enter_async_context(client)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._place = None
+        await self._stack.aclose()
+
+    def create(self, config: SubagentConfig) -> SubagentTool:
+        """A tool of this factory: its calls from outside a run are children of the factory's one client."""
+        tool = SubagentTool(config, **self._shared)
+        tool._client = self._here
+        return tool
+
+    @asynccontextmanager
+    async def _here(self) -> AsyncIterator[_Place]:
+        if self._place is None:
+            raise RetinueError("this SubagentFactory is not open: use `async with SubagentFactory(...) as factory:`")
+        yield self._place
+
+
+@asynccontextmanager
+async def _opened(store: Store, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[_Place]:
+    async with library.open(store(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as place:
+        yield place
+
+
+@asynccontextmanager
+async def _client_of(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[_Place]:
+    """Run 0 of a tree that stands for a caller who is no run. It has the tools its children may have."""
+    over = asyncio.Event()
+
+    async def client(task: str, ctx: Context) -> str:
+        await over.wait()
+        return "closed"
+
+    run = await retinue.spawn(
+        Profile("client", tools=tools, call=client), "subagents called from outside", limits=limits
+    )
+    tree = retinue.supervisor.trees[run.tree]
+    try:
+        yield _Place(retinue.supervisor, tree, tree.nodes[0])
+    finally:
+        over.set()
+        await run.result()
+
+
+def _place_of(ctx: Context) -> _Place:
+    """The run a context is of. A Context can spawn but not cancel or refuse to queue, so we ask its supervisor."""
+    link = ctx.link
+    if not isinstance(link, RunLink):
+        raise RetinueError("a SubagentTool can be called only in the process of the supervisor")
+    return _Place(link.supervisor, link.tree, link.node)
+
+
+async def _cancel_on(event: asyncio.Event, run: Run) -> None:
+    await event.wait()
+    await run.cancel()
+
+
+async def _observe(run: Run, after: int, hooks: Hooks) -> None:
+    """Tells the hooks what the run does, as it does it. Hooks that fail are logged and never hurt the run."""
+    progress = Progress(run.tree, run=run.number)
+    async for event in run.events(after=after):
+        update = progress.apply(event)
+        if update is None:
+            continue
+        try:
+            hooks(update)
+        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's hooks
+            _log.warning("Failed to emit subagent progress event: %s", error)
