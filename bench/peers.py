@@ -28,11 +28,19 @@ def pydantic_ai_work() -> Callable[[], Awaitable[object]]:
 
     async def child_model(history: list[Any], info: Any) -> Any:
         await asyncio.sleep(0)
-        return reply("look", {"what": "x"}) if turns(history) < 2 else messages.ModelResponse(parts=[messages.TextPart("found")])
+        return (
+            reply("look", {"what": "x"})
+            if turns(history) < 2
+            else messages.ModelResponse(parts=[messages.TextPart("found")])
+        )
 
     async def parent_model(history: list[Any], info: Any) -> Any:
         await asyncio.sleep(0)
-        return reply("delegate", {"task": "x"}) if turns(history) < 1 else messages.ModelResponse(parts=[messages.TextPart("done")])
+        return (
+            reply("delegate", {"task": "x"})
+            if turns(history) < 1
+            else messages.ModelResponse(parts=[messages.TextPart("done")])
+        )
 
     child = ai.Agent(function.FunctionModel(child_model))
     parent = ai.Agent(function.FunctionModel(parent_model))
@@ -57,10 +65,14 @@ def openai_agents_work() -> Callable[[], Awaitable[object]]:
 
     def message(text: str) -> Any:
         part = responses.ResponseOutputText(text=text, type="output_text", annotations=[])
-        return responses.ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[part])
+        return responses.ResponseOutputMessage(
+            id="m", type="message", role="assistant", status="completed", content=[part]
+        )
 
     def tool_call(name: str, args: str) -> Any:
-        return responses.ResponseFunctionToolCall(call_id=f"c{time.time_ns()}", name=name, arguments=args, type="function_call")
+        return responses.ResponseFunctionToolCall(
+            call_id=f"c{time.time_ns()}", name=name, arguments=args, type="function_call"
+        )
 
     class Scripted(agents.Model):  # type: ignore[misc, name-defined]
         def __init__(self, tool: str, args: str, calls: int) -> None:

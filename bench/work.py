@@ -78,5 +78,3 @@ async def bare(*, count: int, delay: float, at_once: bool) -> None:
     else:
         for _ in range(count):
             await reference(delay)
-
-

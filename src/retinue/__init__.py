@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retinue.core.profiles import Profile, Task
     from retinue.core.results import Result, Status
     from retinue.core.usage import Usage
-    from retinue.surfaces.library import Retinue, Run, open, run_sync  # noqa: A004
+    from retinue.surfaces.library import Retinue, Run, open, run_sync
     from retinue.tools.functions import tool
 
 __version__ = "0.1.0"

@@ -65,10 +65,10 @@ class ManualClock:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        over = asyncio.get_running_loop().create_future()
-        timer = self.call_later(seconds, lambda: over.done() or over.set_result(None))
+        over = asyncio.Event()
+        timer = self.call_later(seconds, over.set)
         try:
-            await over
+            await over.wait()
         finally:
             timer.cancel()
 

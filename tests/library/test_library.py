@@ -14,7 +14,7 @@ from retinue import Allow, Approval, ConfigError, Context, Deny, Limits, Profile
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, ToolResult
 from retinue.log.threads import thread
 from retinue.testing import allow_all, deny_all, scripted
-from tests.tree.kit import bodies, call, main, spawn, tree
+from tests.tree.kit import bodies, call, main, spawn
 
 SCRIPT = """
 agents:
@@ -266,7 +266,9 @@ async def test_a_question_carries_who_asks_and_what_would_happen(tmp_path: Path)
     assert (edit.tool, edit.label, edit.run, edit.path) == ("edit", "fix it", 1, "/main/fixer-1")
     assert "-old" in edit.preview and "+new" in edit.preview
     assert (tmp_path / "a.txt").read_text() == "new\n"
-    assert [b.approval_id for b in bodies(events, ApprovalAsked)] == [b.approval_id for b in bodies(events, ApprovalDecided)]
+    assert [b.approval_id for b in bodies(events, ApprovalAsked)] == [
+        b.approval_id for b in bodies(events, ApprovalDecided)
+    ]
 
 
 @pytest.mark.parametrize("answer", ["yes", None, True, ValueError("broken approver")])
@@ -292,7 +294,9 @@ async def test_without_an_approver_the_run_ends_and_nothing_ran(tmp_path: Path) 
 
 
 async def test_without_an_approver_parallel_calls_are_stopped_too(tmp_path: Path) -> None:
-    both = {"tools": [{"name": "write", "args": {"path": "x", "content": "y"}}, {"name": "glob", "args": {"pattern": "*"}}]}
+    both = {
+        "tools": [{"name": "write", "args": {"path": "x", "content": "y"}}, {"name": "glob", "args": {"pattern": "*"}}]
+    }
     async with retinue.open(project=tmp_path) as r:
         result = await r.run(main({"main": [both]}), "go")
     assert result.final_response == "Run requires confirmation"
@@ -387,5 +391,3 @@ async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:
         [given] = bodies(r.supervisor.log.read(run.tree), ToolResult)
     assert len(given.text) < 60_000 and "bytes cut" in given.text
     assert Path(given.file).stat().st_size == 5_000_000
-
-

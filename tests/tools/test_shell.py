@@ -258,4 +258,5 @@ async def test_without_pidfd_it_polls(folders: RealFolders, monkeypatch: pytest.
 def test_the_preview_is_the_command(folders: RealFolders) -> None:
     assert preview(Shell(), folders, command="rm -rf build\nls") == "rm -rf build\nls"
     assert preview(Shell(), folders, command="ls\x1b[2K") == "ls\\x1b[2K"
-    assert preview(Shell(), folders) == ""
+    with pytest.raises(ToolError, match="missing 'command'"):
+        preview(Shell(), folders)

@@ -1,4 +1,4 @@
-"""Depth, slots, turns and clocks: what is full queues or is refused, zero means zero, and waiting for a person is free."""
+"""Depth, slots, turns and clocks: what is full queues or is refused, zero means zero, a person's time is free."""
 
 import asyncio
 
@@ -11,7 +11,9 @@ from retinue.log.runs import Runs
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.tree.kit import bodies, call, main, spawn, tree, until
 
-DEPTH = "Subagent depth limit exceeded ({0}/{0}). Cannot spawn nested subagent '{1}' \u2014 maximum nesting depth reached."
+DEPTH = (
+    "Subagent depth limit exceeded ({0}/{0}). Cannot spawn nested subagent '{1}' \u2014 maximum nesting depth reached."
+)
 
 
 def most_at_once(events: list[retinue.Event]) -> int:
@@ -97,7 +99,18 @@ async def test_zero_means_zero() -> None:
 
 
 @pytest.mark.requirement("P28")
-@pytest.mark.parametrize("wrong", [{"turns": -1}, {"depth": -1}, {"concurrent": -2}, {"seconds": -0.1}, {"seconds": float("nan")}, {"turns": True}, {"depth": None}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"turns": -1},
+        {"depth": -1},
+        {"concurrent": -2},
+        {"seconds": -0.1},
+        {"seconds": float("nan")},
+        {"turns": True},
+        {"depth": None},
+    ],
+)
 def test_a_wrong_limit_is_an_error(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"limit {next(iter(wrong))!r}"):
         Limits(**wrong)  # type: ignore[arg-type]

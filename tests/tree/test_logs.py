@@ -160,7 +160,10 @@ async def test_every_watcher_sees_one_order_and_the_ending_last(opened) -> None:
 async def test_a_tree_reads_the_same_from_memory_and_from_disk(tmp_path: Path) -> None:
     script = {
         "main": [spawn({"task": "a", "subagent_id": "a"}), {"text": "end"}],
-        "a": [{"thinking": "hm", "text": "\u202e \x1b[31m \U0001f600", "tools": [{"name": "list_agents"}]}, {"text": "k"}],
+        "a": [
+            {"thinking": "hm", "text": "\u202e \x1b[31m \U0001f600", "tools": [{"name": "list_agents"}]},
+            {"text": "k"},
+        ],
     }
     _, live = await tree(script, path=tmp_path / ".retinue")
     async with retinue.open(tmp_path / ".retinue") as r:
@@ -174,7 +177,9 @@ async def test_a_tree_reads_the_same_from_memory_and_from_disk(tmp_path: Path) -
 
 @pytest.mark.requirement("P9")
 def test_unknown_kinds_and_fields_pass_through() -> None:
-    line = b'{"seq":1,"tree":"t","run":0,"path":"/main","agent":"a","at":1.0,"kind":"run.dreamt","depth":{"x":[1,null]}}'
+    line = (
+        b'{"seq":1,"tree":"t","run":0,"path":"/main","agent":"a","at":1.0,"kind":"run.dreamt","depth":{"x":[1,null]}}'
+    )
     unknown = decode(line)
     assert unknown.kind == "run.dreamt" and isinstance(unknown.body, Unknown)
     assert msgspec.json.decode(encode(unknown)) == msgspec.json.decode(line)
@@ -235,7 +240,7 @@ async def test_a_batch_that_cannot_be_written_is_told_and_written_later(tmp_path
     log = SqliteLog(tmp_path)
     await fill(log, 3, end=False)
     blocker = apsw.Connection(str(log.path))
-    log._db.set_busy_timeout(1)  # noqa: SLF001 - the fault is a busy disk, made short
+    log._db.set_busy_timeout(1)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(LogError, match=r"cannot write the log .*0001\.db"):
         await log.append(event(4, TurnStarted(4)), True)

@@ -113,7 +113,10 @@ async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> 
 
 @pytest.mark.requirement("CODEY-21", "P25")
 async def test_a_child_without_a_word_hands_over_an_empty_string_and_says_so() -> None:
-    result, _ = await tree({"main": [call("subagent_kid", task="x"), {"text": "got <{{last_result}}>"}], "kid": [{"text": ""}]}, profiles=[Profile("kid")])
+    result, _ = await tree(
+        {"main": [call("subagent_kid", task="x"), {"text": "got <{{last_result}}>"}], "kid": [{"text": ""}]},
+        profiles=[Profile("kid")],
+    )
     [child] = result.children
     assert result.final_response == "got <>"
     assert (child.status, child.final_response) == ("done", "")

@@ -55,7 +55,12 @@ async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
     answer = json.loads(bodies(events, ToolResult, run=0)[0].text)
     [made] = answer["subagents"]
     assert (answer["success"], answer["mode"]) == (True, "background")
-    assert (made["subagent_id"], made["status"], made["agent"], made["timeout_seconds"]) == ("x", "running", "agent:1", 1800)
+    assert (made["subagent_id"], made["status"], made["agent"], made["timeout_seconds"]) == (
+        "x",
+        "running",
+        "agent:1",
+        1800,
+    )
     assert Path(made["workspace"]).is_dir()
     assert json.loads(Path(made["status_file"]).read_text())["status"] == "done"
     assert result.final_response == "end"
@@ -67,11 +72,20 @@ async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
         ([], "No tasks provided. Must provide at least one task."),
         ([{"task": "x"}] * 33, "Too many tasks: 33 requested but maximum is 32"),
         ([{"task": "x"}, {"what": 1}], "Task at index 1 missing required 'task' field"),
-        ([{"task": "x", "context_paths": "a"}], "Task at index 0 has invalid 'context_paths' type: expected list, got str"),
-        ([{"task": "x", "context_paths": ["a", 3]}], "Task at index 0 has invalid context_paths[1]: expected string, got int"),
+        (
+            [{"task": "x", "context_paths": "a"}],
+            "Task at index 0 has invalid 'context_paths' type: expected list, got str",
+        ),
+        (
+            [{"task": "x", "context_paths": ["a", 3]}],
+            "Task at index 0 has invalid context_paths[1]: expected string, got int",
+        ),
         ([{"task": "x", "context_paths": ["nope"]}], "Task at index 0 has non-existent context_path: 'nope'"),
         ([{"task": "a", "subagent_id": "s"}, {"task": "b", "subagent_id": "s"}], "Duplicate subagent_id values: s"),
-        ([{"task": "x", "subagent_type": "wizard"}], "Unknown subagent_type 'wizard' for task 'x'. Available subagent types: explorer"),
+        (
+            [{"task": "x", "subagent_type": "wizard"}],
+            "Unknown subagent_type 'wizard' for task 'x'. Available subagent types: explorer",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.requirement("MASS-21", "MASS-45")
@@ -163,7 +177,11 @@ async def test_the_shared_reference_folder_is_readable_unless_told(
 ) -> None:
     script = {
         "main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}],
-        "x": [call("glob", pattern="peer.md"), call("write", path="../../snapshots/peer.md", content="x"), {"text": "k"}],
+        "x": [
+            call("glob", pattern="peer.md"),
+            call("write", path="../../snapshots/peer.md", content="x"),
+            {"text": "k"},
+        ],
     }
     async with retinue.open(project / ".retinue", mode="yes") as r:
         run = await r.spawn(main(script), "go")
@@ -205,7 +223,10 @@ async def test_from_python_a_wrong_context_path_names_its_index(project: Path) -
 async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(project: Path) -> None:
     script = {
         "main": [spawn({"task": "look", "subagent_id": "x"}), {"text": "end"}],
-        "x": [{"thinking": "hm", **call("list_agents"), "usage": {"input_tokens": 3, "output_tokens": 4}}, {"text": "seen"}],
+        "x": [
+            {"thinking": "hm", **call("list_agents"), "usage": {"input_tokens": 3, "output_tokens": 4}},
+            {"text": "seen"},
+        ],
     }
     async with retinue.open(project / ".retinue", mode="yes") as r:
         run = await r.spawn(main(script), "go")
@@ -219,7 +240,9 @@ async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(proje
     status = json.loads((folder / "full_logs" / "status.json").read_text())
     assert (status["state"], status["turns"], status["usage"]["input_tokens"]) == ("done", 2, 3)
     transcript = (folder / "full_logs" / "transcript.md").read_text()
-    assert all(part in transcript for part in ("# subagent [x]", "> hm", "## Tool call: list_agents", "## Ended: done", "seen"))
+    assert all(
+        part in transcript for part in ("# subagent [x]", "> hm", "## Tool call: list_agents", "## Ended: done", "seen")
+    )
     metrics = json.loads((folder.parent / "metrics_summary.json").read_text())
     assert (metrics["runs"], metrics["usage"]["output_tokens"]) == (2, 4)
     for path in folder.rglob("*"):
@@ -227,7 +250,10 @@ async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(proje
 
 
 async def test_a_child_has_no_tool_its_parent_does_not_have() -> None:
-    script = {"main": [spawn({"task": "x", "subagent_id": "x"}), {"text": "end"}], "x": [call("shell", command="id"), {"text": "k"}]}
+    script = {
+        "main": [spawn({"task": "x", "subagent_id": "x"}), {"text": "end"}],
+        "x": [call("shell", command="id"), {"text": "k"}],
+    }
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(main(script, tools=["read", "spawn_subagents"]), "go")
         await run.result()

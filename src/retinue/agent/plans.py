@@ -1,7 +1,8 @@
 """Turning a profile into a plan: which model, which tools, which words. Never wider than what the parent has.
 
-A child chosen by a model has at most its parent's tools. A profile that a person put among the parent's tools by
-value brings its own: giving it was the permission. Plans are cached, so a thousand runs of one profile share one.
+A child chosen by a model has at most its parent's tools. A profile that a person put among the parent's tools, or a
+program spawns, by value brings its own: giving it was the permission. Plans are cached, so that a thousand runs of one
+profile share one.
 """
 
 from __future__ import annotations
@@ -55,15 +56,16 @@ class ProfilePlanner:
         self._skills = skills
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
-    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None) -> Plan:
+    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
         if isinstance(profile, str):
-            profile = self._named(profile, parent)
-        key = (profile, parent, task.model)
+            profile, given = self._named(profile, parent), False
+        given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
+        key = (profile, parent, task.model, given)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._make(profile, task, parent)
+            plan = self._plans[key] = self._make(profile, task, parent, given=given)
         return plan
 
     def _named(self, name: str, parent: Plan | None) -> Profile:
@@ -75,8 +77,8 @@ class ProfilePlanner:
             raise NotFound(f"unknown profile {name!r}; there is {', '.join(sorted(known)) or 'none'}")
         return found
 
-    def _make(self, profile: Profile, task: Task, parent: Plan | None) -> Plan:
-        tools, host = self._tools(profile, parent)
+    def _make(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
+        tools, host = self._tools(profile, parent, given=given)
         parse = None
         if profile.output is not None and profile.call is None:
             output = answer.output_of(profile.output)
@@ -114,13 +116,10 @@ class ProfilePlanner:
             return self._models(wanted), wanted
         return wanted, getattr(wanted, "name", type(wanted).__name__)
 
-    def _tools(self, profile: Profile, parent: Plan | None) -> tuple[dict[str, Tool], dict[str, HostTool]]:
-        given = parent is not None and self._given_by_value(profile, parent)
-        bound = (
-            None
-            if parent is None or given
-            else {name for name in parent.by_name if name in LOCAL or name in parent.host}
-        )
+    def _tools(
+        self, profile: Profile, parent: Plan | None, *, given: bool
+    ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
+        bound = None if parent is None or given else {n for n in parent.by_name if n in LOCAL or n in parent.host}
         host: dict[str, HostTool] = {}
         tools: dict[str, Tool] = {}
         if profile.tools is None:
@@ -166,9 +165,6 @@ class ProfilePlanner:
             return ()
         given = [tool.profile for tool in tools.values() if isinstance(tool, SubagentTool)]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
-
-    def _given_by_value(self, profile: Profile, parent: Plan) -> bool:
-        return any(entry is profile for entry in parent.profile.tools or ())
 
 
 def _describe(profile: Profile) -> dict[str, Any]:

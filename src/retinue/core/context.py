@@ -34,46 +34,46 @@ class Context:
     """One run, seen from inside. `metadata` holds its depth and the deepest allowed."""
 
     def __init__(self, link: Link, *, workspace: str, metadata: dict[str, Any]) -> None:
-        self._link = link
+        self.link = link
         self._asked = 0
         self.workspace = workspace
         self.metadata = metadata
 
     @property
     def tree(self) -> str:
-        return self._link.ref.tree
+        return self.link.ref.tree
 
     @property
     def run(self) -> int:
-        return self._link.ref.run
+        return self.link.ref.run
 
     @property
     def path(self) -> str:
-        return self._link.ref.path
+        return self.link.ref.path
 
     @property
     def label(self) -> str:
-        return self._link.ref.label
+        return self.link.ref.label
 
     def emit(self, text: str) -> None:
         """Shows the user what is going on, as a message of this run."""
-        self._link.emit(Message(text))
+        self.link.emit(Message(text))
 
     def warn(self, text: str) -> None:
         """Tells the user what they should know; it stays in the run's result."""
-        self._link.emit(Warned(text))
+        self.link.emit(Warned(text))
 
     async def approve(self, action: str, **args: Any) -> bool:
         """Asks the user. False means no; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self._link.begin(call, ToolSpec(action, "", {}, tier="confirm"), "")
+        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm"), "")
         allowed = isinstance(decision, Allow)
-        self._link.finish(call, Outcome("allowed" if isinstance(decision, Allow) else denial(decision), allowed), 0)
+        self.link.finish(call, Outcome("allowed" if isinstance(decision, Allow) else denial(decision), allowed), 0)
         return allowed
 
     async def spawn(self, profile: Profile | str, task: str | Task) -> Child:
         """Makes a child run; raises SpawnRefused. Its result is waited for with `await child.result()`."""
         wish = task if isinstance(task, Task) else Task(task)
-        ticket = await self._link.spawn(Order(profile, wish, asked_by_model=False))
-        return Child(self._link, ticket.run, ticket.ref.path)
+        ticket = await self.link.spawn(Order(profile, wish, asked_by_model=False))
+        return Child(self.link, ticket.run, ticket.ref.path)

@@ -38,6 +38,10 @@ class SpawnRefused(RetinueError):
     """A spawn that made no run. The text goes to the model as the tool's result."""
 
 
+class NoSlot(SpawnRefused):
+    """Refused because as many runs as may run at once are running."""
+
+
 class ToolError(RetinueError):
     """A tool says no, in words for the model; the run goes on."""
 
@@ -61,7 +65,7 @@ class StreamCut(ModelError):
     """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
 
 
-class Stop(Exception):  # noqa: N818 - a way to end a run, not an error
+class Stop(Exception):
     """Base of what ends a loop early; the supervisor turns it into the run's one ending."""
 
 

@@ -231,19 +231,29 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     kind: str
 
 
-_ENCODER = msgspec.json.Encoder()
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _BODIES = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
 _ENVELOPE_FIELDS = frozenset(_Envelope.__struct_fields__)
 
 
 def encode(event: Event) -> bytes:
-    """One line of JSON, without the newline: the envelope's fields, then the body's own."""
+    """One line of JSON, without the newline: the envelope's fields, then the body's own.
+
+    Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
+    try:
+        return _encode(event)
+    except UnicodeEncodeError:
+        return _encode_plain(event, _whole(msgspec.to_builtins(event.body)))
+    except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
+        gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
+        return _encode(msgspec.structs.replace(event, body=gap))
+
+
+def _encode(event: Event) -> bytes:
     body = event.body
     if isinstance(body, Unknown):
-        fields = {"seq": event.seq, "tree": event.tree, "run": event.run, "path": event.path}
-        fields |= {"agent": event.agent, "at": event.at, "kind": body.kind}
-        return _ENCODER.encode(fields | body.fields)
+        return _encode_plain(event, {"kind": body.kind, **body.fields})
     head = b'{"seq":%d,"tree":"%b","run":%d,"path":%b,"agent":%b,"at":%.3f,' % (
         event.seq,
         event.tree.encode(),
@@ -253,6 +263,22 @@ def encode(event: Event) -> bytes:
         event.at,
     )
     return head + _ENCODER.encode(body)[1:]
+
+
+def _encode_plain(event: Event, body: dict[str, Any]) -> bytes:
+    head = {"seq": event.seq, "tree": event.tree, "run": event.run, "path": event.path, "agent": event.agent}
+    return _ENCODER.encode({**_whole(head), "at": event.at, **_whole(body)})
+
+
+def _whole(value: Any) -> Any:
+    """The value with every half of a character pair in it replaced."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_whole(key): _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    return value
 
 
 def decode(line: bytes) -> Event:

@@ -27,10 +27,10 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `concurrent` is how many spawned runs of a tree may run at once (the primary holds no slot).
     """
 
-    turns: int | None | UnsetType = UNSET
-    seconds: float | None | UnsetType = UNSET
+    turns: int | UnsetType | None = UNSET
+    seconds: float | UnsetType | None = UNSET
     depth: int | UnsetType = UNSET
-    concurrent: int | None | UnsetType = UNSET
+    concurrent: int | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
         for name in ("turns", "depth", "concurrent"):

@@ -55,6 +55,8 @@ class Runtime(Protocol):
 
 
 class Planner(Protocol):
-    """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be."""
+    """Resolves a profile for a run below `parent` (None for a primary); raises ConfigError for what cannot be.
 
-    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None) -> Plan: ...
+    `given` says that a program, not a model, chose the profile: one it passes by value keeps its own tools."""
+
+    def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan: ...

@@ -62,7 +62,9 @@ class Tool(Protocol):
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]: ...
 
     def preview(self, call: Call, folders: Folders) -> str:
-        """What a person should see before saying yes: a diff for an edit, the command for a shell."""
+        """What a person should see before saying yes: a diff for an edit, the command for a shell.
+
+        Raises ToolError for a call that cannot work; then nobody is asked."""
         ...
 
 

@@ -90,13 +90,13 @@ class RunView:
         for child in self.children:
             yield from child.walk()
 
-    def result(self, tree: str, *, parse: Callable[[Any], Any] | None = None) -> Result[Any]:
-        """The result of an ended run, with those of its children that have ended. Made once: nothing follows an ending."""
+    def result(self, tree: str) -> Result[Any]:
+        """The result of an ended run, with those of its children. Made once: nothing follows an ending."""
         if self._result is None:
-            self._result = self._make_result(tree, parse)
+            self._result = self._make_result(tree)
         return self._result
 
-    def _make_result(self, tree: str, parse: Callable[[Any], Any] | None) -> Result[Any]:
+    def _make_result(self, tree: str) -> Result[Any]:
         ended = self.ended
         if ended is None:
             raise ValueError(f"run {self.path} has not ended")
@@ -123,7 +123,6 @@ class RunView:
             partial=ended.partial,
             warning="; ".join(self.warnings) or None,
             children=tuple(child.result(tree) for child in self.children if child.ended is not None),
-            **({} if parse is None else {"parse": parse}),
         )
 
 

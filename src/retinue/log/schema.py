@@ -1,8 +1,15 @@
-"""What a log file looks like inside, and how one is opened. SQL lives here, in the writer and in the archive."""
+"""What a log file looks like inside, and how one is opened and read. All the SQL there is stands here.
+
+A row is one commit: the lines of a whole batch, whatever trees they are of, and the names of the trees that begin in
+it. One statement a commit, because each statement gives the interpreter lock away and under load is slow to get it
+back. A tree's lines lie in the rows from its first one on.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import apsw
@@ -11,9 +18,10 @@ from retinue.core.errors import LogError
 
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 1
+_PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _CREATE = f"""
-CREATE TABLE trees (id INTEGER PRIMARY KEY, name TEXT NOT NULL, first INTEGER NOT NULL) STRICT;
-CREATE TABLE events (id INTEGER PRIMARY KEY, tree INTEGER NOT NULL, seq INTEGER NOT NULL, line BLOB NOT NULL) STRICT;
+CREATE TABLE batches (id INTEGER PRIMARY KEY, begun TEXT NOT NULL, lines BLOB NOT NULL) STRICT;
+CREATE INDEX begun ON batches (id, begun) WHERE begun <> '';
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
@@ -67,3 +75,66 @@ def check(db: apsw.Connection, path: Path) -> None:
         raise LogError(f"{path} is not a log of retinue")
     if version > VERSION:
         raise LogError(f"{path} was written by a newer retinue (log version {version}, this one reads {VERSION})")
+
+
+def insert(db: apsw.Connection, *, begun: Iterable[str], lines: Iterable[bytes]) -> None:
+    """One row, which is one commit."""
+    db.execute("INSERT INTO batches (begun, lines) VALUES (?, ?)", (" ".join(begun), b"\n".join(lines)))
+
+
+def next_row(db: apsw.Connection) -> int:
+    found: int | None = db.execute("SELECT max(id) FROM batches").get
+    return 1 + (found or 0)
+
+
+def trees(db: apsw.Connection) -> Iterator[tuple[str, int]]:
+    """Every tree in the file with the row it begins in, in that order."""
+    for row, names in db.execute("SELECT id, begun FROM batches WHERE begun <> '' ORDER BY id"):
+        for name in names.split():
+            yield name, row
+
+
+def first_row(db: apsw.Connection, tree: str) -> int | None:
+    """The row a tree begins in."""
+    query = "SELECT id FROM batches WHERE begun <> '' AND instr(' ' || begun || ' ', ?) ORDER BY id DESC LIMIT 1"
+    found: int | None = db.execute(query, (f" {tree} ",)).get
+    return found
+
+
+def beginnings(db: apsw.Connection) -> Iterator[tuple[str, int, bytes]]:
+    """Every tree in the file, the row it begins in and its first line, in that order."""
+    for row, lines in db.execute("SELECT id, lines FROM batches WHERE begun <> '' ORDER BY id"):
+        for line in lines.split(b"\n"):
+            place = _PLACE.match(line)
+            if place is not None and place[1] == b"1":
+                yield place[2].decode(), row, line
+
+
+def tree_lines(db: apsw.Connection, tree: str, *, row: int) -> Iterator[tuple[int, int, bytes]]:
+    """A tree's lines from that row on: the row, the place in the tree's order, the line."""
+    for at, lines in db.execute("SELECT id, lines FROM batches WHERE id >= ? ORDER BY id", (row,)):
+        for seq, line in _lines_of(db, tree, lines):
+            yield at, seq, line
+
+
+def last_line(db: apsw.Connection, tree: str, *, row: int) -> tuple[int, bytes] | None:
+    """A tree's newest line and its row, looked for from the end: trees that are looked at are mostly new ones."""
+    for at, lines in db.execute("SELECT id, lines FROM batches WHERE id >= ? ORDER BY id DESC", (row,)):
+        found = _lines_of(db, tree, lines)
+        if found:
+            return at, found[-1][1]
+    return None
+
+
+def _lines_of(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
+    name = tree.encode()
+    if b'"tree":"%b"' % name not in lines:
+        return []
+    found = []
+    for line in lines.split(b"\n"):
+        place = _PLACE.match(line)
+        if place is None:
+            raise LogError(f"{db.filename} holds a line that is not an event")
+        if place[2] == name:
+            found.append((int(place[1]), line))
+    return found

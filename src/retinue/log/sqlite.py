@@ -11,21 +11,22 @@ import asyncio
 import fcntl
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import apsw
 
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode
+from retinue.log import schema
 from retinue.log.feed import Feed
+from retinue.log.locks import sign
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
 LINGER = 0.004
 KEEP = 2048
 READ_CHUNK = 1000
-_ROWS = (512, 64, 8, 1)
-_INSERT = {n: "INSERT INTO events VALUES " + ",".join(["(?,?,?,?)"] * n) for n in _ROWS}
 
 
 def claim(folder: Path) -> tuple[Path, int]:
@@ -47,12 +48,6 @@ def claim(folder: Path) -> tuple[Path, int]:
             return path, lock
 
 
-def sign(lock: int, first_row: int) -> None:
-    """Says in the lock who holds it and from which row on it writes: rows before that are of processes now gone."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_row), 0)
-
-
 class SqliteLog:
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the file go."""
 
@@ -68,10 +63,7 @@ class SqliteLog:
             raise
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
-        self._tree_ids: dict[str, int] = {}
-        self._next_row = 1 + (self._db.execute("SELECT max(id) FROM events").get or 0)
-        self._next_tree = 1 + (self._db.execute("SELECT max(id) FROM trees").get or 0)
-        sign(self._lock, self._next_row)
+        sign(self._lock, schema.next_row(self._db))
         self._pending: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
@@ -103,28 +95,17 @@ class SqliteLog:
         feed = self._feeds.get(tree)
         if feed is None:
             feed = self._feeds[tree] = self._feed_of_old_tree(tree)
-
-        def older(seq: int) -> list[Event]:
-            return self.read(tree, after=seq, limit=READ_CHUNK)
-
         try:
-            async for item in feed.watch(after=after, deltas=deltas, older=older):
+            async for item in feed.watch(after=after, deltas=deltas, older=self._older(tree)):
                 yield item
         finally:
             self._forget(tree, feed)
 
-    def read(self, tree: str, *, after: int = 0, limit: int = -1) -> list[Event]:
-        found = self._reader.execute("SELECT id, first FROM trees WHERE name = ?", (tree,)).get
-        if found is None:
-            return []
-        rows = self._reader.execute(
-            "SELECT line FROM events WHERE id >= ? AND tree = ? AND seq > ? ORDER BY id LIMIT ?",
-            (found[1], found[0], after, limit),
-        )
-        return [decode(line) for (line,) in rows]
+    def read(self, tree: str, *, after: int = 0) -> list[Event]:
+        return [event for _, event in self._read_on(tree, after, self._first_row(tree))]
 
     def trees(self) -> list[str]:
-        return [name for (name,) in self._reader.execute("SELECT name FROM trees ORDER BY id")]
+        return [name for name, _ in schema.trees(self._reader)]
 
     async def close(self) -> None:
         if self._closing:
@@ -140,15 +121,43 @@ class SqliteLog:
             self._db.close()
             os.close(self._lock)
 
+    def _first_row(self, tree: str) -> int:
+        return schema.first_row(self._reader, tree) or 0
+
+    def _read_on(self, tree: str, after: int, row: int) -> Iterator[tuple[int, Event]]:
+        for at, seq, line in schema.tree_lines(self._reader, tree, row=row):
+            if seq > after:
+                yield at, decode(line)
+
+    def _older(self, tree: str) -> Callable[[int], list[Event]]:
+        """Reads on in chunks, each from the row the last one ended in."""
+        row = self._first_row(tree)
+
+        def read(after: int) -> list[Event]:
+            nonlocal row
+            found = list(islice(self._read_on(tree, after, row), READ_CHUNK))
+            row = found[-1][0] if found else row
+            return [event for _, event in found]
+
+        return read
+
     def _feed_of_old_tree(self, tree: str) -> Feed:
         """A feed for a tree that is not being written: all of it is read from the file."""
-        last = self._reader.execute(
-            "SELECT seq, line FROM events WHERE tree = (SELECT id FROM trees WHERE name = ?) ORDER BY id DESC LIMIT 1",
-            (tree,),
-        ).get
-        feed = Feed(keep=KEEP, first=1 if last is None else last[0] + 1)
-        feed.ended = last is not None and type(decode(last[1]).body) is RunEnded
+        last = schema.last_line(self._reader, tree, row=self._first_row(tree))
+        if last is None:
+            return Feed(keep=KEEP)
+        event = decode(last[1])
+        feed = Feed(keep=KEEP, first=event.seq + 1)
+        feed.ended = event.run == 0 and type(event.body) is RunEnded
         return feed
+
+    def _publish(self, event: Event) -> None:
+        feed = self._feeds.get(event.tree)
+        if feed is None:
+            return  # nobody watches; whoever comes reads it from the file
+        if event.seq >= feed.first + len(feed.events):  # a feed made since the commit has it from the file
+            feed.publish(event)
+        self._forget(event.tree, feed)
 
     def _forget(self, tree: str, feed: Feed) -> None:
         if feed.ended and not feed.watchers:
@@ -158,7 +167,8 @@ class SqliteLog:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        self._kicked.set()
+        if not self._kicked.is_set():
+            self._kicked.set()
 
     # What follows runs in the writer thread, up to `_written`.
 
@@ -180,53 +190,19 @@ class SqliteLog:
                 return
 
     def _write(self, batch: list[Event]) -> LogError | None:
-        first_row, first_tree = self._next_row, self._next_tree
-        new: list[str] = []
+        begun = [event.tree for event in batch if event.seq == 1]
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._insert(self._rows(batch, new))
-            self._db.execute("COMMIT")
-        except apsw.Error as error:
-            if not self._db.get_autocommit():
-                self._db.execute("ROLLBACK")
-            self._next_row, self._next_tree = first_row, first_tree
-            for name in new:
-                del self._tree_ids[name]
+            schema.insert(self._db, begun=begun, lines=map(encode, batch))
+        except (apsw.Error, MemoryError) as error:
             return LogError(f"cannot write the log {self.path}: {one_line(error)}")
         self.commits += 1
         return None
 
-    def _rows(self, batch: list[Event], new: list[str]) -> list[object]:
-        """The values of all rows in one flat list, noting trees that are new on the way."""
-        values: list[object] = []
-        for row, event in enumerate(batch, self._next_row):
-            tree = self._tree_ids.get(event.tree)
-            if tree is None:
-                tree = self._tree_ids[event.tree] = self._next_tree
-                new.append(event.tree)
-                self._next_tree += 1
-                self._db.execute("INSERT INTO trees VALUES (?,?,?)", (tree, event.tree, row))
-            values += (row, tree, event.seq, encode(event))
-        self._next_row += len(batch)
-        return values
-
-    def _insert(self, values: list[object]) -> None:
-        """Many rows a statement: each statement gives the interpreter lock away, and under load it is slow to return."""
-        start = 0
-        for rows in _ROWS:
-            while len(values) - start >= 4 * rows:
-                self._db.execute(_INSERT[rows], values[start : start + 4 * rows])
-                start += 4 * rows
-
     def _written(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
         """In the event loop: shows what is written and wakes those who wait for it."""
-        for event in batch:
-            feed = self._feeds.get(event.tree)
-            if feed is None:
-                feed = self._feeds[event.tree] = Feed(keep=KEEP, first=event.seq)
-            if event.seq >= feed.first + len(feed.events):  # a feed made since the commit has read it from the file
-                feed.publish(event)
-            self._forget(event.tree, feed)
+        if self._feeds:
+            for event in batch:
+                self._publish(event)
         for waiter in waiters:
             if waiter.done():
                 continue

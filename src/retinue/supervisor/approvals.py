@@ -12,7 +12,7 @@ from retinue.supervisor.trees import Tree
 
 
 async def ask(tree: Tree, node: Node, call: Call, *, preview: str, approver: Approver | None) -> Decision:
-    """Asks, and returns the answer when it is written. The clocks of the run and its ancestors stand still meanwhile."""
+    """Asks; the answer is written before it takes effect. The clocks of the run and its ancestors stand still."""
     if approver is None:
         raise Unconfirmed(call.name)
     label = None if node.parent is None else node.ref.label

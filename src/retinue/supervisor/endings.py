@@ -31,7 +31,7 @@ def ending_of(node: Node, error: BaseException) -> Ending:
 def stopped(node: Node) -> Ending:
     """The ending of a run that was told to stop, or whose task ended without anybody telling it to."""
     status = node.stopping or "disconnected"
-    detail = "" if node.seconds is None else f"{node.seconds * 1000:g}"
+    detail = "" if node.seconds is None else f"{round(node.seconds * 1000, 3):.3f}".rstrip("0").rstrip(".")
     return Ending(status, *ending_texts(status, name=node.name, primary=node.parent is None, detail=detail))
 
 

@@ -14,7 +14,7 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.supervisor import approvals
+from retinue.supervisor import approvals, seats
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -27,35 +27,35 @@ _ALLOW = Allow()
 class RunLink:
     """What one run can ask for. Everything it says is stamped with the run this link was made for."""
 
-    __slots__ = ("_node", "_supervisor", "_tree", "emit", "ref")
+    __slots__ = ("emit", "node", "ref", "supervisor", "tree")
 
     def __init__(self, supervisor: Supervisor, tree: Tree, node: Node) -> None:
-        self._supervisor = supervisor
-        self._tree = tree
-        self._node = node
+        self.supervisor = supervisor
+        self.tree = tree
+        self.node = node
         self.ref: RunRef = node.ref
         self.emit: Callable[[Body], Any] = partial(tree.write, node)
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
-        node = self._node
+        node = self.node
         node.inflight += 1
         body = ToolCall(call.id, call.name, call.args, spec.tier, spec.display_name, spec.waits, _timeout(call))
-        written = self._tree.write(node, body, wait=True)
+        written = self.tree.write(node, body, wait=True)
         if written is not None:
             await written
-        verdict = self._supervisor.policy.judge(spec, primary=node.parent is None)
+        verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
         if verdict == "allow":
             return _ALLOW
-        return await approvals.ask(self._tree, node, call, preview=preview, approver=self._supervisor.approver)
+        return await approvals.ask(self.tree, node, call, preview=preview, approver=self.supervisor.approver)
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
-        self._tree.write(self._node, body)
-        self._node.inflight -= 1
-        self._supervisor.release_if_only_waiting(self._tree, self._node)
+        self.tree.write(self.node, body)
+        self.node.inflight -= 1
+        seats.leave_if_only_waiting(self.tree, self.node)
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        plan = self._node.plan
+        plan = self.node.plan
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
@@ -72,37 +72,37 @@ class RunLink:
         return reply
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
-        run = self._node.plan.host.get(call.name)
+        run = self.node.plan.host.get(call.name)
         if run is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
-        return run(call.args, self._node.context)
+        return run(call.args, self.node.context)
 
     async def spawn(self, order: Order) -> Ticket:
-        return self._supervisor.spawn_child(self._tree, self._node, order)
+        return self.supervisor.spawn_child(self.tree, self.node, order)
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        return self._supervisor.wait_for(self._tree, self._node, runs)
+        return self.supervisor.wait_for(self.tree, self.node, runs)
 
     def agents(self) -> list[Row]:
-        return self._supervisor.rows_below(self._tree, self._node)
+        return self.supervisor.rows_below(self.tree, self.node)
 
     def profiles(self) -> Sequence[Profile]:
-        return self._node.plan.children
+        return self.node.plan.children
 
     def inbox(self) -> Sequence[UserTurn]:
-        if not self._node.inbox:
+        if not self.node.inbox:
             return ()
-        words, self._node.inbox = self._node.inbox, ()
+        words, self.node.inbox = self.node.inbox, ()
         return words
 
     async def children_done(self) -> bool:
-        node = self._node
+        node = self.node
         if node.live_background() and not node.inbox:
-            await self._supervisor.wait_slotless(self._tree, node, self._news(asyncio.Event()))
+            await seats.wait_without(self.tree, node, self._news(asyncio.Event()))
         return bool(node.inbox)
 
     async def _news(self, news: asyncio.Event) -> None:
-        node = self._node
+        node = self.node
         node.news = news
         while node.live_background() and not node.inbox:
             news.clear()
@@ -110,10 +110,10 @@ class RunLink:
 
     def _delta(self, kind: str, text: str) -> None:
         ref = self.ref
-        self._supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
+        self.supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
 
     def _report(self, reply: Reply, model: str) -> None:
-        write, node = self._tree.write, self._node
+        write, node = self.tree.write, self.node
         for thought in reply.thoughts:
             write(node, Thinking(thought.text, thought.type, thought.signature))
         if reply.text and not reply.refused:
@@ -122,9 +122,9 @@ class RunLink:
 
     def _failed(self, error: ModelError, model: str) -> None:
         if error.usage.total_tokens:
-            self._tree.write(self._node, UsageReported(model, error.usage))
+            self.tree.write(self.node, UsageReported(model, error.usage))
         if isinstance(error, StreamCut):
-            self._node.partial = error.partial
+            self.node.partial = error.partial
 
 
 def _timeout(call: Call) -> float | None:

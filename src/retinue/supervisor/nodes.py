@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from retinue.core.context import Context
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Plan
@@ -30,7 +32,8 @@ class Node:
     __slots__ = (
         "background", "children", "context", "deadline", "depth", "driving", "ending", "finished", "folders", "grace",
         "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "on_stop", "parent", "partial",
-        "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting", "wish",
+        "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting",
+        "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
@@ -76,7 +79,8 @@ class Node:
         return self.view.ended is not None
 
     def result(self) -> Result[Any]:
-        return self.view.result(self.ref.tree, parse=self.plan.parse)
+        result = self.view.result(self.ref.tree)
+        return result if self.plan.parse is None else msgspec.structs.replace(result, parse=self.plan.parse)
 
     def stop(self, status: Status) -> bool:
         """Asks the run, and first everything below it, to stop; False when it already has an ending coming."""

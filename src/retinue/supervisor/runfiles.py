@@ -78,7 +78,7 @@ class RunFiles:
         folder = Path(self._state.run_folder(tree, run.number))
         line = encode(event) + b"\n"
         live = private_folder(folder / "live_logs") / "events.ndjson"
-        with open(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as file:
+        with os.fdopen(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as file:
             file.write(line)
         events.append(event)
         full = folder / "full_logs"
@@ -130,6 +130,6 @@ def status_of(tree: str, run: RunView) -> dict[str, Any]:
 def _replace(path: Path, content: bytes) -> None:
     """The whole new content or the whole old one, never a part."""
     temporary = path.with_name(f".{path.name}.new")
-    with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
     temporary.replace(path)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.errors import ConfigError, LogError, RetinueError, SpawnRefused, ToolError
+from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
 from retinue.core.limits import (
     CANCEL_ASK_SECONDS,
@@ -34,11 +34,13 @@ from retinue.core.plans import Job, Plan, Planner, Runtime
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
-from retinue.runtime.folders import RunFolders, StateFolder, context_paths, private_folder
+from retinue.runtime.folders import StateFolder, context_paths, private_folder
+from retinue.supervisor import seats
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.places import folders_of, row_of, system_of
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.trees import Tree
 
@@ -66,7 +68,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 class Supervisor:
     """Owns every tree of one process and log."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - every port it stands on, each by name
         self,
         log: Log,
         *,
@@ -106,8 +108,8 @@ class Supervisor:
         node.max_depth = _set(merged.depth)
         node.max_turns = _set(merged.turns)
         node.seconds = task.timeout_seconds if task.timeout_seconds is not None else _seconds(merged)
-        self.trees[tree.id] = tree
         self._begin(tree, node, Order(plan.profile, task))
+        self.trees[tree.id] = tree
         return node
 
     def spawn_child(self, tree: Tree, parent: Node, order: Order) -> Ticket:
@@ -118,14 +120,16 @@ class Supervisor:
         if parent.depth >= parent.max_depth:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=parent.max_depth, name=name))
         try:
-            plan = self._planner.plan(order.profile, task=order.task, parent=parent.plan)
+            plan = self._planner.plan(
+                order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
+            )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
         has_slot = tree.slots.take_now()
         if not has_slot and (not order.queue or tree.slots.limit == 0):
-            raise SpawnRefused(NO_SLOT.format(name=name))
+            raise NoSlot(NO_SLOT.format(name=name))
         node = self._add(tree, parent, plan, order.task, readable)
         node.holds_slot = has_slot
         node.place = None if has_slot else tree.slots.line_up()
@@ -149,24 +153,11 @@ class Supervisor:
         label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
         subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
-        node = Node(ref, plan, task, parent, self._folders(tree, parent, plan.profile, task, number, readable))
+        node = Node(ref, plan, task, parent, folders_of(self._state, ref, parent, plan.profile, task, readable))
         tree.nodes.append(node)
         if parent is not None:
             parent.children += (node,)
         return node
-
-    def _folders(
-        self, tree: Tree, parent: Node | None, profile: Profile, task: Task, number: int, readable: list[str]
-    ) -> RunFolders:
-        above = self._state.project if parent is None else parent.folders.path
-        kind = profile.workspace or ("shared" if parent is None else "scratch")
-        own = self._state.run_folder(tree.id, number)
-        others = list(readable)
-        if task.include_temp_workspace:
-            others.insert(0, self._state.snapshots(tree.id))
-        if task.include_parent_workspace and kind != "shared":
-            others.insert(0, above)
-        return RunFolders(own, above if kind == "shared" else f"{own}/workspace", others)
 
     def _begin(self, tree: Tree, node: Node, order: Order) -> None:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
@@ -231,7 +222,7 @@ class Supervisor:
         if written is not None:
             await written
         if node.parent is not None and not node.holds_slot:
-            await self._get_slot(tree, node)
+            await seats.take(tree, node)
         node.started = self._clock.monotonic()
         if node.seconds is not None:
             if node.seconds <= 0:
@@ -243,7 +234,7 @@ class Supervisor:
         if plan.host or plan.profile.call is not None:
             CURRENT.set(context)
         thread = (UserTurn(task.text),)
-        job = Job(node.ref, plan, task, _system(node), node.max_turns, thread, node.folders, context)
+        job = Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, context)
         ending = await self._runtime.run(job, node.link)
         return stopped(node) if node.stopping is not None else ending
 
@@ -260,7 +251,7 @@ class Supervisor:
         for timer in (node.deadline, node.grace):
             if timer is not None:
                 timer.stop() if isinstance(timer, Deadline) else timer.cancel()
-        self._leave_slot(tree, node)
+        seats.leave(tree, node)
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)
@@ -293,41 +284,7 @@ class Supervisor:
         tree.write(node, Warned(f"did not stop within {CANCEL_ASK_SECONDS:g} s and was abandoned", code="abandoned"))
         node.task = asyncio.create_task(self._end(tree, node, stopped(node)))
 
-    # Slots and waiting
-
-    async def _get_slot(self, tree: Tree, node: Node) -> None:
-        """Several calls of one run may want its slot back at once: one place in the queue serves them all."""
-        while not node.holds_slot:
-            if node.place is None:
-                node.place = tree.slots.line_up(first=True)
-            place = node.place
-            await asyncio.wait([place])
-            if node.place is place:
-                node.place, node.holds_slot = None, True
-
-    def _leave_slot(self, tree: Tree, node: Node) -> None:
-        if node.place is not None:
-            tree.slots.leave(node.place)
-            node.place = None
-        elif node.holds_slot:
-            tree.slots.give_back()
-            node.holds_slot = False
-
-    def release_if_only_waiting(self, tree: Tree, node: Node) -> None:
-        if node.waiting and node.waiting >= node.inflight and node.holds_slot:
-            tree.slots.give_back()
-            node.holds_slot = False
-
-    async def wait_slotless(self, tree: Tree, node: Node, awaited: Awaitable[None]) -> None:
-        """Waits for children; while that is all the run does, its slot is free for others."""
-        node.waiting += 1
-        self.release_if_only_waiting(tree, node)
-        try:
-            await awaited
-        finally:
-            node.waiting -= 1
-        if node.parent is not None:
-            await self._get_slot(tree, node)
+    # Looking and commanding
 
     async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
         children = {child.ref.run: child for child in node.children}
@@ -336,14 +293,12 @@ class Supervisor:
             raise ToolError(f"agent:{missing[0]} is not a child of this run")
         wanted = [children[run] for run in runs]
         if any(child.queues and not child.finished for child in wanted):
-            await self.wait_slotless(tree, node, _join_all(wanted))
+            await seats.wait_without(tree, node, _join_all(wanted))
             await self._files.written(tree.id, runs)
         else:
             for child in wanted:
                 await child.join()
         return [child.result() for child in wanted]
-
-    # Looking and commanding
 
     def rows_below(self, tree: Tree, node: Node) -> list[Row]:
         """Every run below this one, in the order they were made; ended ones stay listed."""
@@ -368,7 +323,7 @@ class Supervisor:
         found = self.trees.get(tree)
         for node in found.nodes if found is not None else ():
             node.stop("cancelled")
-            if node.task is not None and not node.finished:
+            if node.task is not None and not node.ending:
                 node.task.cancel()
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
@@ -387,25 +342,6 @@ class Supervisor:
         self._state.remove_temporary()
 
 
-def row_of(view: Any, tree: str) -> Row:
-    """One run in a list."""
-    spawned = view.spawned
-    return Row(
-        view.number,
-        spawned.parent,
-        view.path,
-        view.label,
-        view.agent,
-        spawned.subagent_id,
-        view.state,
-        view.status,
-        spawned.task,
-        spawned.workspace,
-        view.spawned_at,
-        view.result(tree) if view.ended is not None else None,
-    )
-
-
 async def _join_all(nodes: Sequence[Node]) -> None:
     for node in nodes:
         await node.join()
@@ -419,13 +355,3 @@ def _set(value: Any) -> Any:
 
 def _seconds(limits: Limits) -> float | None:
     return None if limits.seconds is UNSET else limits.seconds
-
-
-def _system(node: Node) -> str:
-    """The instructions, what the parent says the run should know, and where it may read and write."""
-    parts = [node.plan.system, node.wish.context]
-    folders = node.folders
-    if node.plan.tools:
-        readable = ", ".join(folders.readable)
-        parts.append(f"Your workspace is {folders.path}. You may also read: {readable or 'nothing else'}.")
-    return "\n\n".join(part for part in parts if part)

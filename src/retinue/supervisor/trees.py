@@ -33,7 +33,7 @@ def new_tree_id() -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_append", "_now", "_seq", "id", "labels", "nodes", "runs", "slots", "trace_id")
+    __slots__ = ("_append", "_now", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
 
     def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
         self.id = new_tree_id()
@@ -44,14 +44,14 @@ class Tree:
         self.labels: set[str] = set()
         self._append = log.append
         self._now = clock.wall
-        self._seq = 0
+        self.seq = 0
 
     def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
         """The only way anything gets into the log. Nothing is written of a run after its ending."""
         view = node.view
         if view is not None and view.ended is not None:
             return None
-        self._seq = seq = self._seq + 1
+        self.seq = seq = self.seq + 1
         ref = node.ref
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         if view is None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from retinue import build
 from retinue.core.context import CURRENT
-from retinue.core.errors import RetinueError
+from retinue.core.errors import RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model
@@ -118,7 +118,10 @@ class Retinue:
         async def subagent(task: str) -> str:
             current = CURRENT.get()
             if current is not None:
-                child = await current.spawn(profile, task)
+                try:
+                    child = await current.spawn(profile, task)
+                except SpawnRefused as refused:
+                    return str(refused)
                 return (await child.result()).final_response
             return (await self.run(profile, task)).final_response
 
@@ -132,7 +135,7 @@ class Retinue:
         return subagent
 
 
-def open(  # noqa: A001 - read as retinue.open
+def open(  # noqa: PLR0913 - the one front door
     path: str | Path | None = None,
     *,
     approver: Approver | None = None,

@@ -95,12 +95,9 @@ class Write:
         return await guard.in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        try:
-            raw, data = _path(call), _bytes(call, "content")
-            path = guard.writable(folders, raw, tool=call.name)
-            old = _whole(path, folders, call.name) if os.path.lexists(path) else b""
-        except ToolError as error:
-            return str(error)
+        raw, data = _path(call), _bytes(call, "content")
+        path = guard.writable(folders, raw, tool=call.name)
+        old = _whole(path, folders, call.name) if os.path.lexists(path) else b""
         if old == data:
             return "(no change)"
         if _comparable(old, data):
@@ -138,10 +135,7 @@ class Edit:
         return await guard.in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        try:
-            _, old, new = _edited(call, folders)
-        except ToolError as error:
-            return str(error)
+        _, old, new = _edited(call, folders)
         if _comparable(old, new):
             return _diff(old, new)
         return _signed("-", _bytes(call, "old_string")) + "\n" + _signed("+", _bytes(call, "new_string"))

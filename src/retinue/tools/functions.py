@@ -59,7 +59,7 @@ class FunctionTool:
                     value = await value
         except ToolError:
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary to somebody else's code
+        except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return Outcome(as_text(value), data=value)
 

@@ -69,7 +69,7 @@ def failure(tool: str, path: object, error: OSError) -> ToolError:
 def readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
     """The resolved path, which is inside one of the run's roots. A relative path is the first root's that has it."""
     path = _resolve(folders.workspace, raw, tool)
-    if not path.exists() and not os.path.isabs(raw):
+    if not path.exists() and not Path(raw).is_absolute():
         others = (_resolve(root, raw, tool) for root in folders.roots)
         path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
     if _root_of(path, folders.roots) is None:
@@ -143,7 +143,7 @@ def _resolve(base: Path, raw: str, tool: str) -> Path:
     if not raw.strip():
         raise ToolError(f"{tool}: the path is empty")
     try:
-        encoded = raw.encode()
+        encoded = os.fsencode(raw)
     except UnicodeEncodeError:
         raise ToolError(f"{tool}: {quoted(raw)} is not a valid path") from None
     if b"\0" in encoded:

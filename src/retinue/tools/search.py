@@ -182,9 +182,7 @@ def _covers(other: Path, top: Path) -> bool:
     return other != top and top.is_relative_to(other) and SKIPPED.isdisjoint(top.relative_to(other).parts)
 
 
-def _files(
-    raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str
-) -> Iterator[tuple[Path, str]]:
+def _files(raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[Path, str]]:
     """Every file to look into, and the path it is shown with."""
     for top, prefix in _tops(raw, folders, tool):
         for parts in _walk(top, folders, stop, tool):

@@ -88,7 +88,7 @@ class Shell:
         return Outcome(text + "\n".join(notes), success=in_time and proc.returncode == 0, file=file)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(str(call.args.get("command", "")))
+        return guard.visible(_asked(call)[0])
 
 
 def environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:

@@ -77,7 +77,11 @@ class SpawnSubagents:
     )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in words.read_tasks(call.args))
+        try:
+            tasks = words.read_tasks(call.args)
+        except ToolError as error:
+            raise ToolError(_json(words.error_reply(str(error))).text) from None
+        return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         background = bool(call.args.get("background", False))

@@ -1,0 +1,48 @@
+"""Who of a tree's runs has a slot: taking one, giving it up while only waiting for children, getting it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.trees import Tree
+
+
+async def take(tree: Tree, node: Node) -> None:
+    """Several calls of one run may want its slot back at once: one place in the queue serves them all."""
+    while not node.holds_slot:
+        if node.place is None:
+            node.place = tree.slots.line_up(first=True)
+        place = node.place
+        await asyncio.wait([place])
+        if node.place is place:
+            node.place, node.holds_slot = None, True
+
+
+def leave(tree: Tree, node: Node) -> None:
+    """For good: out of the slot, or out of the queue for one."""
+    if node.place is not None:
+        tree.slots.leave(node.place)
+        node.place = None
+    elif node.holds_slot:
+        tree.slots.give_back()
+        node.holds_slot = False
+
+
+def leave_if_only_waiting(tree: Tree, node: Node) -> None:
+    if node.waiting and node.waiting >= node.inflight and node.holds_slot:
+        tree.slots.give_back()
+        node.holds_slot = False
+
+
+async def wait_without(tree: Tree, node: Node, awaited: Awaitable[None]) -> None:
+    """Waits for children; while that is all the run does, its slot is free for others."""
+    node.waiting += 1
+    leave_if_only_waiting(tree, node)
+    try:
+        await awaited
+    finally:
+        node.waiting -= 1
+    if node.parent is not None:
+        await take(tree, node)
