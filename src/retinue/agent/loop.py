@@ -46,7 +46,8 @@ async def run_loop(job: Job, link: Link) -> Ending:
             outcomes = (await _run_call(reply.calls[0], job, link),)
         elif reply.calls:
             outcomes = await _run_calls(reply, job, link)
-        thread += [ToolTurn(c.id, c.name, o.text, o.success) for c, o in zip(reply.calls, outcomes, strict=True)]
+        for call, outcome in zip(reply.calls, outcomes, strict=True):
+            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
         link.emit(TurnEnded(turn))
         for call, outcome in zip(reply.calls, outcomes, strict=True):
             if call.name == answer.NAME and outcome.success:

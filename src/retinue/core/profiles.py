@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 
@@ -63,8 +65,7 @@ class Profile:
             )
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, gc=False):
     """What an agent is asked. `context` goes into the system prompt; `context_paths` are readable, never writable."""
 
     text: str

@@ -46,6 +46,10 @@ class Feed:
             dropped = len(self.events) - self.keep
             del self.events[:dropped]
             self.first += dropped
+        self.announce(event)
+
+    def announce(self, event: Event) -> None:
+        """Wakes whoever watches."""
         if event.run == 0 and type(event.body) is RunEnded:
             self.ended = True
         for watcher in self.watchers:

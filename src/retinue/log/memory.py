@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 
-from retinue.core.events import Delta, Event
+from retinue.core.events import Delta, Event, RunEnded
 from retinue.log.feed import Feed
 
 
@@ -20,7 +20,9 @@ class MemoryLog:
         feed = self._feeds.get(event.tree)
         if feed is None:
             feed = self._feeds[event.tree] = Feed(keep=None)
-        feed.publish(event)
+        feed.events.append(event)
+        if feed.watchers or type(event.body) is RunEnded:
+            feed.announce(event)
         return None
 
     def show(self, delta: Delta) -> None:

@@ -145,8 +145,13 @@ def _call(run: RunView, _: Event, body: ToolCall) -> None:
 
 
 def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
-    call = next((call for call in run.calls if call.call_id == body.call_id), None)
-    run.calls = tuple(other for other in run.calls if other is not call)
+    calls = run.calls
+    if len(calls) == 1 and calls[0].call_id == body.call_id:  # the usual case, without a closure
+        call: ToolCall | None = calls[0]
+        run.calls = ()
+    else:
+        call = next((call for call in calls if call.call_id == body.call_id), None)
+        run.calls = tuple(other for other in calls if other is not call)
     about = "" if call is None else context(call.name, call.args)
     shown = body.name if call is None or not call.display_name else call.display_name
     line = summary(body.name, body.text, body.success)

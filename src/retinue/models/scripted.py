@@ -27,17 +27,19 @@ class ScriptedModel:
             await asyncio.get_running_loop().create_future()
         await self._clock.sleep(scripted.delay)
         usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
-        thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
+        thoughts: tuple[Thought, ...] = ()
         if scripted.thinking:
+            thoughts = (Thought(scripted.thinking),)
             on_delta("thinking", scripted.thinking)
         _raise_fault(scripted, usage, on_delta)
         if scripted.refuse is not None:
             return Reply(scripted.refuse, (), thoughts, usage, refused=True)
         text = scripted.text
-        if "{{last_result}}" in text:
-            text = text.replace("{{last_result}}", _last_result(request))
-        for piece in _pieces(text, scripted.chunks):
-            on_delta("text", piece)
+        if text:
+            if "{{last_result}}" in text:
+                text = text.replace("{{last_result}}", _last_result(request))
+            for piece in _pieces(text, scripted.chunks):
+                on_delta("text", piece)
         return Reply(text, _calls(scripted, request.turn) if scripted.tools else (), thoughts, usage)
 
     def _reply_for(self, request: Request) -> ScriptedReply:
@@ -57,6 +59,9 @@ class ScriptedModel:
 
 
 def _calls(scripted: ScriptedReply, turn: int) -> tuple[Call, ...]:
+    if len(scripted.tools) == 1:
+        [tool] = scripted.tools
+        return (Call(f"call_{turn}_1", tool.name, tool.args),)
     return tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
 
 

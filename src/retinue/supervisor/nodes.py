@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,16 +21,12 @@ if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
 
 
-def _nothing(_: Node) -> None:
-    return
-
-
 class Node:
     """A run and its place in the tree. Made by `Supervisor.spawn` only."""
 
     __slots__ = (
         "background", "children", "context", "deadline", "depth", "driving", "ending", "finished", "folders", "grace",
-        "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "on_stop", "parent", "partial",
+        "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "parent", "partial",
         "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting",
         "wish",
     )  # fmt: skip
@@ -56,7 +51,6 @@ class Node:
         self.waiters: tuple[asyncio.Future[None], ...] = ()
         self.finished = False
         self.grace: Timer | None = None
-        self.on_stop: Callable[[Node], None] = _nothing
         self.started = 0.0
         self.driving = False
         self.ending = False
@@ -91,7 +85,7 @@ class Node:
             child.stop("cancelled")
         if self.driving and self.task is not None:
             self.task.cancel()
-            self.on_stop(self)
+            self.link.supervisor.give_grace(self)
         return True
 
     async def join(self) -> None:

@@ -101,7 +101,9 @@ class Supervisor:
         if self._closing:
             raise RetinueError("this Retinue is closed")
         plan = self._planner.plan(profile, task=task, parent=None)
-        merged = (limits or Limits()).over(plan.profile.limits).over(self._limits)
+        merged = plan.profile.limits.over(self._limits)
+        if limits is not None:
+            merged = limits.over(merged)
         tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = self._add(tree, None, plan, task, readable)
@@ -182,7 +184,6 @@ class Supervisor:
             span_id=f"{random.getrandbits(64):016x}",
         )
         node.link = RunLink(self, tree, node)
-        node.on_stop = self._give_grace
         written = tree.write(node, body, wait=True)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
@@ -273,7 +274,8 @@ class Supervisor:
         tree.write(parent, Inbox(text, source="notice", about=run))
         parent.tell(UserTurn(text, "notice"))
 
-    def _give_grace(self, node: Node) -> None:
+    def give_grace(self, node: Node) -> None:
+        """Some time to stop, from now on."""
         node.grace = self._clock.call_later(CANCEL_ASK_SECONDS, lambda: self._abandon(node))
 
     def _abandon(self, node: Node) -> None:

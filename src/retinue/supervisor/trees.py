@@ -33,7 +33,7 @@ def new_tree_id() -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_append", "_now", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
+    __slots__ = ("_clock", "_log", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
 
     def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
         self.id = new_tree_id()
@@ -42,8 +42,8 @@ class Tree:
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)
         self.labels: set[str] = set()
-        self._append = log.append
-        self._now = clock.wall
+        self._log = log
+        self._clock = clock
         self.seq = 0
 
     def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
@@ -53,20 +53,18 @@ class Tree:
             return None
         self.seq = seq = self.seq + 1
         ref = node.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._clock.wall(), body)
         if view is None:
             node.view = self.runs.apply(event)
         else:
             view.apply(event)
-        return self._append(event, wait)
+        return self._log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""
-        label = wanted
-        for number in itertools.count(2):
-            if label not in self.labels:
-                break
-            label = f"{wanted}-{number}"
+        label, number = wanted, 2
+        while label in self.labels:
+            label, number = f"{wanted}-{number}", number + 1
         self.labels.add(label)
         return label
 
