@@ -17,34 +17,38 @@ COUNT = 1000
 DELAY = 0.05
 
 
-async def durable(*, count: int, delay: float, at_once: bool) -> int:
-    """The same with the durable log; gives the commits it took."""
-    with tempfile.TemporaryDirectory() as folder:
-        r = await ours(Path(folder) / ".retinue", count=count, delay=delay, at_once=at_once)
-        commits: int = r.supervisor.log.commits  # type: ignore[attr-defined]
-        return commits
+async def durable(folder: str, *, count: int, delay: float, at_once: bool) -> int:
+    """The same with the durable log in a new project; gives the commits it took."""
+    r = await ours(Path(tempfile.mkdtemp(dir=folder)) / ".retinue", count=count, delay=delay, at_once=at_once)
+    commits: int = r.supervisor.log.commits  # type: ignore[attr-defined]
+    return commits
 
 
 def rows() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield from rows_in(folder)
+
+
+def rows_in(folder: str) -> Iterator[Row]:
     reference = best(lambda: bare(count=COUNT, delay=0, at_once=True), times=7)
     yield Row("reference: bare tasks, per parent and subagent", micros(reference, COUNT))
     seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=False), times=5)
     yield Row("in memory, one by one", micros(seconds, COUNT), seconds / reference, 8)
     seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=7)
     yield Row("in memory, 1,000 at once", micros(seconds, COUNT), seconds / reference, 8)
-    seconds = best(lambda: durable(count=COUNT, delay=0, at_once=True), times=7)
+    seconds = best(lambda: durable(folder, count=COUNT, delay=0, at_once=True), times=7)
     yield Row("durable log, 1,000 at once", micros(seconds, COUNT), seconds / reference, 20)
     few = 200
     commits: list[int] = []
 
     async def one_by_one() -> None:
-        commits.append(await durable(count=few, delay=0, at_once=False))
+        commits.append(await durable(folder, count=few, delay=0, at_once=False))
 
     seconds = best(one_by_one, times=2)
     yield Row("durable log, one by one", micros(seconds, few))
     yield Row("durable log, one by one: commits per subagent", f"{min(commits)} / {few}", min(commits) / few, 8, "")
     ideal = MODEL_CALLS * DELAY
-    seconds = best(lambda: durable(count=COUNT, delay=DELAY, at_once=True), times=3)
+    seconds = best(lambda: durable(folder, count=COUNT, delay=DELAY, at_once=True), times=3)
     yield Row("durable log, 1,000 at once, 50 ms a model call", f"{seconds:.3f} s", seconds / ideal, 1.5, "ideal")
 
 

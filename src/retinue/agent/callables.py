@@ -17,7 +17,7 @@ from retinue.tools.functions import as_text
 async def run_callable(job: Job, link: Link) -> Ending:
     """Calls it with the task's text; what it returns is the answer (checked against the profile's output type)."""
     call = job.plan.profile.call
-    assert call is not None
+    assert call is not None and job.context is not None
     value: Any = call(job.task.text, job.context)
     if inspect.isawaitable(value):
         value = await value

@@ -7,6 +7,7 @@ pass new facts on untouched. Deltas are not events: they are shown at once, have
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -254,15 +255,14 @@ def _encode(event: Event) -> bytes:
     body = event.body
     if isinstance(body, Unknown):
         return _encode_plain(event, {"kind": body.kind, **body.fields})
-    head = b'{"seq":%d,"tree":"%b","run":%d,"path":%b,"agent":%b,"at":%.3f,' % (
-        event.seq,
-        event.tree.encode(),
-        event.run,
-        _ENCODER.encode(event.path),
-        _ENCODER.encode(event.agent),
-        event.at,
-    )
-    return head + _ENCODER.encode(body)[1:]
+    who = _run_fields(event.tree, event.run, event.path, event.agent)
+    return b'{"seq":%d,%b,"at":%.3f,%b' % (event.seq, who, event.at, _ENCODER.encode(body)[1:])
+
+
+@lru_cache(4096)
+def _run_fields(tree: str, run: int, path: str, agent: str) -> bytes:
+    """The same for all events of a run, so made once."""
+    return _ENCODER.encode({"tree": tree, "run": run, "path": path, "agent": agent})[1:-1]
 
 
 def _encode_plain(event: Event, body: dict[str, Any]) -> bytes:

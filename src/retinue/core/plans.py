@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     max_turns: int | None
     thread: tuple[Turn, ...]
     folders: Folders
-    context: Context
+    context: Context | None
 
 
 class Runtime(Protocol):

@@ -120,7 +120,9 @@ class Link(Protocol):
         ...
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
-        """Writes the call, then says whether it may run; raises Unconfirmed when nobody can be asked."""
+        """Writes the call and says whether it may run; raises Unconfirmed when nobody can be asked.
+
+        A call that must not happen twice is on disk before the answer comes."""
         ...
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:

@@ -45,7 +45,7 @@ def open_writer(path: Path) -> apsw.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         db = apsw.Connection(str(path))
         db.set_busy_timeout(5000)
-        for pragma, value in (("journal_mode", "wal"), ("synchronous", "full"), ("wal_autocheckpoint", 4000)):
+        for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):
             db.pragma(pragma, value)
         if not db.execute("SELECT count(*) FROM sqlite_schema").get:
             db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")

@@ -67,6 +67,7 @@ class SqliteLog:
         self._pending: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
+        self._hurries = False
         self._kicked = threading.Event()
         self._closing = False
         self.commits = 0
@@ -83,7 +84,9 @@ class SqliteLog:
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
-        self._kick()
+        if not self._hurries:  # when the loop has done what it is at: whoever else waits by then is in the same batch
+            self._hurries = True
+            self._loop.call_soon(self._kick)
         return waiter
 
     def show(self, delta: Delta) -> None:
@@ -164,11 +167,11 @@ class SqliteLog:
             self._feeds.pop(tree, None)
 
     def _kick(self) -> None:
+        self._hurries = False
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        if not self._kicked.is_set():
-            self._kicked.set()
+        self._kicked.set()
 
     # What follows runs in the writer thread, up to `_written`.
 

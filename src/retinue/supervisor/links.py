@@ -40,7 +40,8 @@ class RunLink:
         node = self.node
         node.inflight += 1
         body = ToolCall(call.id, call.name, call.args, spec.tier, spec.display_name, spec.waits, _timeout(call))
-        written = self.tree.write(node, body, wait=True)
+        # What may run twice, and what only spawns (the child waits for its own first event), need not be on disk first.
+        written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
         if written is not None:
             await written
         verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
@@ -72,10 +73,10 @@ class RunLink:
         return reply
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
-        run = self.node.plan.host.get(call.name)
-        if run is None:
+        run, context = self.node.plan.host.get(call.name), self.node.context
+        if run is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
-        return run(call.args, self.node.context)
+        return run(call.args, context)
 
     async def spawn(self, order: Order) -> Ticket:
         return self.supervisor.spawn_child(self.tree, self.node, order)

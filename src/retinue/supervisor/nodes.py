@@ -46,7 +46,7 @@ class Node:
         self.children: tuple[Node, ...] = ()
         self.view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
         self.task: asyncio.Task[None] | None = None
-        self.context: Context = None  # type: ignore[assignment]  # set when the run starts
+        self.context: Context | None = None
         self.link: RunLink = None  # type: ignore[assignment]  # set by the supervisor right after
         self.waiters: tuple[asyncio.Future[None], ...] = ()
         self.finished = False

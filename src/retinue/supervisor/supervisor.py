@@ -209,7 +209,16 @@ class Supervisor:
         node.driving = True
         node.started = self._clock.monotonic()
         try:
-            ending = await self._work(tree, node, written)
+            job = None
+            if node.stopping is None:
+                if written is not None:
+                    await written
+                if node.parent is not None and not node.holds_slot:
+                    await seats.take(tree, node)
+                job = self._start(tree, node)
+            ending = stopped(node) if job is None else await self._runtime.run(job, node.link)
+            if node.stopping is not None:
+                ending = stopped(node)
         except asyncio.CancelledError:
             ending = stopped(node)
         except Exception as error:  # noqa: BLE001 - the boundary to everything a run can do
@@ -217,27 +226,20 @@ class Supervisor:
         if not node.ending:
             await self._end(tree, node, ending)
 
-    async def _work(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> Ending:
-        if node.stopping is not None:
-            return stopped(node)
-        if written is not None:
-            await written
-        if node.parent is not None and not node.holds_slot:
-            await seats.take(tree, node)
+    def _start(self, tree: Tree, node: Node) -> Job | None:
+        """What the runtime gets, from now on the clock; None for a run that has no time at all."""
         node.started = self._clock.monotonic()
         if node.seconds is not None:
             if node.seconds <= 0:
                 node.stopping = "timed_out"
-                return stopped(node)
+                return None
             node.deadline = Deadline(node.seconds, self._clock, node.time_out)
         tree.write(node, RunStarted())
-        plan, task, context = node.plan, node.wish, self._context(node)
+        plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
-            CURRENT.set(context)
+            CURRENT.set(self._context(node))
         thread = (UserTurn(task.text),)
-        job = Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, context)
-        ending = await self._runtime.run(job, node.link)
-        return stopped(node) if node.stopping is not None else ending
+        return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
 
     async def _end(self, tree: Tree, node: Node, ending: Ending) -> None:
         """Ends what is below, then the run; the ending is written before anybody is told."""
@@ -246,7 +248,8 @@ class Supervisor:
             for child in node.children:
                 child.stop("cancelled")
             for child in node.children:
-                await child.join()
+                if not child.finished:
+                    await child.join()
         except asyncio.CancelledError:
             pass  # told twice; the ending below is written all the same
         for timer in (node.deadline, node.grace):
@@ -289,12 +292,13 @@ class Supervisor:
     # Looking and commanding
 
     async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
-        children = {child.ref.run: child for child in node.children}
-        missing = [run for run in runs if run not in children]
-        if missing:
-            raise ToolError(f"agent:{missing[0]} is not a child of this run")
-        wanted = [children[run] for run in runs]
-        if any(child.queues and not child.finished for child in wanted):
+        wanted = []
+        for run in runs:
+            child = tree.nodes[run] if 0 <= run < len(tree.nodes) else None
+            if child is None or child.parent is not node:
+                raise ToolError(f"agent:{run} is not a child of this run")
+            wanted.append(child)
+        if wanted and wanted[0].queues:
             await seats.wait_without(tree, node, _join_all(wanted))
             await self._files.written(tree.id, runs)
         else:
@@ -309,6 +313,7 @@ class Supervisor:
         ]
 
     def _context(self, node: Node) -> Context:
+        """For what runs with the supervisor: host-side functions and callables."""
         metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
         node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
         return node.context

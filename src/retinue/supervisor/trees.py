@@ -41,7 +41,7 @@ class Tree:
         self.nodes: list[Node] = []
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)
-        self.labels: set[str] = set()
+        self.labels: dict[str, int] = {}
         self._log = log
         self._clock = clock
         self.seq = 0
@@ -62,10 +62,11 @@ class Tree:
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""
-        label, number = wanted, 2
+        label = wanted
         while label in self.labels:
-            label, number = f"{wanted}-{number}", number + 1
-        self.labels.add(label)
+            self.labels[wanted] += 1
+            label = f"{wanted}-{self.labels[wanted]}"
+        self.labels[label] = 1
         return label
 
     @property
