@@ -12,6 +12,7 @@ import fcntl
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class SqliteLog:
         self._hurries = False
         self._kicked = threading.Event()
         self._closing = False
+        self._closed = asyncio.Event()
         self.commits = 0
         self._thread = threading.Thread(target=self._write_batches, name="retinue-log", daemon=True)
         self._thread.start()
@@ -115,13 +117,12 @@ class SqliteLog:
             return
         self._closing = True
         self._kick()
-        await asyncio.to_thread(self._thread.join)
+        await self._closed.wait()
+        self._thread.join()
         try:
             if self._pending:
                 raise LogError(f"{len(self._pending)} events could not be written to {self.path}")
         finally:
-            self._reader.close()
-            self._db.close()
             os.close(self._lock)
 
     def _first_row(self, tree: str) -> int:
@@ -185,12 +186,14 @@ class SqliteLog:
             error = self._write(batch) if batch else None
             if error is None:
                 del self._pending[: len(batch)]
-            try:
+            with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._written, batch if error is None else [], waiters, error)
-            except RuntimeError:  # the loop is gone; what is written is written
-                return
-            if closing:
-                return
+            if closing or self._loop.is_closed():
+                break
+        self._reader.close()
+        self._db.close()
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._closed.set)
 
     def _write(self, batch: list[Event]) -> LogError | None:
         begun = [event.tree for event in batch if event.seq == 1]
