@@ -1,6 +1,7 @@
 """Turns what `retinue demo` prints on a terminal of 100 columns into an SVG. Usage: picture.py OUT.svg [COMMAND ...]"""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 100
+SCRATCH = re.compile(r"\S*/retinue-demo-\w+")
 
 
 def main(out: str, *command: str) -> None:
-    argv = list(command) or [str(Path(sys.executable).with_name("retinue")), "demo"]
+    argv = list(command) or [str(Path(sys.executable).with_name("retinue")), "demo", "--quiet"]
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     done = subprocess.run(
         argv,
@@ -25,7 +27,7 @@ def main(out: str, *command: str) -> None:
     )
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor")
-        console.print(Text.from_ansi(done.stdout))
+        console.print(Text.from_ansi(SCRATCH.sub("/tmp/retinue-demo", done.stdout)))
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         console.save_svg(out, title="retinue demo", unique_id="retinue-demo")
 

@@ -1,0 +1,77 @@
+"""Docs cannot lie: every snippet of Python and YAML in them is run or loaded here, and every link leads somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retinue.config.project import load_project
+from retinue.core.events import KINDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def snippets(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def retinue(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "retinue", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    [code] = snippets(ROOT / "README.md", "python")
+    (tmp_path / "notes.md").write_text("hello")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].startswith("done Usage(")
+    assert "notes.md" in done.stdout
+
+
+def test_the_config_of_the_readme_loads(tmp_path: Path) -> None:
+    [config] = snippets(ROOT / "README.md", "yaml")
+    (tmp_path / "retinue.yaml").write_text(config)
+    project = load_project(tmp_path)
+    assert [profile.name for profile in project.profiles] == ["explorer", "evaluator"]
+    assert project.settings.model == "scripted:script.yaml"
+
+
+def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
+    (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
+    (tmp_path / "a.py").write_text("# TODO: more\n")
+    done = retinue("run", "review this folder", "--model", "scripted:review.yaml", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Here is what they found:")
+    assert "a.py:1:# TODO: more" in done.stdout
+
+
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    example = ROOT / "docs/examples/audit.py"
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "done Finding(file='payment.py', risk=3)"
+
+
+def test_the_page_of_events_names_every_kind_and_field() -> None:
+    rows = dict(re.findall(r"^\| `([a-z.]+)` \|.*\| ?(.*) \|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
+    assert set(rows) == set(KINDS)
+    for kind, cls in KINDS.items():
+        assert sorted(rows[kind].strip("`").split()) == sorted(cls.__struct_fields__), kind
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_names_only_commands_and_targets_there_are() -> None:
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^\$ |`)make ([a-z]+)", text, re.MULTILINE)) <= targets
+    known = retinue("--help", cwd=ROOT).stdout
+    for command in set(re.findall(r"^\$ retinue (\w+)", text, re.MULTILINE)):
+        assert re.search(rf"^ +{command} ", known, re.MULTILINE), command
