@@ -74,4 +74,4 @@ def test_the_readme_names_only_commands_and_targets_there_are() -> None:
     assert set(re.findall(r"(?:^\$ |`)make ([a-z]+)", text, re.MULTILINE)) <= targets
     known = retinue("--help", cwd=ROOT).stdout
     for command in set(re.findall(r"^\$ retinue (\w+)", text, re.MULTILINE)):
-        assert re.search(rf"^ +{command} ", known, re.MULTILINE), command
+        assert re.search(rf"^ +{command}\b", known, re.MULTILINE), command
