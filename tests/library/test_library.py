@@ -11,7 +11,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Context, Deny, Limits, Profile, RunFailed, Task, tool
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, ToolResult
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, RunEnded, Thinking, ToolResult
 from retinue.log.threads import thread
 from retinue.testing import allow_all, deny_all, scripted
 from tests.tree.kit import bodies, call, main, spawn
@@ -391,3 +391,19 @@ async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:
         [given] = bodies(r.supervisor.log.read(run.tree), ToolResult)
     assert len(given.text) < 60_000 and "bytes cut" in given.text
     assert Path(given.file).stat().st_size == 5_000_000
+
+
+async def test_a_text_too_large_for_an_event_is_whole_in_a_file(tmp_path: Path) -> None:
+    words = "äbc " * 1_200_000
+    script = {"main": [{"thinking": words, "text": words, **call("list_agents")}, {"text": words}]}
+    async with retinue.open(tmp_path / ".retinue") as r:
+        run = await r.spawn(main(script), "go")
+        result = await run.result()
+        events = r.supervisor.log.read(run.tree)
+    for body in (*bodies(events, Message), *bodies(events, Thinking), bodies(events, RunEnded)[0]):
+        said = body.final_response if isinstance(body, RunEnded) else body.text
+        assert len(said.encode()) <= 4 * 1024 * 1024 and "whole text in" in said
+        assert Path(body.file).read_text() == words
+    assert result.status == "done"
+    [_, first, _, last] = thread(events, 0)
+    assert (first.text, first.thoughts[0].text, last.text) == (words, words, words)

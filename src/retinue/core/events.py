@@ -65,20 +65,22 @@ class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
 
 
 class Thinking(Body, frozen=True, gc=False, tag="thinking"):
-    """A thinking block of the model."""
+    """A thinking block of the model; `file` has the whole where `text` was cut."""
 
     kind: ClassVar[str] = "thinking"
     text: str
     type: str = ""
     signature: str = ""
+    file: str = ""
 
 
 class Message(Body, frozen=True, gc=False, tag="message"):
-    """The text of one model reply; `final` when no tool call came with it."""
+    """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut."""
 
     kind: ClassVar[str] = "message"
     text: str
     final: bool = False
+    file: str = ""
 
 
 class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from retinue.core.events import (
     Event,
@@ -37,10 +38,10 @@ def thread(events: Iterable[Event], run: int) -> list[Turn]:
             case TurnStarted():
                 turns += waiting
                 waiting.clear()
-            case Thinking(text=words, type=kind, signature=signature):
-                thoughts.append(Thought(words, kind, signature))
-            case Message(text=words):
-                text = words
+            case Thinking(text=words, type=kind, signature=signature, file=file):
+                thoughts.append(Thought(_whole(words, file), kind, signature))
+            case Message(text=words, file=file):
+                text = _whole(words, file)
             case ToolCall(call_id=call_id, name=name, args=args):
                 calls.append(Call(call_id, name, args))
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
@@ -52,3 +53,7 @@ def thread(events: Iterable[Event], run: int) -> list[Turn]:
             case _:
                 pass
     return turns + list(waiting)
+
+
+def _whole(text: str, file: str) -> str:
+    return Path(file).read_text() if file else text

@@ -5,6 +5,8 @@ Paths are kept as text until something touches them: most runs never do, and a t
 
 from __future__ import annotations
 
+import hashlib
+import os
 import secrets
 import shutil
 import tempfile
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.limits import EVENT_BYTES
 
 
 class StateFolder:
@@ -79,6 +82,16 @@ class RunFolders:
     def spill(self, name: str) -> Path:
         self._spilled += 1
         return private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
+
+    def fitting(self, text: str) -> tuple[str, str]:
+        """Text for an event, and the file (named by its hash) that has the whole of it where it had to be cut."""
+        if len(text) * 4 <= EVENT_BYTES or len(data := text.encode("utf-8", "replace")) <= EVENT_BYTES:
+            return text, ""
+        path = private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(data)
+        head = data[: EVENT_BYTES - 1024].decode("utf-8", "ignore")
+        return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
 
 
 def context_paths(paths: Sequence[str], *, base: str) -> list[str]:

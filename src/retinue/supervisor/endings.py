@@ -45,4 +45,5 @@ def body_of(node: Node, ending: Ending, *, duration_ms: int) -> RunEnded:
         text = ending.text or ending_texts("refused", name=node.name, primary=primary)[0]
         ending = Ending("refused", text, text)
     partial = "" if ending.status == "done" else node.partial or node.view.last_message
-    return RunEnded(ending.status, ending.text, duration_ms, ending.error, partial, ending.structured)
+    text, file = node.folders.fitting(ending.text)
+    return RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)

@@ -116,9 +116,11 @@ class RunLink:
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node
         for thought in reply.thoughts:
-            write(node, Thinking(thought.text, thought.type, thought.signature))
+            text, file = node.folders.fitting(thought.text)
+            write(node, Thinking(text, thought.type, thought.signature, file))
         if reply.text and not reply.refused:
-            write(node, Message(reply.text, final=not reply.calls))
+            text, file = node.folders.fitting(reply.text)
+            write(node, Message(text, not reply.calls, file))
         write(node, UsageReported(model, reply.usage))
 
     def _failed(self, error: ModelError, model: str) -> None:
