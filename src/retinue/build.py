@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Log, Model, Policy
+from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices
 from retinue.core.profiles import Profile
+from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.supervisor.clock import SystemClock
@@ -46,6 +48,7 @@ class Parts:
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
     clock: Clock | None = None
+    prices: Prices | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -68,6 +71,7 @@ def supervisor(parts: Parts) -> Supervisor:
         approver=parts.approver,
         limits=parts.limits,
         timeouts=parts.timeouts,
+        prices=parts.prices or LatePrices(),
     )
 
 
@@ -108,6 +112,23 @@ def _make_model(name: str, project: Path, clock: Clock) -> Model:
     script = importlib.import_module("retinue.config.scripts").load_script(project / Path(rest).expanduser())
     model: Model = importlib.import_module("retinue.models.scripted").ScriptedModel(script, clock)
     return model
+
+
+class LatePrices:
+    """The price library, loaded when a model that could be in it is first asked about; without it no price is known."""
+
+    def __init__(self) -> None:
+        self._prices: Prices | None = None
+
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        if ":" not in model or model.startswith("scripted:"):
+            return None
+        if self._prices is None:
+            try:
+                self._prices = importlib.import_module("retinue.models.prices").LibraryPrices()
+            except ModuleNotFoundError:
+                self._prices = NoPrices()
+        return self._prices.price(model, usage)
 
 
 def project_parts(start: Path, *, config: Path | None = None, **changes: Any) -> tuple[Parts, Any]:

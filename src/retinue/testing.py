@@ -6,21 +6,36 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from retinue.config.scripts import parse_script
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.ports import Clock
+from retinue.core.usage import Usage
 from retinue.log.memory import MemoryLog
 from retinue.models.scripted import ScriptedModel
 from retinue.supervisor.clock import SystemClock
 
-__all__ = ["ManualClock", "MemoryLog", "allow_all", "deny_all", "scripted"]
+__all__ = ["FixedPrices", "ManualClock", "MemoryLog", "allow_all", "deny_all", "scripted"]
 
 
 def scripted(agents: dict[str, Any], *, strict: bool = False, clock: Clock | None = None) -> ScriptedModel:
     """A model that says what `agents` says, in the format of the script file."""
     return ScriptedModel(parse_script({"agents": agents, "strict": strict}), clock or SystemClock())
+
+
+class FixedPrices:
+    """Prices from a table: model -> US dollars for a million tokens of input and of output. `*` is any model."""
+
+    def __init__(self, table: dict[str, tuple[str, str]]) -> None:
+        self._table = {model: (Decimal(given), Decimal(got)) for model, (given, got) in table.items()}
+
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        found = self._table.get(model) or self._table.get("*")
+        if found is None:
+            return None
+        return (usage.input_tokens * found[0] + usage.output_tokens * found[1]) / 1_000_000
 
 
 async def allow_all(question: Approval) -> Allow | Deny:

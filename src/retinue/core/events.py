@@ -7,6 +7,7 @@ pass new facts on untouched. Deltas are not events: they are shown at once, have
 
 from __future__ import annotations
 
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -40,6 +41,9 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     queued: bool = False
     timeout_seconds: float | None = None
     max_turns: int | None = None
+    max_tokens: int | None = None
+    max_cost: Decimal | None = None
+    stall_seconds: float | None = None
     trace_id: str = ""
     span_id: str = ""
 
@@ -141,11 +145,12 @@ class Inbox(Body, frozen=True, gc=False, tag="inbox"):
 
 
 class UsageReported(Body, frozen=True, gc=False, tag="usage"):
-    """What one model call spent."""
+    """What one model call spent; `cost` is in US dollars and absent where the price is not known."""
 
     kind: ClassVar[str] = "usage"
     model: str
     usage: Usage
+    cost: Decimal | None = None
 
 
 class TurnEnded(Body, frozen=True, gc=False, tag="turn.ended"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -17,6 +19,8 @@ CANCEL_ASK_SECONDS = 10.0
 TERM_SECONDS = 5.0
 INLINE_BYTES = 50 * 1024
 EVENT_BYTES = 4 * 1024 * 1024
+OUTPUT_TOKENS = 16_384
+RETENTION_DAYS = 30.0
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -24,34 +28,48 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `turns` and `seconds` bound one run; `depth` is how many levels may stand below it;
     `concurrent` is how many spawned runs of a tree may run at once (the primary holds no slot).
+    `tokens` and `cost` (US dollars) are what a run and everything below it may spend; `stall` is for how many
+    seconds nothing at all may happen there.
     """
 
     turns: int | UnsetType | None = UNSET
     seconds: float | UnsetType | None = UNSET
     depth: int | UnsetType = UNSET
     concurrent: int | UnsetType | None = UNSET
+    tokens: int | UnsetType | None = UNSET
+    cost: Decimal | UnsetType | None = UNSET
+    stall: float | UnsetType | None = UNSET
 
     def __post_init__(self) -> None:
-        for name in ("turns", "depth", "concurrent"):
+        for name in ("turns", "depth", "concurrent", "tokens"):
             value = getattr(self, name)
             if value is UNSET or (value is None and name != "depth"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"limit {name!r} must be a whole number of 0 or more, got {value!r}")
-        seconds = self.seconds
-        if seconds is UNSET or seconds is None:
-            return
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
-            raise ConfigError(f"limit 'seconds' must be a number of 0 or more, got {seconds!r}")
+        for name in ("seconds", "stall"):
+            value = getattr(self, name)
+            if value is UNSET or value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise ConfigError(f"limit {name!r} must be a number of 0 or more, got {value!r}")
+        if self.cost is not UNSET and self.cost is not None:
+            msgspec.structs.force_setattr(self, "cost", amount(self.cost))
 
     def over(self, base: Limits) -> Limits:
         """These limits, and those of `base` where these say nothing."""
         return Limits(
-            base.turns if self.turns is UNSET else self.turns,
-            base.seconds if self.seconds is UNSET else self.seconds,
-            base.depth if self.depth is UNSET else self.depth,
-            base.concurrent if self.concurrent is UNSET else self.concurrent,
+            *(getattr(base if getattr(self, name) is UNSET else self, name) for name in self.__struct_fields__)
         )
+
+
+def amount(value: object) -> Decimal:
+    """An amount of money, exactly as a person wrote it: 0.1 is 0.1."""
+    if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
+        exact = Decimal(str(value))
+        if exact.is_finite() and exact >= 0:
+            return exact
+    raise ConfigError(f"limit 'cost' must be an amount of 0 or more, got {value!r}")
 
 
 def clamp_asked(seconds: float, bounds: tuple[float, float] = MODEL_ASKED_SECONDS) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.core.limits import OUTPUT_TOKENS
 from retinue.core.usage import NO_USAGE, Usage
 
 
@@ -80,7 +81,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """One model call: who asks, in which turn, with which thread and tools."""
+    """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
+    `max_output_tokens`: budgets count on it."""
 
     ref: RunRef
     turn: int
@@ -88,6 +90,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     system: str
     thread: list[Turn]
     tools: tuple[ToolSpec, ...]
+    max_output_tokens: int = OUTPUT_TOKENS
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

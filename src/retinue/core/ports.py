@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,6 +14,7 @@ from retinue.core.events import Body, Delta, Event
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.usage import Usage
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +174,14 @@ class Policy(Protocol):
     """Says what a call needs before it runs."""
 
     def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]: ...
+
+
+class Prices(Protocol):
+    """What a model call costs."""
+
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        """US dollars; None when nobody here knows, which is not the same as nothing."""
+        ...
 
 
 class Timer(Protocol):

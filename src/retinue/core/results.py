@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
@@ -39,7 +40,8 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
-    of a run that did not finish. Encodes to the JSON that `--json` prints."""
+    of a run that did not finish. `cost` is in US dollars; None says that a price is not known. Encodes to the JSON
+    that `--json` prints."""
 
     name: str
     final_response: str
@@ -47,6 +49,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     tool_count: int = 0
     tool_logs: tuple[ToolLog, ...] = ()
     usage: Usage = NO_USAGE
+    cost: Decimal | None = None
     success: bool
     duration_ms: int = 0
     error_details: str | None = None
@@ -81,6 +84,15 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
             total += child.total_usage
         return total
 
+    @property
+    def total_cost(self) -> Decimal | None:
+        """What the run and everything below it cost; None when that is not known of every call."""
+        total = self.cost
+        for child in self.children:
+            below = child.total_cost
+            total = None if total is None or below is None else total + below
+        return total
+
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values; those that are None for lack of anything to say are left out."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
@@ -109,6 +121,12 @@ def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") 
             return f"{who} refused the request", f"{who} refused the request"
         case _:
             return "subagent returned an unrecognized run state", "subagent returned an unrecognized run state"
+
+
+def stalled_texts(*, name: str, primary: bool, seconds: float) -> tuple[str, str]:
+    """The two texts of a run in which nothing happened for so long that it was given up."""
+    who = "Run" if primary else "Subagent"
+    return f"{who} timed out", f"{who} '{name}' timed out: stalled, nothing happened in it for {seconds:g} s"
 
 
 def unconfirmed_texts(*, name: str, primary: bool) -> tuple[str, str]:

@@ -1,12 +1,16 @@
-"""Tokens a run has spent."""
+"""Tokens a run has spent, and what they cost."""
 
 from __future__ import annotations
+
+from decimal import Decimal
 
 import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Counts for one call, one run or one tree; adding two gives their sum."""
+    """Counts for one call, one run or one tree; adding two gives their sum.
+
+    `input_tokens` are all that went in; those read from and written to the provider's cache are among them."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -27,3 +31,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_USAGE = Usage()
+
+
+class NoPrices:
+    """Knows no price, and says so."""
+
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        return None

@@ -7,6 +7,7 @@ Nothing about a run is known anywhere that this does not say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any
 
 from retinue.core.events import (
@@ -29,13 +30,16 @@ from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import context, summary
 
+NOTHING = Decimal(0)
+
 
 class RunView:
     """One run as its events tell it."""
 
     __slots__ = (
-        "_result", "agent", "approvals", "calls", "children", "ended", "ended_at", "last_message", "number", "path",
-        "spawned", "spawned_at", "started_at", "tool_count", "tool_logs", "turns", "usage", "warnings",
+        "_result", "agent", "approvals", "calls", "children", "cost", "ended", "ended_at", "last_message", "last_seq",
+        "number", "path", "spawned", "spawned_at", "stalled_seq", "started_at", "tool_count", "tool_logs", "turns",
+        "unpriced", "usage", "warnings",
     )  # fmt: skip
 
     def __init__(self, number: int, path: str, agent: str, at: float, spawned: RunSpawned) -> None:
@@ -51,6 +55,9 @@ class RunView:
         self.tool_count = 0
         self.tool_logs: tuple[ToolLog, ...] = ()
         self.usage: Usage = NO_USAGE
+        self.cost = NOTHING
+        self.unpriced = 0  # tokens of calls whose price is not known
+        self.last_seq = self.stalled_seq = 0
         self.last_message = ""
         self.calls: tuple[ToolCall, ...] = ()
         self.approvals: tuple[ApprovalAsked, ...] = ()
@@ -75,11 +82,14 @@ class RunView:
             return "queued" if self.spawned.queued else "starting"
         if self.approvals:
             return "waiting_approval"
+        if self.stalled_seq and all(run.last_seq <= self.stalled_seq for run in self.walk()):
+            return "stalled"
         if self.calls and all(call.waits for call in self.calls):
             return "waiting_children"
         return "running"
 
     def apply(self, event: Event) -> None:
+        self.last_seq = event.seq
         fold = _FOLDS.get(type(event.body))
         if fold is not None and self.ended is None:
             fold(self, event, event.body)
@@ -109,6 +119,7 @@ class RunView:
             tool_count=self.tool_count,
             tool_logs=self.tool_logs,
             usage=self.usage,
+            cost=None if self.unpriced else self.cost,
             success=ended.status == "done",
             duration_ms=ended.duration_ms,
             error_details=ended.error_details if known else unknown[1],
@@ -168,9 +179,15 @@ def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:
     run.usage += body.usage
+    if body.cost is None:
+        run.unpriced += body.usage.total_tokens
+    else:
+        run.cost += body.cost
 
 
-def _warning(run: RunView, _: Event, body: Warned) -> None:
+def _warning(run: RunView, event: Event, body: Warned) -> None:
+    if body.code == "stalled":
+        run.stalled_seq = event.seq
     run.warnings += (body.text,)
 
 
@@ -223,6 +240,7 @@ class Runs:
             run.apply(event)
         elif isinstance(body, RunSpawned):
             run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
+            run.last_seq = event.seq
             parent = None if body.parent is None else self.runs.get(body.parent)
             if parent is not None:
                 parent.children += (run,)

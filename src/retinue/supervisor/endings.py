@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retinue.core.errors import Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded
-from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
+from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
 from retinue.supervisor.nodes import Node
 
 REFUSED = "refused"
@@ -31,6 +31,9 @@ def ending_of(node: Node, error: BaseException) -> Ending:
 def stopped(node: Node) -> Ending:
     """The ending of a run that was told to stop, or whose task ended without anybody telling it to."""
     status = node.stopping or "disconnected"
+    stall = node.stall
+    if status == "timed_out" and stall is not None and stall.over and stall.seconds is not None:
+        return Ending(status, *stalled_texts(name=node.name, primary=node.parent is None, seconds=2 * stall.seconds))
     detail = "" if node.seconds is None else f"{round(node.seconds * 1000, 3):.3f}".rstrip("0").rstrip(".")
     return Ending(status, *ending_texts(status, name=node.name, primary=node.parent is None, detail=detail))
 

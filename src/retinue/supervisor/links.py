@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.approvals import Allow, Decision
-from retinue.core.errors import ModelError, RetinueError, StreamCut, ToolError
+from retinue.core.errors import ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.supervisor import approvals, seats
+from retinue.supervisor import approvals, seats, spending
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -61,11 +61,15 @@ class RunLink:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
         try:
-            reply = await plan.model.complete(request, self._delta)
+            if self.node.account is None:
+                reply = await plan.model.complete(request, self._delta)
+            else:
+                prices = self.supervisor.prices
+                reply = await spending.complete(self.node, plan.model, request, self._delta, prices)
         except ModelError as error:
             self._failed(error, plan.model_name)
             raise
-        except RetinueError:
+        except (RetinueError, Stop):
             raise
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
@@ -110,7 +114,9 @@ class RunLink:
             await news.wait()
 
     def _delta(self, kind: str, text: str) -> None:
-        ref = self.ref
+        ref, stall = self.ref, self.node.stall
+        if stall is not None:
+            stall.touch()
         self.supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
 
     def _report(self, reply: Reply, model: str) -> None:
@@ -121,11 +127,12 @@ class RunLink:
         if reply.text and not reply.refused:
             text, file = node.folders.fitting(reply.text)
             write(node, Message(text, not reply.calls, file))
-        write(node, UsageReported(model, reply.usage))
+        write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
 
     def _failed(self, error: ModelError, model: str) -> None:
         if error.usage.total_tokens:
-            self.tree.write(self.node, UsageReported(model, error.usage))
+            cost = self.supervisor.prices.price(model, error.usage)
+            self.tree.write(self.node, UsageReported(model, error.usage, cost))
         if isinstance(error, StreamCut):
             self.node.partial = error.partial
 

@@ -15,7 +15,9 @@ from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
 from retinue.runtime.folders import RunFolders
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
+from retinue.supervisor.stalls import Stall
 
 if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
@@ -25,10 +27,10 @@ class Node:
     """A run and its place in the tree. Made by `Supervisor.spawn` only."""
 
     __slots__ = (
-        "background", "children", "context", "deadline", "depth", "driving", "ending", "finished", "folders", "grace",
-        "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "parent", "partial",
-        "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting",
-        "wish",
+        "account", "background", "children", "context", "deadline", "depth", "driving", "ending", "finished",
+        "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "parent",
+        "partial", "place", "plan", "queues", "ref", "seconds", "stall", "started", "stopping", "task", "view",
+        "waiters", "waiting", "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
@@ -56,7 +58,9 @@ class Node:
         self.ending = False
         self.stopping: Status | None = None
         self.partial = ""
+        self.account: Account | None = None if parent is None else parent.account
         self.deadline: Deadline | None = None
+        self.stall: Stall | None = None
         self.place: asyncio.Future[None] | None = None
         self.holds_slot = False
         self.inflight = 0
@@ -116,6 +120,7 @@ class Node:
             if node.deadline is not None:
                 node.deadline.pause()
             node = node.parent
+        self.pause_stalls()
 
     def unpause(self) -> None:
         node: Node | None = self
@@ -123,6 +128,32 @@ class Node:
             if node.deadline is not None:
                 node.deadline.resume()
             node = node.parent
+        self.resume_stalls()
+
+    def pause_stalls(self) -> None:
+        """It is known what the run, and so all above it, wait for."""
+        node: Node | None = self
+        while node is not None and node.stall is not None:
+            node.stall.pause()
+            node = node.parent
+
+    def resume_stalls(self) -> None:
+        node: Node | None = self
+        while node is not None and node.stall is not None:
+            node.stall.resume()
+            node = node.parent
+
+    def stop_clocks(self) -> None:
+        """For good: the run has its ending."""
+        for clock in (self.deadline, self.stall):
+            if clock is not None:
+                clock.stop()
+        if self.grace is not None:
+            self.grace.cancel()
+
+    def queued_below(self) -> bool:
+        """Whether the run or one below it waits for a slot."""
+        return self.place is not None or any(child.queued_below() for child in self.children)
 
     def tell(self, words: UserTurn) -> None:
         """Puts words in the inbox, to be read at the next turn."""

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
+from retinue.core.errors import ConfigError, Limited, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
 from retinue.core.limits import (
     CANCEL_ASK_SECONDS,
@@ -31,7 +31,7 @@ from retinue.core.limits import (
 )
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, Ticket
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
@@ -42,6 +42,8 @@ from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of, row_of, system_of
 from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.spending import account_of
+from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.trees import Tree
 
 DEPTH_EXCEEDED = (
@@ -80,10 +82,12 @@ class Supervisor:
         approver: Approver | None,
         limits: Limits,
         timeouts: Timeouts,
+        prices: Prices,
     ) -> None:
         self.log = log
         self.policy = policy
         self.approver = approver
+        self.prices = prices
         self.trees: dict[str, Tree] = {}
         self._planner = planner
         self._runtime = runtime
@@ -101,15 +105,18 @@ class Supervisor:
         if self._closing:
             raise RetinueError("this Retinue is closed")
         plan = self._planner.plan(profile, task=task, parent=None)
-        merged = plan.profile.limits.over(self._limits)
-        if limits is not None:
-            merged = limits.over(merged)
+        own = plan.profile.limits
+        whole = self._limits if limits is None else limits.over(self._limits)
+        merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
+        account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
         tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = self._add(tree, None, plan, task, readable)
         node.max_depth = _set(merged.depth)
         node.max_turns = _set(merged.turns)
-        node.seconds = task.timeout_seconds if task.timeout_seconds is not None else _seconds(merged)
+        node.seconds = task.timeout_seconds if task.timeout_seconds is not None else _given(merged.seconds)
+        node.account = account
+        node.stall = stall_of(node, _given(merged.stall), self._clock, tree.write)
         self._begin(tree, node, Order(plan.profile, task))
         self.trees[tree.id] = tree
         return node
@@ -127,18 +134,27 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
+            limits, above = plan.profile.limits, parent.account
+            if above is not None and plan.model is not None:
+                above.check()
+            account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
+        except Limited as error:
+            raise SpawnRefused(f"Cannot spawn subagent '{name}': {error}") from None
         has_slot = tree.slots.take_now()
         if not has_slot and (not order.queue or tree.slots.limit == 0):
             raise NoSlot(NO_SLOT.format(name=name))
         node = self._add(tree, parent, plan, order.task, readable)
         node.holds_slot = has_slot
         node.place = None if has_slot else tree.slots.line_up()
-        limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
         node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = self._child_seconds(order, limits)
+        node.account = account
+        above_stall = None if parent.stall is None else parent.stall.seconds
+        stall = above_stall if limits.stall is UNSET else limits.stall
+        node.stall = stall_of(node, stall, self._clock, tree.write)
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)
@@ -164,6 +180,7 @@ class Supervisor:
     def _begin(self, tree: Tree, node: Node, order: Order) -> None:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
         plan, ref, task = node.plan, node.ref, node.wish
+        own = None if node.parent is not None and node.account is node.parent.account else node.account
         body = RunSpawned(
             None if node.parent is None else node.parent.ref.run,
             ref.label,
@@ -180,6 +197,9 @@ class Supervisor:
             queued=node.place is not None,
             timeout_seconds=node.seconds,
             max_turns=node.max_turns,
+            max_tokens=None if own is None else own.tokens,
+            max_cost=None if own is None else own.cost,
+            stall_seconds=None if node.stall is None else node.stall.seconds,
             trace_id=tree.trace_id,
             span_id=f"{random.getrandbits(64):016x}",
         )
@@ -234,6 +254,8 @@ class Supervisor:
                 node.stopping = "timed_out"
                 return None
             node.deadline = Deadline(node.seconds, self._clock, node.time_out)
+        if node.stall is not None:
+            node.stall.start()
         tree.write(node, RunStarted())
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
@@ -252,9 +274,7 @@ class Supervisor:
                     await child.join()
         except asyncio.CancelledError:
             pass  # told twice; the ending below is written all the same
-        for timer in (node.deadline, node.grace):
-            if timer is not None:
-                timer.stop() if isinstance(timer, Deadline) else timer.cancel()
+        node.stop_clocks()
         seats.leave(tree, node)
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
@@ -360,5 +380,5 @@ def _set(value: Any) -> Any:
     return value
 
 
-def _seconds(limits: Limits) -> float | None:
-    return None if limits.seconds is UNSET else limits.seconds
+def _given(limit: float | UnsetType | None) -> float | None:
+    return None if limit is UNSET else limit

@@ -51,6 +51,8 @@ class Tree:
         view = node.view
         if view is not None and view.ended is not None:
             return None
+        if node.stall is not None:
+            node.stall.touch()
         self.seq = seq = self.seq + 1
         ref = node.ref
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._clock.wall(), body)

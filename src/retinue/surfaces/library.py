@@ -14,7 +14,7 @@ from retinue.core.context import CURRENT
 from retinue.core.errors import RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Model
+from retinue.core.ports import Approver, Clock, Model, Prices
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.supervisor.nodes import Node
@@ -146,21 +146,24 @@ def open(  # noqa: PLR0913 - the one front door
     project: str | Path | None = None,
     config: str | Path | None = None,
     clock: Clock | None = None,
+    prices: Prices | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
     `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
-    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking."""
+    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking.
+    `prices` says what models cost instead of the price library."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
         base = Path(project).resolve() if project is not None else state.parent if state is not None else Path.cwd()
-        given = {"state": state, "approver": approver, "model": model, "clock": clock, "limits": limits}
+        given: dict[str, Any] = {"state": state, "approver": approver, "model": model, "clock": clock}
+        given |= {"limits": limits, "prices": prices}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), mode=mode, **given)
             return found if not profiles else build.with_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
-        return build.Parts(project=base, profiles=profiles, mode=mode, **set_values)  # type: ignore[arg-type]
+        return build.Parts(project=base, profiles=profiles, mode=mode, **set_values)
 
     return Retinue(parts)
 

@@ -1,0 +1,133 @@
+"""What a tree may spend, by reservation. Pure accounts: knows no model, no price and no clock.
+
+Each model call first reserves its worst case in the account of its run and in all accounts above, and settles
+afterwards for what it really spent. What does not fit waits, in order, until calls in flight have settled. A call that
+does not fit even then runs when none is in flight; so an account is overdrawn by one call at most. Once an account is
+spent, whatever still wants to spend from it ends. A call that spent more than its worst case makes all later ones
+reserve that much more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import msgspec
+
+from retinue.core.errors import Limited
+
+NOTHING = Decimal(0)
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """Tokens and US dollars."""
+
+    tokens: int = 0
+    cost: Decimal = NOTHING
+
+
+class Account:
+    """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
+
+    __slots__ = ("_excess", "_line", "_owner", "chain", "cost", "held", "in_flight", "spent", "tokens")
+
+    def __init__(
+        self, owner: str, *, tokens: int | None = None, cost: Decimal | None = None, parent: Account | None = None
+    ) -> None:
+        self._owner = owner
+        self.tokens = tokens
+        self.cost = cost
+        self.spent = self.held = Amount()
+        self.in_flight = 0
+        self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
+        self._line: list[tuple[Account, Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
+        self._excess = Decimal(1)
+
+    @property
+    def counts_cost(self) -> bool:
+        return any(account.cost is not None for account in self.chain)
+
+    def check(self) -> None:
+        """Raises Limited when this account, or one above it, is spent."""
+        for account in self.chain:
+            tokens, cost, spent = account.tokens, account.cost, account.spent
+            if tokens is not None and spent.tokens >= tokens:
+                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({spent.tokens} used)")
+            if cost is not None and spent.cost >= cost:
+                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent (${spent.cost:f} used)")
+
+    def reserve(self, need: Amount) -> asyncio.Future[None] | None:
+        """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
+        self.check()
+        if not self._line and self._admits(need):
+            self._take(need)
+            return None
+        place = asyncio.get_running_loop().create_future()
+        self._line.append((self, need, place))
+        self._serve()
+        return place
+
+    async def wait(self, need: Amount, place: asyncio.Future[None]) -> None:
+        """Until the reservation is made; whoever is cancelled meanwhile holds nothing."""
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.settle(need, Amount())
+            else:
+                self._line[:] = [waiting for waiting in self._line if waiting[2] is not place]
+            raise
+
+    def settle(self, need: Amount, spent: Amount) -> None:
+        """The call is over: gives its reservation back and counts what it spent, be it nothing."""
+        excess = max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost))
+        for account in self.chain:
+            account.held = Amount(account.held.tokens - need.tokens, account.held.cost - need.cost)
+            account.in_flight -= 1
+            account.spent = Amount(account.spent.tokens + spent.tokens, account.spent.cost + spent.cost)
+            account._excess = max(account._excess, excess)
+        self._serve()
+
+    def _take(self, need: Amount) -> None:
+        for account in self.chain:
+            account.held = Amount(account.held.tokens + need.tokens, account.held.cost + need.cost)
+            account.in_flight += 1
+
+    def _admits(self, need: Amount) -> bool:
+        return self._obstacle(need) is None
+
+    def _obstacle(self, need: Amount) -> Account | None:
+        """The first account of the chain in which it does not fit while others are in flight."""
+        return next((account for account in self.chain if account.in_flight and not account._fits(need)), None)
+
+    def _fits(self, need: Amount) -> bool:
+        spent, held, excess = self.spent, self.held, self._excess
+        if self.tokens is not None and spent.tokens + (held.tokens + need.tokens) * excess > self.tokens:
+            return False
+        return self.cost is None or spent.cost + (held.cost + need.cost) * excess <= self.cost
+
+    def _serve(self) -> None:
+        """Lets in who fits, in order: nobody overtakes one who waits for the same account."""
+        closed: set[Account] = set()
+        waiting: list[tuple[Account, Amount, asyncio.Future[None]]] = []
+        for account, need, place in self._line:
+            if place.done():
+                continue
+            try:
+                account.check()
+            except Limited as spent:
+                place.set_exception(spent)
+                continue
+            obstacle = account._obstacle(need)
+            if obstacle is not None:
+                closed.add(obstacle)
+            if closed.isdisjoint(account.chain):
+                account._take(need)
+                place.set_result(None)
+            else:
+                waiting.append((account, need, place))
+        self._line[:] = waiting
+
+
+def _ratio(spent: int | Decimal, need: int | Decimal) -> Decimal:
+    return Decimal(spent) / Decimal(need) if need else Decimal(1)

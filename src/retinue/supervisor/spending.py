@@ -1,0 +1,80 @@
+"""A model call inside a budget: its worst case, reserved before and settled after. Same shape as the call it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import msgspec
+
+from retinue.core.errors import ConfigError, ModelError
+from retinue.core.limits import Limits
+from retinue.core.messages import Reply, Request
+from retinue.core.plans import Plan
+from retinue.core.ports import Model, Prices
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.nodes import Node
+
+BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, prices: Prices) -> Account | None:
+    """The account a run spends from: its own, if limits (of several the narrowest) say so, inside its parent's; or
+    its parent's, or none.
+
+    A cost limit for a model whose price nobody knows is a ConfigError."""
+    tokens = min((each.tokens for each in limits if isinstance(each.tokens, int)), default=None)
+    cost = min((each.cost for each in limits if isinstance(each.cost, Decimal)), default=None)
+    account = parent
+    if tokens is not None or cost is not None:
+        account = Account(owner, tokens=tokens, cost=cost, parent=parent)
+    counts = account is not None and account.counts_cost and plan.model is not None
+    if counts and prices.price(plan.model_name, Usage(1, 1)) is None:
+        raise ConfigError(
+            f"there is a cost limit, and the price of model '{plan.model_name}' is not known: "
+            "limit tokens instead, or use a model with a known price"
+        )
+    return account
+
+
+async def complete(
+    node: Node, model: Model, request: Request, on_delta: Callable[[str, str], None], prices: Prices
+) -> Reply:
+    """The model's reply. Waiting for calls in flight to settle is no stall."""
+    account = node.account
+    assert account is not None
+    need = worst_case(request, prices if account.counts_cost else None)
+    place = account.reserve(need)
+    if place is not None:
+        node.pause_stalls()
+        try:
+            await account.wait(need, place)
+        finally:
+            node.resume_stalls()
+    usage = NO_USAGE
+    try:
+        reply = await model.complete(request, on_delta)
+        usage = reply.usage
+        return reply
+    except ModelError as error:
+        usage = error.usage
+        raise
+    finally:
+        cost = NOTHING
+        if account.counts_cost and usage.total_tokens:
+            known = prices.price(request.model, usage)
+            cost = need.cost if known is None else known
+        account.settle(need, Amount(usage.total_tokens, cost))
+
+
+def worst_case(request: Request, prices: Prices | None) -> Amount:
+    """Everything that is sent, estimated, and the longest reply; its cost as if all input were new to a cache."""
+    sent = len(_encoder.encode((request.system, request.thread, request.tools))) // BYTES_PER_TOKEN + 1
+    output = request.max_output_tokens
+    if prices is None:
+        return Amount(sent + output)
+    usages = Usage(sent, output), Usage(sent, output, cache_write_tokens=sent)
+    costs: list[Decimal] = [cost for usage in usages if (cost := prices.price(request.model, usage)) is not None]
+    return Amount(sent + output, max(costs, default=NOTHING))
