@@ -34,7 +34,7 @@ async def run_tree(
 
 
 @pytest.mark.parametrize("times", [1.0, 1.5, 0.3])
-@pytest.mark.parametrize("calls", [6, 13, 22])
+@pytest.mark.parametrize("calls", [8, 13, 22])
 @pytest.mark.parametrize("unit", ["tokens", "cost"])
 async def test_a_tree_never_spends_more_than_one_call_over_its_budget(unit: str, calls: int, times: float) -> None:
     model = Spender(scripted(wide_tree(turns=4)), times=times)
