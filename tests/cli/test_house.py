@@ -122,7 +122,13 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     assert said == "complete -F _retinue retinue\n"
     assert completed(project, "retinue", "") == [*COMMANDS, "--help", "--version"]
     assert completed(project, "retinue", "p") == ["ps", "profiles"]
-    assert completed(project, "retinue", "run", "--max-") == ["--max-depth", "--max-concurrent", "--max-turns"]
+    assert completed(project, "retinue", "run", "--max-") == [
+        "--max-depth",
+        "--max-concurrent",
+        "--max-turns",
+        "--max-tokens",
+        "--max-cost",
+    ]
     assert completed(project, "retinue", "run", "--config", "conf") == ["config.yaml"]
     assert completed(project, "retinue", "run", "--timeout", "") == []
     assert completed(project, "retinue", "run", "@conf") == ["@config.yaml"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,14 @@ def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -
     path = write("retinue.yaml", textwrap.dedent(example))
     settings = load_settings(path)
     assert settings.model == "scripted:script.yaml"
-    assert settings.limits == Limits(turns=100, seconds=600, depth=3, concurrent=8)
+    assert settings.limits == Limits(
+        turns=100, seconds=600, depth=3, concurrent=8, tokens=2_000_000, cost=Decimal(5), stall=300
+    )
+    assert settings.retention_days == 30
     assert settings.subagent_types == ("explorer",)
     explorer, poet = settings.profiles["explorer"], settings.profiles["poet"]
     assert (explorer.model, explorer.tools) == ("scripted:script.yaml", ("read", "grep", "glob"))
-    assert explorer.limits == Limits(turns=30, seconds=900, depth=0)
+    assert explorer.limits == Limits(turns=30, seconds=900, depth=0, tokens=200_000, cost=Decimal("0.5"), stall=120)
     assert (explorer.runtime, explorer.workspace, explorer.leaf) == ("inherited", "scratch", True)
     assert (poet.description, poet.instructions, poet.skills) == (
         "Writes verse.",
@@ -79,7 +83,7 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
     ("text", "expected"),
     [
         ("- a", "1: expected 'key: value' lines, got a list"),
-        ("modle: x", "1: key 'modle': unknown key; allowed here: max_concurrent, max_depth, max_turns, model,"),
+        ("modle: x", "1: key 'modle': unknown key; allowed here: max_concurrent, max_cost, max_depth, max_tokens,"),
         ("model: ''", "1: key 'model': expected a text, got an empty one"),
         ("max_depth: null", "1: key 'max_depth': expected a whole number, got nothing"),
         ("max_depth: -1", "1: key 'max_depth': must be 0 or more, got -1"),
@@ -108,12 +112,17 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ),
         (
             "profiles:\n  a:\n    limits: {turn: 1}",
-            "3: key 'profiles.a.limits.turn': unknown key; allowed here: depth,",
+            "3: key 'profiles.a.limits.turn': unknown key; allowed here: cost, depth,",
         ),
         (
             "profiles:\n  a:\n    limits: {concurrent: 1}",
             "3: key 'profiles.a.limits.concurrent': is a limit of the whole",
         ),
+        ("max_tokens: -1", "1: key 'max_tokens': must be 0 or more, got -1"),
+        ("max_cost: -0.1", "1: key 'max_cost': must be 0 or more, got -0.1"),
+        ("max_cost: .nan", "1: key 'max_cost': '.nan' is not a number"),
+        ("stall: -1", "1: key 'stall': must be 0 or more, got -1"),
+        ("profiles:\n  a:\n    limits: {cost: much}", "3: key 'profiles.a.limits.cost': expected a number, got a text"),
         ("profiles:\n  a:\n    leaf: yes", "3: key 'profiles.a.leaf': expected true or false, got a text"),
         ("profiles:\n  a:\n    tools: read", "3: key 'profiles.a.tools': expected a list of texts, got a text"),
         ("profiles:\n  ../a: {}", "2: key 'profiles.../a': profile name '../a' must be"),

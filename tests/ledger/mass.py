@@ -50,7 +50,7 @@ REQUIREMENTS = [
     Requirement("MASS-43", "Profiles are found as `subagent_types/*/SUBAGENT.md` of the package and of `.agent/` in the project; the project's wins whatever the case of the name, and `_template` is left out.", "seed 004, Discovery"),
     Requirement("MASS-44", "The frontmatter of SUBAGENT.md has name, description, skills and expected_input; every other key is rejected.", "seed 004, Profile schema"),
     Requirement("MASS-45", "An unknown type fails fast and lists the available ones; a known one brings its system prompt and skills before the spawn.", "seed 004, Runtime validation"),
-    Requirement("MASS-46", "`subagent_default_timeout` is the limit that counts; only values asked by a model are clamped to minimum and maximum.", "seed 004, Timeouts", waits_for="budgets and timeouts in config"),
+    Requirement("MASS-46", "`subagent_default_timeout` is the limit that counts; only values asked by a model are clamped to minimum and maximum.", "seed 004, Timeouts"),
     Requirement("MASS-47", "`spawn_subagents` is not cut by a client's own timeout; the outer tool timeout is the effective timeout plus 60 seconds.", "seed 004, Timeouts", waits_for="walls"),
     Requirement("MASS-48", "The tools are `spawn_subagents`, `list_subagents` and `continue_subagent`, with the argument names and the error texts of the seed, over MCP too.", "seed 004, Tools", waits_for="mcp server"),
     Requirement("MASS-49", "`check_subagent_status`, `get_subagent_result` and `get_subagent_costs` do not exist.", "seed 004, Tools", waits_for="mcp server"),

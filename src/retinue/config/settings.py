@@ -5,6 +5,10 @@ max_depth: 3                     # levels below the primary; 0 disables nesting
 max_concurrent: 8                # runs of a tree at once; null is unlimited
 max_turns: 100                   # turns of one run; null is unlimited
 timeout: 600                     # seconds of the primary; null (and the default) is none
+max_tokens: 2000000              # what a whole tree may spend; null (and the default) is unlimited
+max_cost: 5.00                   # the same in US dollars; needs models whose price is known
+stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
+retention_days: 30               # what `retinue gc` keeps
 orchestrator:
   coordination:
     subagent_types: [explorer]   # null: the default ones; []: none
@@ -15,7 +19,7 @@ profiles:
   explorer:
     model: scripted:script.yaml
     tools: [read, grep, glob]
-    limits: {turns: 30, seconds: 900, depth: 0}
+    limits: {turns: 30, seconds: 900, depth: 0, tokens: 200000, cost: 0.50, stall: 120}
     runtime: inherited
     workspace: scratch
     leaf: true
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
@@ -36,7 +41,7 @@ from msgspec import UNSET, UnsetType
 from retinue.config.places import Place
 from retinue.config.values import Node, Section
 from retinue.config.yaml import read_yaml
-from retinue.core.limits import MODEL_ASKED_SECONDS, SPAWNED_SECONDS, Limits
+from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 
 
@@ -70,6 +75,7 @@ class Settings:
     subagent_default_timeout: float = SPAWNED_SECONDS
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
+    retention_days: float = RETENTION_DAYS
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -91,7 +97,11 @@ def _settings(section: Section, path: Path) -> Settings:
         seconds=_seconds(section.entry("timeout")),
         depth=_depth(section.entry("max_depth")),
         concurrent=_whole(section.entry("max_concurrent")),
+        tokens=_whole(section.entry("max_tokens")),
+        cost=_cost(section.entry("max_cost")),
+        stall=_seconds(section.entry("stall")),
     )
+    retention = section.number("retention_days", minimum=0)
     profiles = section.section("profiles")
     coordination = _coordination(section.section("orchestrator"))
     section.finish()
@@ -103,6 +113,7 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_default_timeout=default,
         subagent_min_timeout=minimum,
         subagent_max_timeout=maximum,
+        retention_days=RETENTION_DAYS if retention is None else retention,
         profiles={} if profiles is None else _profiles(profiles),
         file=path,
     )
@@ -177,6 +188,9 @@ def _limits(section: Section | None) -> Limits:
         turns=_whole(section.entry("turns")),
         seconds=_seconds(section.entry("seconds")),
         depth=_depth(section.entry("depth")),
+        tokens=_whole(section.entry("tokens")),
+        cost=_cost(section.entry("cost")),
+        stall=_seconds(section.entry("stall")),
     )
     section.finish({"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"})
     return limits
@@ -186,6 +200,12 @@ def _whole(node: Node | None) -> int | UnsetType | None:
     if node is None:
         return UNSET
     return None if node.value is None else node.integer(minimum=0)
+
+
+def _cost(node: Node | None) -> Decimal | UnsetType | None:
+    if node is None:
+        return UNSET
+    return None if node.value is None else amount(node.number(minimum=0))
 
 
 def _depth(node: Node | None) -> int | UnsetType:

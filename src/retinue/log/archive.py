@@ -18,10 +18,11 @@ import msgspec
 from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, decode
 from retinue.log.locks import first_row_of_holder
-from retinue.log.schema import beginnings, last_line, one_line, open_reader, tree_lines
+from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines
 
 POLL_SECONDS = 0.1
 _SPAWNED = b'"kind":"run.spawned"'
+_USAGE = b'"kind":"usage"'
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Archive:
         """Every tree there is, the newest first."""
         self.problems = []
         found: list[Stored] = []
-        for file in self._files():
+        for file in self.files():
             try:
                 found += self._trees_of(file)
             except LogError as error:
@@ -67,6 +68,16 @@ class Archive:
     def events(self, stored: Stored, *, after: int = 0) -> Iterator[Event]:
         for line in self.lines(stored, after=after):
             yield event_of(line, stored.file)
+
+    def usage(self) -> Iterator[Event]:
+        """The `usage` events of all trees, each file read once."""
+        self.problems = []
+        for file in self.files():
+            try:
+                with _reading(file) as db:
+                    yield from (event_of(line, file) for line in all_lines(db) if _USAGE in line)
+            except LogError as error:
+                self.problems.append(str(error))
 
     def spawned(self, stored: Stored) -> Iterator[Event]:
         """The `run.spawned` of each of its runs: what is needed to find one by name."""
@@ -103,7 +114,7 @@ class Archive:
         with _reading(stored.file) as db:
             return _has_ended(db, stored)
 
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
         try:
             return sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".db")
         except (FileNotFoundError, NotADirectoryError):

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from retinue.core.usage import NO_USAGE
 from retinue.log.archive import Archive, Stored
 from retinue.log.runs import Runs, RunView
 
@@ -62,6 +61,7 @@ class Listing:
             "turns": run.turns,
             "tool_count": run.tool_count,
             "usage": msgspec.to_builtins(run.usage),
+            "cost": None if run.unpriced else str(run.cost),
             "spawned_at": run.spawned_at,
             "started_at": run.started_at,
             "ended_at": run.ended_at,
@@ -81,6 +81,7 @@ class Listing:
             "tool_count": run.tool_count,
             "tool_logs": [msgspec.to_builtins(line) for line in run.tool_logs],
             "usage": msgspec.to_builtins(run.usage),
+            "cost": None if run.unpriced else str(run.cost),
             "success": False,
             "duration_ms": round(self.seconds(run, now) * 1000),
             "status": None,
@@ -107,17 +108,13 @@ def listing(archive: Archive, stored: Stored) -> Listing:
     return Listing(stored, runs, live, last_at)
 
 
-def listings(archive: Archive, *, everything: bool = False) -> tuple[list[Listing], int]:
-    """Trees with live runs and the latest ones, newest first; and how many are left out."""
+def listings(archive: Archive, *, everything: bool = False, since: float | None = None) -> tuple[list[Listing], int]:
+    """Trees with live runs and the latest ones (or all since a time), newest first; and how many are left out."""
     trees = archive.trees()
     chosen = [
         stored
         for place, stored in enumerate(trees)
-        if everything or place < LATEST or (archive.is_live(stored) and not archive.has_ended(stored))
+        if (stored.at >= since if since is not None else everything or place < LATEST)
+        or (archive.is_live(stored) and not archive.has_ended(stored))
     ]
     return [listing(archive, stored) for stored in chosen], len(trees) - len(chosen)
-
-
-def total(run: RunView) -> int:
-    """The tokens of a run and all below it."""
-    return sum((each.usage for each in run.walk()), NO_USAGE).total_tokens

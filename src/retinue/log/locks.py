@@ -1,10 +1,26 @@
-"""The lock beside a log file: who writes it, and from which row on. Taken in `sqlite`, only looked at elsewhere."""
+"""The lock beside a log file: who writes it, and from which row on."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from pathlib import Path
+
+from retinue.core.errors import LogError
+
+
+def take(file: Path) -> int | None:
+    """The lock that makes a log file ours until it is closed; None when another process holds it."""
+    try:
+        lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def sign(lock: int, first_row: int) -> None:

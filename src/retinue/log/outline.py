@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 
 import msgspec
 
 from retinue.core.events import RunEnded
 from retinue.core.usage import Usage
-from retinue.log.runs import Runs, RunView
+from retinue.log.runs import NOTHING, Runs, RunView
 
 
 class OutlineRow(msgspec.Struct, frozen=True):
@@ -25,6 +26,8 @@ class OutlineRow(msgspec.Struct, frozen=True):
     tools: int
     usage: Usage
     seconds: float
+    cost: Decimal = NOTHING
+    unpriced: int = 0
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -35,6 +38,8 @@ class Outline(msgspec.Struct, frozen=True):
     tools: int
     usage: Usage
     seconds: float
+    cost: Decimal = NOTHING
+    unpriced: int = 0
 
 
 def outline(runs: Runs, *, now: float | None = None) -> Outline:
@@ -49,6 +54,8 @@ def outline(runs: Runs, *, now: float | None = None) -> Outline:
         sum(row.tools for row in rows),
         runs.usage(),
         max((row.seconds for row in rows if row.prefix == ""), default=0.0),
+        sum((row.cost for row in rows), NOTHING),
+        sum(row.unpriced for row in rows),
     )
 
 
@@ -71,6 +78,8 @@ def _rows(run: RunView, now: float, prefix: str, below: str) -> Iterator[Outline
         run.tool_count,
         run.usage,
         _seconds(run.ended, run.started_at, now),
+        run.cost,
+        run.unpriced,
     )
     children: Sequence[RunView] = run.children
     for child in children:

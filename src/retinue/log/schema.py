@@ -126,6 +126,39 @@ def last_line(db: apsw.Connection, tree: str, *, row: int) -> tuple[int, bytes] 
     return None
 
 
+def all_lines(db: apsw.Connection) -> Iterator[bytes]:
+    """Every line there is, of whatever tree, in the order they were written."""
+    for (lines,) in db.execute("SELECT lines FROM batches ORDER BY id"):
+        yield from lines.split(b"\n")
+
+
+def last_lines(db: apsw.Connection) -> dict[str, bytes]:
+    """The newest line of every tree in the file."""
+    found: dict[str, bytes] = {}
+    for line in all_lines(db):
+        place = _PLACE.match(line)
+        if place is not None:
+            found[place[2].decode()] = line
+    return found
+
+
+def remove(db: apsw.Connection, gone: frozenset[str]) -> None:
+    """Removes all lines of these trees in one transaction and gives their space back. The other rows keep their ids."""
+    names = {name.encode() for name in gone}
+    with db:
+        for (row,) in db.execute("SELECT id FROM batches").fetchall():
+            begun, lines = db.execute("SELECT begun, lines FROM batches WHERE id = ?", (row,)).get
+            before = lines.split(b"\n")
+            after = [line for line in before if (place := _PLACE.match(line)) is None or place[2] not in names]
+            if not after:
+                db.execute("DELETE FROM batches WHERE id = ?", (row,))
+            elif len(after) < len(before):
+                left = " ".join(name for name in begun.split() if name not in gone)
+                db.execute("UPDATE batches SET begun = ?, lines = ? WHERE id = ?", (left, b"\n".join(after), row))
+    db.execute("VACUUM")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _lines_of(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
     name = tree.encode()
     if b'"tree":"%b"' % name not in lines:

@@ -8,7 +8,6 @@ stays in order in memory and is tried again with the next batch; those who wait 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,7 +21,7 @@ from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode
 from retinue.log import schema
 from retinue.log.feed import Feed
-from retinue.log.locks import sign
+from retinue.log.locks import sign, take
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
 LINGER = 0.004
@@ -36,17 +35,10 @@ def claim(folder: Path) -> tuple[Path, int]:
     number = 1
     while True:
         path = folder / f"{number:04d}.db"
-        try:
-            lock = os.open(path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            number += 1
-        else:
+        lock = take(path)
+        if lock is not None:
             return path, lock
+        number += 1
 
 
 class SqliteLog:

@@ -100,6 +100,7 @@ class RunFiles:
             "tool_calls": sum(view.tool_count for view in views),
             "turns": sum(view.turns for view in views),
             "usage": msgspec.to_builtins(usage),
+            "cost": None if any(view.unpriced for view in views) else str(sum(view.cost for view in views)),
         }
         path = private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
         _replace(path, msgspec.json.format(msgspec.json.encode(summary)))
@@ -119,6 +120,7 @@ def status_of(tree: str, run: RunView) -> dict[str, Any]:
         "turns": run.turns,
         "tool_count": run.tool_count,
         "usage": msgspec.to_builtins(run.usage),
+        "cost": None if run.unpriced else str(run.cost),
         "workspace": run.spawned.workspace,
         "spawned_at": run.spawned_at,
         "started_at": run.started_at,

@@ -18,6 +18,8 @@ COMMANDS = {
     "ps": "list runs and where they stand",
     "show": "show everything about one run",
     "tail": "print the events of a tree, also while they happen",
+    "usage": "say what models have spent",
+    "gc": "remove old trees and their folders",
     "profiles": "list the agents there are",
     "doctor": "check that everything retinue needs is there",
     "completion": "print a completion script for your shell",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from decimal import Decimal
 from pathlib import Path
 
 from retinue.core.limits import Limits
 
+AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 _UNSET = object()
 
 
@@ -29,12 +32,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-turns", metavar="N", type=_whole_or_none, default=_UNSET, help="turns of each run (100); none: no limit"
     )
     limits.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="for the whole run (no limit)")
+    limits.add_argument(
+        "--stall",
+        metavar="SECONDS",
+        type=_seconds,
+        help="in which nothing may happen in a run and below it; after as long again it ends (no limit)",
+    )
+    limits.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=_whole_or_none,
+        default=_UNSET,
+        help="tokens the whole tree may spend (no limit)",
+    )
+    limits.add_argument(
+        "--max-cost",
+        metavar="AMOUNT",
+        type=_amount_or_none,
+        default=_UNSET,
+        help="US dollars the whole tree may spend (no limit); needs models whose price is known",
+    )
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
-    given = {"depth": args.max_depth, "seconds": args.timeout}
+    given = {"depth": args.max_depth, "seconds": args.timeout, "stall": args.stall}
     limits = {name: value for name, value in given.items() if value is not None}
     optional = {"concurrent": args.max_concurrent, "turns": args.max_turns}
+    optional |= {"tokens": args.max_tokens, "cost": args.max_cost}
     return Limits(**limits, **{name: value for name, value in optional.items() if value is not _UNSET})
 
 
@@ -54,6 +78,22 @@ def _whole(text: str) -> int:
 
 def _whole_or_none(text: str) -> int | None:
     return None if text.lower() == "none" else _whole(text)
+
+
+def _amount_or_none(text: str) -> Decimal | None:
+    if text.lower() == "none":
+        return None
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be an amount of US dollars, 0 or more, got {text!r}")
+    return Decimal(text)
+
+
+def age(text: str) -> float:
+    """Seconds, as people write a length of time: 7d, 12h, 30min, 45s."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s)", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a length of time such as 7d, 12h, 30min or 45s, got {text!r}")
+    return float(found[1]) * AGES[found[2]]
 
 
 def _seconds(text: str) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
+from retinue.log.accounts import cost_text
 from retinue.log.listing import LATEST, Listing, listings
 from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.options import age
 from retinue.surfaces.printer import safe
 
 EPILOG = f"""\
@@ -19,9 +21,11 @@ states:
 
 examples:
   retinue ps
+  retinue ps --all --since 1d
   retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'"""
-HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "TIME", "STARTED", "TASK")
-NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "TIME"})
+HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
+NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
+COST = HEADS.index("COST")
 LABEL_WIDTH = 40
 TASK_WIDTH = 80
 
@@ -30,22 +34,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is")
+    parser.add_argument("--since", metavar="AGE", type=age, help="every tree begun since then, or live: 1d, 12h, 30min")
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
 def run(args: argparse.Namespace) -> int:
     archive = screen.open_archive()
-    found, left_out = listings(archive, everything=args.all)
-    screen.warn_of_problems(archive)
     now = time.time()
+    since = None if args.since is None else now - args.since
+    found, left_out = listings(archive, everything=args.all, since=since)
+    screen.warn_of_problems(archive)
     if args.json:
         screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
         return 0
     if not found:
-        print("No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one.")
+        friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
+        print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    rows = [row for each in found for row in _rows(each, now)]
-    print("\n".join(screen.table(HEADS, rows, right=NUMBERS)))
+    table = [HEADS, *(row for each in found for row in _rows(each, now))]
+    if not any(view.cost for each in found for view in each.in_order()):  # nothing but "unknown" says nothing
+        table = [row[:COST] + row[COST + 1 :] for row in table]
+    print("\n".join(screen.table(table[0], table[1:], right=NUMBERS)))
     if left_out:
         print(f"\n{left_out} older {'tree is' if left_out == 1 else 'trees are'} not shown: retinue ps --all")
     return 0
@@ -61,6 +70,7 @@ def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
             str(view.turns),
             str(view.tool_count),
             f"{view.usage.total_tokens:,}",
+            cost_text(view.cost, view.unpriced),
             screen.duration(listing.seconds(view, now)),
             screen.ago(now - view.spawned_at) if view.number == 0 else "",
             screen.shortened(safe.line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",

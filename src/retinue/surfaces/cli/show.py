@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 
 from retinue.core.results import ToolLog
-from retinue.log.listing import INTERRUPTED, Listing, listing, total
+from retinue.log.accounts import cost_text, subtree_bill
+from retinue.log.audit import actions
+from retinue.log.listing import INTERRUPTED, Listing, listing
 from retinue.log.lookup import find
 from retinue.log.runs import RunView
+from retinue.log.transcripts import transcript
 from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.actions import as_json, page
 from retinue.surfaces.printer import safe
 
 RUN_HELP = (
@@ -23,7 +28,9 @@ examples:
   retinue show toje555k2w/3         run 3 of a tree (`retinue ps` lists them)
   retinue show /main/explorer-1     by path
   retinue show "look at src"        by label
-  retinue show toje --json | jq .usage"""
+  retinue show toje --json | jq .usage
+  retinue show --tools shell,edit   what ran, what changed, who approved
+  retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "
 
 
@@ -34,6 +41,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the result as one JSON object; of a live run, what is known"
     )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--markdown", action="store_true", help="all that was asked, said and done, as a page of Markdown"
+    )
+    what.add_argument(
+        "--tools",
+        metavar="NAMES",
+        type=_names,
+        help="the calls of these tools in it and below it: what ran, what it changed, who approved ('*': all)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +59,17 @@ def run(args: argparse.Namespace) -> int:
         found = find(archive, args.name)
     finally:
         screen.warn_of_problems(archive)
+    if args.tools is not None:
+        called = actions(archive.events(found.stored), path=found.path, tools=args.tools)
+        if args.json:
+            screen.print_json(as_json(called))
+        else:
+            print("\n".join(page(called)) if called else f"No such tool ran in {found.name}.")
+        return 0
+    if args.markdown:
+        text = transcript(event for event in archive.events(found.stored) if event.run == found.run)
+        print(safe.text(text) if sys.stdout.isatty() else text, end="")
+        return 0
     tree = listing(archive, found.stored)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
@@ -73,9 +101,18 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
     took = screen.duration(tree.seconds(view, now))
     yield "agent", view.agent
     yield "state", f"{tree.state(view)}, {took}, {_many(view.turns, 'turn')}, {_many(view.tool_count, 'tool call')}"
-    below = total(view) - usage.total_tokens
+    whole = subtree_bill(view)
+    below = whole.usage.total_tokens - usage.total_tokens
     tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
     yield "usage", tokens + (f", and {below:,} below it" if below else "")
+    cost = cost_text(view.cost, view.unpriced)
+    yield "cost", cost + (f", and with all below it {cost_text(whole.cost, whole.unpriced)}" if below else "")
+    if spawned.max_tokens is not None or spawned.max_cost is not None:
+        budgets = (
+            None if spawned.max_tokens is None else f"{spawned.max_tokens:,} tokens",
+            None if spawned.max_cost is None else f"${spawned.max_cost:f}",
+        )
+        yield "budget", " and ".join(budget for budget in budgets if budget)
     if spawned.model:
         yield "model", spawned.model
     yield "workspace", spawned.workspace
@@ -118,6 +155,10 @@ def _tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.duration(log.duration_ms / 1000)})"
     mark = "✓" if log.success else "✗"
     return f"{mark} {safe.line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.split(","))
 
 
 def _many(number: int, what: str) -> str:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import unicodedata
 
+from retinue.log.accounts import cost_text
 from retinue.log.outline import Outline, OutlineRow, outline, status_bar
 from retinue.log.runs import Runs
 from retinue.log.spans import Role
 from retinue.surfaces.printer import paint, safe
 
 NAME_COLUMNS = 52
-_HEADS = ("state", "turns", "tools", "tokens", "time")
+_HEADS = ("state", "turns", "tools", "tokens", "time", "cost")
 
 
 def summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str:
     """The tree with states, turns, tools, tokens and time; totals and the status bar below it."""
     picture = outline(runs, now=now)
-    cells = [_HEADS, *(_cells(row) for row in picture.rows), _totals(picture)]
+    shown = len(_HEADS) if picture.cost else -1  # a column of nothing but "unknown" says nothing
+    cells = [row[:shown] for row in (_HEADS, *(_cells(row) for row in picture.rows), _totals(picture))]
     names = ["", *(_name(row) for row in picture.rows), "total"]
     wide = max(_width(name) for name in names)
-    columns = [max(len(row[at]) for row in cells) for at in range(len(_HEADS))]
+    columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
     for number, (name, row) in enumerate(zip(names, cells, strict=True)):
         of_run = picture.rows[number - 1] if 0 < number <= len(picture.rows) else None
@@ -32,12 +34,13 @@ def summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str
 
 
 def _cells(row: OutlineRow) -> tuple[str, ...]:
-    return row.state, str(row.turns), str(row.tools), f"{row.usage.total_tokens:,}", f"{row.seconds:.1f}s"
+    tokens, cost = f"{row.usage.total_tokens:,}", cost_text(row.cost, row.unpriced)
+    return row.state, str(row.turns), str(row.tools), tokens, f"{row.seconds:.1f}s", cost
 
 
 def _totals(picture: Outline) -> tuple[str, ...]:
-    tokens = f"{picture.usage.total_tokens:,}"
-    return f"{len(picture.rows)} runs", str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s"
+    tokens, cost = f"{picture.usage.total_tokens:,}", cost_text(picture.cost, picture.unpriced)
+    return f"{len(picture.rows)} runs", str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s", cost
 
 
 def _name(row: OutlineRow) -> str:

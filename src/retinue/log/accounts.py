@@ -1,0 +1,89 @@
+"""The fold of usage events into bills: tokens and cost by day, model, profile, tree or run. Unknown is not nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from retinue.core.events import Event, UsageReported
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.log.runs import NOTHING, RunView
+
+SMALLEST = Decimal("0.0001")
+
+
+class Bill(msgspec.Struct, frozen=True):
+    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others."""
+
+    calls: int = 0
+    usage: Usage = NO_USAGE
+    cost: Decimal = NOTHING
+    unpriced: int = 0
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(
+            self.calls + other.calls,
+            self.usage + other.usage,
+            self.cost + other.cost,
+            self.unpriced + other.unpriced,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """`cost` is null when part of it is not known; what is known stands in `known_cost`."""
+        return {
+            "calls": self.calls,
+            "usage": msgspec.to_builtins(self.usage),
+            "total_tokens": self.usage.total_tokens,
+            "cost": None if self.unpriced else str(self.cost),
+            "known_cost": str(self.cost),
+            "unpriced_tokens": self.unpriced,
+        }
+
+
+NO_BILL = Bill()
+BY: dict[str, Callable[[Event, UsageReported], str]] = {
+    "day": lambda event, _: time.strftime("%Y-%m-%d", time.localtime(event.at)),
+    "model": lambda _, body: body.model,
+    "profile": lambda event, _: event.agent,
+    "tree": lambda event, _: event.tree,
+    "run": lambda event, _: f"{event.tree}/{event.run}",
+}
+
+
+def bills(events: Iterable[Event], *, by: str, since: float = 0.0) -> dict[str, Bill]:
+    """A bill for each day in order, or for each other key, the dearest first."""
+    key, found = BY[by], dict[str, Bill]()
+    for event in events:
+        body = event.body
+        if isinstance(body, UsageReported) and event.at >= since:
+            name = key(event, body)
+            found[name] = found.get(name, NO_BILL) + bill_of(body)
+    if by == "day":
+        return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda item: (-item[1].cost, -item[1].usage.total_tokens, item[0])))
+
+
+def bill_of(body: UsageReported) -> Bill:
+    if body.cost is None:
+        return Bill(1, body.usage, NOTHING, body.usage.total_tokens)
+    return Bill(1, body.usage, body.cost)
+
+
+def subtree_bill(run: RunView) -> Bill:
+    """The tokens and the cost of a run and all below it; calls are not counted."""
+    return sum((Bill(0, each.usage, each.cost, each.unpriced) for each in run.walk()), NO_BILL)
+
+
+def cost_text(cost: Decimal, unpriced: int) -> str:
+    """For people: `$0.0123`, `unknown`, or what is known of it and that there is more."""
+    if unpriced:
+        return f"{dollars(cost)} + unknown" if cost else "unknown"
+    return dollars(cost) if cost else "-"
+
+
+def dollars(cost: Decimal) -> str:
+    return f"<${SMALLEST}" if 0 < cost < SMALLEST else f"${cost:,.4f}"

@@ -1,0 +1,71 @@
+"""The fold of a tree's events into what its tools did: what ran, what it was to change, who allowed it, how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, ToolCall, ToolResult
+
+EVERY_TOOL = "*"
+
+
+class Action(msgspec.Struct):
+    """One tool call. `asked` says that a person was asked; `allowed` is None while nobody has answered, and for a
+    call nobody was asked about; `success` is None until there is a result."""
+
+    run: int
+    path: str
+    at: float
+    call_id: str
+    tool: str
+    args: dict[str, Any]
+    tier: str
+    asked: bool = False
+    preview: str = ""
+    allowed: bool | None = None
+    by: str = ""
+    reason: str = ""
+    success: bool | None = None
+    text: str = ""
+    duration_ms: int = 0
+    file: str = ""
+
+    @property
+    def permission(self) -> str:
+        """Who approved, in words."""
+        if not self.asked:
+            return "nobody was asked"
+        if self.allowed is None:
+            return "nobody has answered"
+        words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"
+        return f"{words}: {self.reason}" if self.reason else words
+
+
+def actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> list[Action]:
+    """The calls of these tools by the run of that path and everything below it, in the order they were made."""
+    found: dict[tuple[int, str], Action] = {}
+    for event in events:
+        body = event.body
+        if not (event.path == path or event.path.startswith(path + "/")):
+            continue
+        if isinstance(body, ToolCall) and (body.name in tools or EVERY_TOOL in tools):
+            key = event.run, body.call_id
+            found[key] = Action(event.run, event.path, event.at, body.call_id, body.name, body.args, body.tier)
+        elif isinstance(body, ApprovalAsked | ApprovalDecided | ToolResult):
+            action = found.get((event.run, body.call_id))
+            if action is not None:
+                _tell(action, body)
+    return list(found.values())
+
+
+def _tell(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
+    match body:
+        case ApprovalAsked(preview=preview):
+            action.asked, action.preview = True, preview
+        case ApprovalDecided(allowed=allowed, by=by, reason=reason):
+            action.asked, action.allowed, action.by, action.reason = True, allowed, by, reason
+        case ToolResult(success=success, text=text, duration_ms=took, file=file):
+            action.success, action.text, action.duration_ms, action.file = success, text, took, file

@@ -1,0 +1,111 @@
+"""Removing old trees: their folders first, then their lines. Whoever is stopped in between goes on the next time.
+
+A log file is changed only under its lock, so never while somebody writes it, and in place: one transaction, then
+VACUUM, both of which SQLite makes safe against a crash. (A new file moved over the old one would not be: readers
+still have its journal open by name.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import apsw
+
+from retinue.core.errors import LogError
+from retinue.log import schema
+from retinue.log.archive import Archive, event_of
+from retinue.log.locks import sign, take
+
+_TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not lead anywhere else
+
+
+@dataclass
+class Report:
+    """What was removed, or would be. `held` are files with old trees that another process writes just now."""
+
+    removed: list[str] = field(default_factory=list)
+    freed_bytes: int = 0
+    held: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def collect(state: Path, *, before: float, dry_run: bool = False) -> Report:
+    """Removes every tree of which nothing was heard since that time of the wall clock."""
+    report = Report()
+    for file in Archive(state).files():
+        try:
+            _collect(state, file, before, report, dry_run=dry_run)
+        except LogError as error:
+            report.problems.append(str(error))
+        except (apsw.Error, OSError) as error:
+            report.problems.append(f"cannot clean up {file}: {schema.one_line(error)}")
+    return report
+
+
+def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool) -> None:
+    if not _old_trees(file, before):
+        return
+    lock = take(file)
+    if lock is None:
+        report.held.append(str(file))
+        return
+    try:
+        old = _old_trees(file, before)  # again: somebody may have written it since
+        if dry_run:
+            report.removed += old
+            report.freed_bytes += sum(_size(state / "runs" / tree) for tree in old)
+            return
+        gone = [tree for tree in old if _remove_folder(state / "runs", tree, report)]
+        size = _size_of_log(file)
+        db = schema.open_writer(file)
+        try:
+            sign(lock, schema.next_row(db))  # whoever looks now sees that nothing in it lives
+            schema.remove(db, frozenset(gone))
+        finally:
+            db.close()
+        report.removed += gone
+        report.freed_bytes += max(0, size - _size_of_log(file))
+    finally:
+        os.close(lock)
+
+
+def _old_trees(file: Path, before: float) -> list[str]:
+    db = schema.open_reader(file)
+    try:
+        return [tree for tree, line in schema.last_lines(db).items() if event_of(line, file).at < before]
+    finally:
+        db.close()
+
+
+def _remove_folder(runs: Path, tree: str, report: Report) -> bool:
+    """Whether there is nothing left; a tree whose folder stays keeps its log."""
+    if not _TREE.fullmatch(tree):
+        return True
+    folder = runs / tree
+    size = _size(folder)
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        report.problems.append(f"cannot remove {folder}: {error.strerror or error}")
+        return False
+    report.freed_bytes += size
+    return True
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        total += sum(os.lstat(Path(parent, name)).st_size for name in names)
+    return total
+
+
+def _size_of_log(file: Path) -> int:
+    """With what has not yet been moved into it."""
+    files = (file, file.with_name(file.name + "-wal"))
+    return sum(each.stat().st_size for each in files if each.exists())

@@ -1,0 +1,63 @@
+"""`retinue gc`: removes old trees, their logs and their folders."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from retinue.config.project import load_project
+from retinue.log.retention import Report, collect
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.options import AGES, age
+
+EPILOG = """\
+A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
+workspaces of its runs. What lives is never touched; a log that another process writes just now is left for later.
+The default is `retention_days` in retinue.yaml, else 30 days.
+
+examples:
+  retinue gc --dry-run
+  retinue gc --older-than 7d
+  retinue gc --json | jq .freed_bytes"""
+FAILED = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Remove old trees: their events and their folders."
+    parser.epilog = EPILOG
+    parser.add_argument("--older-than", metavar="AGE", type=age, help="30d, 12h (`retention_days` in retinue.yaml)")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
+    parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    project = load_project(Path.cwd())
+    seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
+    state = screen.checked(project.folder) / ".retinue"
+    report = collect(state, before=time.time() - seconds, dry_run=args.dry_run)
+    for file in report.held:
+        screen.warn(f"{file} holds old trees and is being written by another process: left for later")
+    for problem in report.problems:
+        screen.warn(problem)
+    if args.json:
+        screen.print_json({**asdict(report), "dry_run": args.dry_run})
+    else:
+        print(_told(report, seconds, dry_run=args.dry_run))
+    return FAILED if report.problems else 0
+
+
+def _told(report: Report, seconds: float, *, dry_run: bool) -> str:
+    count = len(report.removed)
+    if not count:
+        return f"Nothing here is older than {_days(seconds)}."
+    trees = f"{count} tree{'' if count == 1 else 's'} older than {_days(seconds)}"
+    if dry_run:
+        return "\n".join([f"Would remove {trees}:", *report.removed])
+    return f"Removed {trees}; {report.freed_bytes / 1024:,.0f} KiB are free again."
+
+
+def _days(seconds: float) -> str:
+    days = seconds / AGES["d"]
+    return f"{days:g} day{'' if days == 1 else 's'}" if days >= 1 else screen.duration(seconds)

@@ -1,0 +1,55 @@
+"""`retinue usage`: what the models of this project have spent."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+
+from retinue.log.accounts import BY, NO_BILL, Bill, bills, cost_text
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.options import age
+from retinue.surfaces.printer import safe
+
+EPILOG = """\
+Costs are US dollars, from the prices that were known when the call was made. What has no known price is said to be
+unknown, and never counted as nothing.
+
+examples:
+  retinue usage
+  retinue usage --since 7d --by model
+  retinue usage --by tree --json | jq '.rows[] | select(.cost != null) | .cost'"""
+HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Tokens and cost, by day, model, profile, tree or run."
+    parser.epilog = EPILOG
+    parser.add_argument("--since", metavar="AGE", type=age, help="only what was spent since then: 7d, 12h, 30min")
+    parser.add_argument("--by", metavar="|".join(BY), choices=list(BY), default="day", help="one line for each (day)")
+    parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    since = 0.0 if args.since is None else time.time() - args.since
+    found = bills(archive.usage(), by=args.by, since=since)
+    screen.warn_of_problems(archive)
+    whole = sum(found.values(), NO_BILL)
+    if args.json:
+        rows = [{args.by: name, **bill.to_json()} for name, bill in found.items()]
+        screen.print_json({"by": args.by, "since": since or None, "rows": rows, "total": whole.to_json()})
+        return 0
+    if not found:
+        print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
+        return 0
+    lines = [*found.items(), ("total", whole)]
+    print("\n".join(screen.table((args.by.upper(), *HEADS), list(_rows(lines)), right=frozenset(HEADS))))
+    return 0
+
+
+def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
+    for name, bill in found:
+        usage = bill.usage
+        counts = (bill.calls, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.total_tokens)
+        yield safe.line(name), *(f"{count:,}" for count in counts), cost_text(bill.cost, bill.unpriced)
