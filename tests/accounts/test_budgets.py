@@ -40,7 +40,9 @@ async def test_a_tree_never_spends_more_than_one_call_over_its_budget(unit: str,
     model = Spender(scripted(wide_tree(turns=4)), times=times)
     budget = calls * OUTPUT_TOKENS
     prices = FixedPrices({"*": ("1", "1")})
-    limits = Limits(concurrent=None, **{"tokens": budget} if unit == "tokens" else {"cost": Decimal(budget) / 1_000_000})
+    limits = Limits(
+        concurrent=None, **{"tokens": budget} if unit == "tokens" else {"cost": Decimal(budget) / 1_000_000}
+    )
     kids = [Profile(name) for name in ("lead", "half", "leaf")]
     async with retinue.open(mode="yes", profiles=kids, prices=prices, limits=limits) as r:
         run = await r.spawn(Profile("main", model=model), "go")

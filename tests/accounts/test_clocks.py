@@ -147,7 +147,10 @@ async def test_a_person_who_thinks_stalls_nobody() -> None:
 async def test_who_waits_for_a_slot_stalls_nobody() -> None:
     clock = ManualClock()
     agents = {
-        "main": [spawn({"task": "a", "subagent_type": "busy"}, {"task": "b", "subagent_type": "lead"}), {"text": "end"}],
+        "main": [
+            spawn({"task": "a", "subagent_type": "busy"}, {"task": "b", "subagent_type": "lead"}),
+            {"text": "end"},
+        ],
         "busy": [{**call("list_agents"), "delay": 50} for _ in range(6)] + [{"text": "busy done"}],
         "lead": [{"text": "lead done"}],
     }

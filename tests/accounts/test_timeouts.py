@@ -7,9 +7,9 @@ import pytest
 
 import retinue
 from retinue import Limits, Profile, Task
-from retinue.core.events import RunSpawned
+from retinue.core.events import RunSpawned, RunStarted
 from retinue.testing import ManualClock, scripted
-from tests.tree.kit import bodies, spawn
+from tests.tree.kit import bodies, spawn, until
 
 CONFIG = """
 orchestrator:
@@ -55,6 +55,7 @@ async def test_the_timeout_is_the_one_that_ends_the_run(tmp_path: Path) -> None:
     model = scripted({"main": [spawn({"task": "x"}), {"text": "end"}], "subagent": [{"hang": True}]}, clock=clock)
     async with retinue.open(config=tmp_path / "retinue.yaml", project=tmp_path, clock=clock, mode="yes") as r:
         run = await r.spawn(Profile("main", model=model), "go")
+        await until(run, RunStarted, number=1)
         await clock.advance(39.9)
         assert run.state == "waiting_children"
         await clock.advance(0.2)
