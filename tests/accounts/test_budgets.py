@@ -1,6 +1,7 @@
 """Budgets: reserved before each call, settled after it, overdrawn by one call at most, whatever runs at once."""
 
 import asyncio
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -195,3 +196,45 @@ async def test_nobody_overtakes_in_the_same_account_but_others_go_on() -> None:
     narrow.settle(Amount(95), Amount(95))
     assert isinstance(small.exception(), Limited)
     assert (narrow.spent.tokens, whole.spent.tokens, whole.in_flight) == (105, 105, 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(seed: int) -> None:
+    chance = random.Random(seed)
+    whole = Account("the tree", tokens=chance.randrange(0, 2000), cost=Decimal(chance.randrange(1, 20)))
+    lead = Account("lead", tokens=chance.randrange(0, 1000), parent=whole)
+    accounts = [whole, lead, Account("kid", tokens=chance.randrange(0, 500), parent=lead)]
+    flying: list[tuple[Account, Amount]] = []
+    line: list[tuple[Account, Amount, asyncio.Future[None]]] = []
+    largest = Amount()
+    for _ in range(300):
+        account = chance.choice(accounts)
+        need = Amount(chance.randrange(1, 300), Decimal(chance.randrange(1, 300)) / 100)
+        if flying and chance.random() < 0.5:
+            account, need = flying.pop(chance.randrange(len(flying)))
+            spent = Amount(chance.randrange(need.tokens + 1), need.cost * chance.randrange(101) / 100)
+            largest = Amount(max(largest.tokens, spent.tokens), max(largest.cost, spent.cost))
+            account.settle(need, spent)
+        else:
+            try:
+                place = account.reserve(need)
+            except Limited:
+                continue
+            line += [(account, need, place)] if place is not None else []
+            flying += [(account, need)] if place is None else []
+        for waiting in [each for each in line if each[2].done()]:
+            line.remove(waiting)
+            flying += [waiting[:2]] if waiting[2].exception() is None else []
+        for each in accounts:
+            assert each.tokens is not None and each.spent.tokens <= each.tokens + largest.tokens
+            assert each.cost is None or each.spent.cost <= each.cost + largest.cost
+            assert each.in_flight == sum(each in account.chain for account, _ in flying)
+    for account, need in flying:
+        account.settle(need, Amount())
+    assert all(account.held == Amount() for account in accounts) or line  # who waited last is in flight now
+
+
+async def test_half_a_character_in_a_thread_is_no_reason_to_fail() -> None:
+    async with retinue.open() as r:
+        run = await r.spawn(Profile("main", model=scripted({"main": ["ok"]})), "half \ud800", limits=Limits(tokens=9))
+        assert (await run.result()).final_response == "ok"

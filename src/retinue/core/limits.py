@@ -58,9 +58,14 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def over(self, base: Limits) -> Limits:
         """These limits, and those of `base` where these say nothing."""
+        if self == _NOTHING_SET:
+            return base
         return Limits(
             *(getattr(base if getattr(self, name) is UNSET else self, name) for name in self.__struct_fields__)
         )
+
+
+_NOTHING_SET = Limits()
 
 
 def amount(value: object) -> Decimal:

@@ -25,7 +25,8 @@ _TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not
 
 @dataclass
 class Report:
-    """What was removed, or would be. `held` are files with old trees that another process writes just now."""
+    """What was removed, or would be (then `freed_bytes` are those of folders only). `held` are files with old trees
+    that another process writes just now."""
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0

@@ -178,9 +178,10 @@ def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
 
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:
-    run.usage += body.usage
+    usage = body.usage
+    run.usage += usage
     if body.cost is None:
-        run.unpriced += body.usage.total_tokens
+        run.unpriced += usage.input_tokens + usage.output_tokens
     else:
         run.cost += body.cost
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from retinue.core.errors import ConfigError, ModelError
 from retinue.core.limits import Limits
@@ -25,6 +27,12 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
     its parent's, or none.
 
     A cost limit for a model whose price nobody knows is a ConfigError."""
+    for each in limits:  # mostly nobody has said anything, and a thousand runs should not pay for it
+        if each.tokens is not UNSET or each.cost is not UNSET:
+            break
+    else:
+        if parent is None:
+            return None
     tokens = min((each.tokens for each in limits if isinstance(each.tokens, int)), default=None)
     cost = min((each.cost for each in limits if isinstance(each.cost, Decimal)), default=None)
     account = parent
@@ -42,7 +50,8 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
 async def complete(
     node: Node, model: Model, request: Request, on_delta: Callable[[str, str], None], prices: Prices
 ) -> Reply:
-    """The model's reply. Waiting for calls in flight to settle is no stall."""
+    """The model's reply. Waiting for calls in flight to settle is no stall. A failed call counts for what it says it
+    spent; one that is cancelled says nothing, and all it had reserved is given back."""
     account = node.account
     assert account is not None
     need = worst_case(request, prices if account.counts_cost else None)
@@ -71,10 +80,18 @@ async def complete(
 
 def worst_case(request: Request, prices: Prices | None) -> Amount:
     """Everything that is sent, estimated, and the longest reply; its cost as if all input were new to a cache."""
-    sent = len(_encoder.encode((request.system, request.thread, request.tools))) // BYTES_PER_TOKEN + 1
+    sent = _size((request.system, request.thread, request.tools)) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)
     usages = Usage(sent, output), Usage(sent, output, cache_write_tokens=sent)
     costs: list[Decimal] = [cost for usage in usages if (cost := prices.price(request.model, usage)) is not None]
     return Amount(sent + output, max(costs, default=NOTHING))
+
+
+def _size(sent: Any) -> int:
+    """Bytes of JSON, or about as many where a text holds half a character."""
+    try:
+        return len(_encoder.encode(sent))
+    except UnicodeEncodeError:
+        return len(repr(sent))
