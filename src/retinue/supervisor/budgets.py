@@ -19,17 +19,23 @@ from retinue.core.errors import Limited
 NOTHING = Decimal(0)
 
 
-class Amount(msgspec.Struct, frozen=True):
+class Amount(msgspec.Struct, frozen=True, gc=False):
     """Tokens and US dollars."""
 
     tokens: int = 0
     cost: Decimal = NOTHING
 
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.tokens + other.tokens, self.cost + other.cost)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.tokens - other.tokens, self.cost - other.cost)
+
 
 class Account:
     """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
 
-    __slots__ = ("_excess", "_line", "_owner", "chain", "cost", "held", "in_flight", "spent", "tokens")
+    __slots__ = ("_excess", "_line", "_owner", "chain", "cost", "counts_cost", "held", "in_flight", "spent", "tokens")
 
     def __init__(
         self, owner: str, *, tokens: int | None = None, cost: Decimal | None = None, parent: Account | None = None
@@ -41,11 +47,8 @@ class Account:
         self.in_flight = 0
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
         self._line: list[tuple[Account, Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
-        self._excess = Decimal(1)
-
-    @property
-    def counts_cost(self) -> bool:
-        return any(account.cost is not None for account in self.chain)
+        self.counts_cost = any(account.cost is not None for account in self.chain)
+        self._excess: Decimal | None = None
 
     def check(self) -> None:
         """Raises Limited when this account, or one above it, is spent."""
@@ -80,17 +83,22 @@ class Account:
 
     def settle(self, need: Amount, spent: Amount) -> None:
         """The call is over: gives its reservation back and counts what it spent, be it nothing."""
-        excess = max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost))
         for account in self.chain:
-            account.held = Amount(account.held.tokens - need.tokens, account.held.cost - need.cost)
+            account.held -= need
             account.in_flight -= 1
-            account.spent = Amount(account.spent.tokens + spent.tokens, account.spent.cost + spent.cost)
-            account._excess = max(account._excess, excess)
-        self._serve()
+            account.spent += spent
+        if spent.tokens > need.tokens or spent.cost > need.cost:
+            self._learn(max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost)))
+        if self._line:
+            self._serve()
+
+    def _learn(self, excess: Decimal) -> None:
+        for account in self.chain:
+            account._excess = excess if account._excess is None else max(account._excess, excess)
 
     def _take(self, need: Amount) -> None:
         for account in self.chain:
-            account.held = Amount(account.held.tokens + need.tokens, account.held.cost + need.cost)
+            account.held += need
             account.in_flight += 1
 
     def _admits(self, need: Amount) -> bool:
@@ -101,10 +109,11 @@ class Account:
         return next((account for account in self.chain if account.in_flight and not account._fits(need)), None)
 
     def _fits(self, need: Amount) -> bool:
-        spent, held, excess = self.spent, self.held, self._excess
-        if self.tokens is not None and spent.tokens + (held.tokens + need.tokens) * excess > self.tokens:
+        worst, spent = self.held + need, self.spent
+        excess = self._excess or 1
+        if self.tokens is not None and spent.tokens + worst.tokens * excess > self.tokens:
             return False
-        return self.cost is None or spent.cost + (held.cost + need.cost) * excess <= self.cost
+        return self.cost is None or spent.cost + worst.cost * excess <= self.cost
 
     def _serve(self) -> None:
         """Lets in who fits, in order: nobody overtakes one who waits for the same account."""

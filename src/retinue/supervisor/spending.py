@@ -54,7 +54,8 @@ async def complete(
     spent; one that is cancelled says nothing, and all it had reserved is given back."""
     account = node.account
     assert account is not None
-    need = worst_case(request, prices if account.counts_cost else None)
+    tools = memoryview(node.plan.tools_json).nbytes
+    need = worst_case(request, tools, prices if account.counts_cost else None)
     place = account.reserve(need)
     if place is not None:
         node.pause_stalls()
@@ -78,9 +79,10 @@ async def complete(
         account.settle(need, Amount(usage.total_tokens, cost))
 
 
-def worst_case(request: Request, prices: Prices | None) -> Amount:
-    """Everything that is sent, estimated, and the longest reply; its cost as if all input were new to a cache."""
-    sent = _size((request.system, request.thread, request.tools)) // BYTES_PER_TOKEN + 1
+def worst_case(request: Request, tools: int, prices: Prices | None) -> Amount:
+    """Everything that is sent, estimated (`tools` are the bytes of their JSON), and the longest reply; its cost as if
+    all input were new to a cache."""
+    sent = (_size((request.system, request.thread)) + tools) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)
