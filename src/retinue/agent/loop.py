@@ -84,6 +84,8 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
     try:
         if tool is None:
             raise ToolError(f"Unknown tool '{call.name}'. Available tools: {', '.join(job.plan.by_name) or 'none'}")
+        if call.problem:
+            raise ToolError(call.problem)
         preview = tool.preview(call, job.folders)
     except ToolError as error:  # it cannot work, so nobody is asked
         spec = ToolSpec(call.name, "", {}, tier="observe")

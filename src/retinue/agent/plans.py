@@ -109,9 +109,7 @@ class ProfilePlanner:
             return parent.model, parent.model_name
         wanted = self._default_model if wanted is None else wanted
         if wanted is None:
-            raise ConfigError(
-                f"profile {profile.name!r} has no model: give one, for example model='scripted:script.yaml'"
-            )
+            raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
         if isinstance(wanted, str):
             return self._models(wanted), wanted
         return wanted, getattr(wanted, "name", type(wanted).__name__)

@@ -65,13 +65,16 @@ class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
 
 
 class Thinking(Body, frozen=True, gc=False, tag="thinking"):
-    """A thinking block of the model; `file` has the whole where `text` was cut."""
+    """A thinking block of the model; `file` has the whole where `text` was cut. What the provider `origin` needs to
+    read it again is its `signature` and `block_id`."""
 
     kind: ClassVar[str] = "thinking"
     text: str
     type: str = ""
     signature: str = ""
     file: str = ""
+    block_id: str = ""
+    origin: str = ""
 
 
 class Message(Body, frozen=True, gc=False, tag="message"):

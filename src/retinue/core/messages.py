@@ -20,20 +20,23 @@ class RunRef(msgspec.Struct, frozen=True, gc=False):
     subagent_id: str
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One tool call a model asks for, complete."""
+class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tool call a model asks for, complete. A call with a `problem` never runs: the model reads the problem."""
 
     id: str
     name: str
     args: dict[str, Any]
+    problem: str = ""
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider needs to read it again."""
+    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id."""
 
     text: str
     type: str = ""
     signature: str = ""
+    id: str = ""
+    origin: str = ""
 
 
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):

@@ -25,7 +25,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Model(Protocol):
-    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks."""
+    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
+    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply: ...
 

@@ -38,8 +38,8 @@ def thread(events: Iterable[Event], run: int) -> list[Turn]:
             case TurnStarted():
                 turns += waiting
                 waiting.clear()
-            case Thinking(text=words, type=kind, signature=signature, file=file):
-                thoughts.append(Thought(_whole(words, file), kind, signature))
+            case Thinking(text=words, file=file) as body:
+                thoughts.append(Thought(_whole(words, file), body.type, body.signature, body.block_id, body.origin))
             case Message(text=words, file=file):
                 text = _whole(words, file)
             case ToolCall(call_id=call_id, name=name, args=args):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import ModelError, RetinueError, StreamCut, ToolError
-from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
@@ -111,13 +111,16 @@ class RunLink:
 
     def _delta(self, kind: str, text: str) -> None:
         ref = self.ref
+        if kind == "retry":
+            self.tree.write(self.node, Warned(text, code="retry"))
+            return
         self.supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
-            write(node, Thinking(text, thought.type, thought.signature, file))
+            write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
         if reply.text and not reply.refused:
             text, file = node.folders.fitting(reply.text)
             write(node, Message(text, not reply.calls, file))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -80,6 +80,7 @@ class Supervisor:
         approver: Approver | None,
         limits: Limits,
         timeouts: Timeouts,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.log = log
         self.policy = policy
@@ -93,6 +94,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._files = RunFiles(log, state)
         self._closing = False
+        self._on_close = on_close
 
     # Spawning
 
@@ -344,6 +346,8 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
+        if self._on_close is not None:
+            await self._on_close()
         await self._files.close()
         await self.log.close()
         self._state.remove_temporary()
