@@ -163,6 +163,19 @@ async def test_a_call_at_the_token_limit_never_runs(pieces: tuple[str, ...]) -> 
     assert "token limit" in last.problem
 
 
+async def test_openai_at_the_token_limit() -> None:
+    answers = (
+        Answer(wire.responses(wire.message("Hel"), status="incomplete")),
+        Answer(wire.responses(wire.function("c1", "add", '{"a"'), status="incomplete")),
+        Answer(wire.chat(calls=[("c1", "add", ['{"a"'])], finish="length")),
+    )
+    async with serving(*answers):
+        assert (await ask(GPT))[0].text == "Hel"
+        for name in (GPT, CHAT):
+            [call] = (await ask(name, request(tools=[ADD])))[0].calls
+            assert "token limit" in call.problem
+
+
 async def test_no_arguments_are_an_empty_object() -> None:
     async with serving(Answer(wire.anthropic(wire.tool("c1", "add"), stop="tool_use"))):
         assert (await ask(CLAUDE, request(tools=[ADD])))[0].calls == (Call("c1", "add", {}),)

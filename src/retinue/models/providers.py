@@ -14,6 +14,7 @@ import httpx2
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import (
+    ModelResponse,
     ModelResponseStreamEvent,
     PartDeltaEvent,
     PartStartEvent,
@@ -25,7 +26,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import StreamedResponse, infer_model
 from pydantic_ai.settings import ModelSettings
 
-from retinue.core.errors import ConfigError, NotFound, StreamCut
+from retinue.core.errors import ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import NO_USAGE
@@ -76,8 +77,11 @@ class ProviderModel:
                 response = stream.get()
         except _FAILURES as error:
             raise self._fault(error, stream) from error
-        if response.finish_reason is None or response.state != "complete":
+        if not _is_whole(response):
             raise StreamCut(CUT, usage=usage_of(response.usage), partial=_text(stream), transient=True)
+        if response.finish_reason == "error":
+            words = f"{self._host} says that it failed"
+            raise ModelError(words, usage=usage_of(response.usage), partial=_text(stream), transient=True)
         return reply_of(response)
 
     async def aclose(self) -> None:
@@ -124,6 +128,12 @@ def _show(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None])
             return
     if text:
         on_delta(kind, text)
+
+
+def _is_whole(response: ModelResponse) -> bool:
+    """Whether the provider itself said that it is done: the library's own finish reason may be a guess."""
+    details = response.provider_details or {}
+    return response.state == "complete" and bool(details.get("finish_reason") or details.get("refusal"))
 
 
 def _text(stream: StreamedResponse | None) -> str:
