@@ -16,8 +16,8 @@ from retinue.models.providers import ProviderModel
 from retinue.supervisor.clock import SystemClock
 from retinue.testing import ManualClock
 from tests.models import wire
-from tests.models.kit import ADD, CHAT, CLAUDE, GPT, Heard, ask, provider, request, serving
 from tests.models.certificates import self_signed
+from tests.models.kit import ADD, CHAT, CLAUDE, GPT, Heard, ask, provider, request, serving
 from tests.models.server import KEY, SSE, Answer, Server, environ, refusal
 
 ALL = (CLAUDE, CHAT, GPT)
@@ -200,5 +200,5 @@ def test_models_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         ProviderModel(CLAUDE, clock=SystemClock())
     with pytest.raises(NotFound, match="unknown model 'nobody:x'"):
         ProviderModel("nobody:x", clock=SystemClock())
-    with pytest.raises(ConfigError, match=r"'mistral:x': .*install"):
-        ProviderModel("mistral:x", clock=SystemClock())
+    with pytest.raises(ConfigError, match=r"'cohere:x': .*install"):
+        ProviderModel("cohere:x", clock=SystemClock())

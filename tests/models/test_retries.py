@@ -56,7 +56,9 @@ async def test_the_back_off_grows_and_usage_is_added_up_once() -> None:
 async def test_jitter_never_makes_it_less_than_half() -> None:
     clock = ManualClock()
     failing = Failing(clock, BUSY)
-    await finished(asyncio.create_task(Retrying(failing, clock, chance=lambda: 0.0).complete(request(), Heard())), clock)
+    await finished(
+        asyncio.create_task(Retrying(failing, clock, chance=lambda: 0.0).complete(request(), Heard())), clock
+    )
     assert failing.asked == [0.0, 0.5]
 
 

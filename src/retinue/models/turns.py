@@ -39,8 +39,9 @@ def messages_of(system: str, thread: Sequence[Turn], *, provider: str) -> list[M
     parts: list[ModelRequestPart] = []
     for turn in thread:
         if isinstance(turn, AssistantTurn):
-            messages.append(ModelRequest(parts, instructions=system or None))
-            parts = []
+            if parts:
+                messages.append(ModelRequest(parts, instructions=system or None))
+                parts = []
             answer = _answer(turn, provider)
             if answer:
                 messages.append(ModelResponse(answer, provider_name=provider))

@@ -346,11 +346,13 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
-        if self._on_close is not None:
-            await self._on_close()
-        await self._files.close()
-        await self.log.close()
-        self._state.remove_temporary()
+        try:
+            if self._on_close is not None:
+                await self._on_close()
+        finally:
+            await self._files.close()
+            await self.log.close()
+            self._state.remove_temporary()
 
 
 async def _join_all(nodes: Sequence[Node]) -> None:
