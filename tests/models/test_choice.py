@@ -1,4 +1,4 @@
-"""Which model runs: `--model`, else the config, else RETINUE_MODEL, else the only provider with a key. In real processes."""
+"""Which model runs, in real processes: `--model`, the config, RETINUE_MODEL, the only provider with a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking again: what is asked again, how often, how long after, and what all runs on a model share. Time is the test's."""
+"""Asking again: what, how often, how long after, and what all runs on a model share. Time is the test's."""
 
 from __future__ import annotations
 
