@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,8 +42,6 @@ async def serving(*answers: Answer) -> AsyncIterator[Server]:
     """A server, with the environment of this process pointing the SDKs at it."""
     async with Server(*answers) as server:
         with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-                patch.delenv(name)
             for name, value in server.environ().items():
                 patch.setenv(name, value)
             yield server

@@ -116,10 +116,10 @@ async def test_a_cut_inside_an_event() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 async def test_an_idle_stream(name: str) -> None:
-    error, _, _ = await failure(name, Answer(WHOLE[name][:4], ending="hang"), idle_seconds=0.2)
+    error, _, _ = await failure(name, Answer(WHOLE[name][:4], ending="hang"), idle_seconds=0.5)
     assert isinstance(error, StreamCut)
-    assert str(error).endswith("for 0.2 s") and error.transient
-    silent, _, _ = await failure(name, Answer(hold=asyncio.Event()), idle_seconds=0.2)
+    assert str(error).endswith("for 0.5 s") and error.transient
+    silent, _, _ = await failure(name, Answer(hold=asyncio.Event()), idle_seconds=0.5)
     assert not isinstance(silent, StreamCut)
     assert str(silent).startswith("nothing came from 127.0.0.1:") and silent.transient
 

@@ -89,6 +89,17 @@ async def test_encrypted_reasoning_goes_back_to_openai() -> None:
         await ask(GPT, request(UserTurn("add"), answer, ToolTurn("c1", "add", "1"), tools=[ADD]))
     [sent] = [item for item in server.requests[1].body["input"] if item.get("type") == "reasoning"]
     assert (sent["id"], sent["encrypted_content"]) == ("rs_1", "enc==")
+    assert server.requests[0].body["store"] is False
+    assert "reasoning.encrypted_content" in server.requests[0].body["include"]
+
+
+async def test_reasoning_that_only_the_server_has_is_not_named_again() -> None:
+    """We let nothing be stored there, so a name without its content would be an error."""
+    answer = AssistantTurn("ok", (), (Thought("hm", "thinking", "", "rs_1", "openai"),))
+    async with serving(Answer(SAID[GPT])) as server:
+        await ask(GPT, request(UserTurn("a"), answer, UserTurn("b")))
+    sent = json.dumps(server.requests[0].body["input"])
+    assert "rs_1" not in sent and "hm" not in sent
 
 
 async def test_thoughts_of_another_provider_stay_behind() -> None:

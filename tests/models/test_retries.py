@@ -87,12 +87,14 @@ async def test_what_is_not_asked_again(error: ModelError) -> None:
     assert len(failing.asked) == 1
 
 
-async def test_a_provider_that_says_when_is_taken_at_its_word() -> None:
+@pytest.mark.parametrize(("asked", "waited"), [(30.0, 30.0), (0.0, 0.5)])
+async def test_a_provider_that_says_when_is_taken_at_its_word(asked: float, waited: float) -> None:
+    """But never asked again without a pause."""
     clock = ManualClock()
-    failing = Failing(clock, ModelError("wait", status=429, transient=True, retry_after=30))
+    failing = Failing(clock, ModelError("wait", status=429, transient=True, retry_after=asked))
     model = Retrying(failing, clock, chance=lambda: 0.0)
     await finished(asyncio.create_task(model.complete(request(), Heard())), clock)
-    assert failing.asked == [0.0, 30.0]
+    assert failing.asked == [0.0, waited]
 
 
 async def test_one_429_holds_all_runs_of_the_model() -> None:

@@ -53,8 +53,10 @@ class ProviderModel:
         self._idle = idle_seconds
         self._model = _infer(name)
         self._host = urlsplit(self._model.base_url or "").netloc.rpartition("@")[2] or name
-        own = {"timeout": idle_seconds, "max_retries": 0, "cache": True, **(settings or {})}
-        self._settings = cast("ModelSettings", own)
+        own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
+        if name.startswith("openai"):
+            own["openai_store"] = False  # the thread is in our log; the provider need not keep it too
+        self._settings = cast("ModelSettings", own | dict(settings or {}))
         self._entered = False
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:

@@ -70,6 +70,6 @@ class Retrying:
         if not error.transient or attempt >= self._attempts:
             return None
         if error.retry_after is not None:
-            return error.retry_after if error.retry_after <= LONGEST_ASKED_SECONDS else None
+            return None if error.retry_after > LONGEST_ASKED_SECONDS else max(error.retry_after, FIRST_SECONDS / 2)
         grown = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (attempt - 1))
         return grown * (0.5 + self._chance() / 2)

@@ -31,6 +31,7 @@ CUT_OFF = (
     "call it again with less in it."
 )
 INVALID = "INVALID_JSON"
+STORED = "rs_"  # OpenAI's reasoning: without its encrypted content it is only a name for what the server has stored
 
 
 def messages_of(system: str, thread: Sequence[Turn], *, provider: str) -> list[ModelMessage]:
@@ -59,10 +60,11 @@ def _asked(turn: UserTurn | ToolTurn) -> ModelRequestPart:
 
 
 def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
+    signed = {thought.id for thought in turn.thoughts if thought.signature}
     parts: list[ModelResponsePart] = [
         ThinkingPart(thought.text, id=thought.id or None, signature=thought.signature or None, provider_name=provider)
         for thought in turn.thoughts
-        if thought.origin == provider
+        if thought.origin == provider and (thought.id in signed or not thought.id.startswith(STORED))
     ]
     if turn.text:
         parts.append(TextPart(turn.text))
