@@ -47,22 +47,22 @@ async def test_retinue_run_on_a_real_model(project: Project) -> None:
     assert b"sig==" in kept and KEY.encode() not in kept
 
 
-async def test_the_order(project: Project) -> None:
-    """Each way is asked for the model it would use; the one above it wins."""
-    async with Server(*[wire.said("ok")] * 4) as server:
-        env = {**server.environ(), "OPENAI_API_KEY": ""}
-        for arguments, config, more in (
-            ((), "", {}),
-            ((), "", {"RETINUE_MODEL": "anthropic:of-environment"}),
-            ((), "model: anthropic:of-config\n", {"RETINUE_MODEL": "anthropic:of-environment"}),
-            (("--model", "anthropic:of-option"), "model: anthropic:of-config\n", {}),
-        ):
-            (project.folder / "retinue.yaml").write_text(config)
-            done = await run(project, *arguments, **env, **more)
-            assert done.returncode == 0, done.stderr
-    assert [request.body["model"] for request in server.requests] == [
-        CLAUDE.default.partition(":")[2], "of-environment", "of-config", "of-option",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "config", "variable", "wins"),
+    [
+        ("", "", "", CLAUDE.default),
+        ("", "", "anthropic:of-environment", "anthropic:of-environment"),
+        ("", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-config"),
+        ("anthropic:of-option", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-option"),
+    ],
+)
+async def test_the_order(project: Project, option: str, config: str, variable: str, wins: str) -> None:
+    (project.folder / "retinue.yaml").write_text(f"model: {config}\n" if config else "")
+    async with Server(wire.said("ok")) as server:
+        env = {**server.environ(), "OPENAI_API_KEY": "", "RETINUE_MODEL": variable}
+        done = await run(project, *(["--model", option] if option else []), **env)
+    assert done.returncode == 0, done.stderr
+    assert [request.body["model"] for request in server.requests] == [wins.partition(":")[2]]
 
 
 def test_the_environment_alone() -> None:

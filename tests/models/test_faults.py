@@ -168,8 +168,13 @@ async def test_a_name_that_is_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_no_tls_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Server() as plain:
-        monkeypatch.setenv("ANTHROPIC_BASE_URL", f"https://127.0.0.1:{plain.port}")
+    def plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    async with server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
         with pytest.raises(ModelError, match=r"^cannot reach 127\.0\.0\.1:"):
             await ask(CLAUDE)
