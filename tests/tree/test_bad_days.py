@@ -20,7 +20,6 @@ from retinue.log.threads import thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.tree.kit import bodies, call, main, spawn, tree, until
 
-
 HALF = "\ud83d"
 
 

@@ -139,14 +139,19 @@ class RunLink:
 
     def _with_own_ids(self, reply: Reply) -> Reply:
         """The reply with call ids that no earlier call of the run has: answers, approvals and results go by them."""
-        seen, calls = self.node.call_ids, []
+        seen = self.node.call_ids
+        ids = [call.id for call in reply.calls]
+        if seen.isdisjoint(ids) and len(set(ids)) == len(ids):
+            seen.update(ids)
+            return reply
+        calls = []
         for call in reply.calls:
             name, number = call.id, 2
             while name in seen:
                 name, number = f"{call.id}-{number}", number + 1
             seen.add(name)
-            calls.append(call if name == call.id else msgspec.structs.replace(call, id=name))
-        return reply if tuple(calls) == reply.calls else msgspec.structs.replace(reply, calls=tuple(calls))
+            calls.append(msgspec.structs.replace(call, id=name))
+        return msgspec.structs.replace(reply, calls=tuple(calls))
 
     def _delta(self, kind: str, text: str) -> None:
         ref = self.ref

@@ -26,9 +26,9 @@ class Node:
 
     __slots__ = (
         "background", "call_ids", "children", "context", "deadline", "depth", "driving", "ending", "finished",
-        "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "parent",
-        "partial", "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting",
-        "wish",
+        "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news",
+        "parent", "partial", "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view",
+        "waiters", "waiting", "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
