@@ -70,7 +70,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
     `tier` is `observe` (never asks) or `confirm` (asks). `repeatable` says that running it twice does no
-    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back.
+    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back. `host` marks
+    what a host-side function asks about: no tool of the model's.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     display_name: str = ""
     repeatable: bool = False
     waits: bool = False
+    host: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -138,8 +138,8 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
-    async def spawn(self, order: Order) -> Ticket:
-        """Makes a child run; raises SpawnRefused."""
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        """Makes child runs, all or none; raises SpawnRefused."""
         ...
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
@@ -199,7 +199,7 @@ class Log(Protocol):
         """Shows a delta to whoever watches now."""
         ...
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """What is in the log after that place, then what happens, without a seam; ends with the tree."""
         ...
 
@@ -214,4 +214,4 @@ class Control(Protocol):
     """Commands plus watch: the supervisor itself, or the client of another process's door."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool: ...
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]: ...
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

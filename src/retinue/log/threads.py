@@ -40,9 +40,9 @@ def thread(events: Iterable[Event], run: int) -> list[Turn]:
                 waiting.clear()
             case Thinking(text=words, file=file) as body:
                 thoughts.append(Thought(_whole(words, file), body.type, body.signature, body.block_id, body.origin))
-            case Message(text=words, file=file):
+            case Message(text=words, file=file, host=False):
                 text = _whole(words, file)
-            case ToolCall(call_id=call_id, name=name, args=args):
+            case ToolCall(call_id=call_id, name=name, args=args, host=False):
                 calls.append(Call(call_id, name, args))
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
                 results[call_id] = ToolTurn(call_id, name, words, success)
