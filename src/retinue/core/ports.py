@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,7 +27,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Model(Protocol):
-    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks."""
+    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
+    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply: ...
 
@@ -139,8 +140,8 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
-    async def spawn(self, order: Order) -> Ticket:
-        """Makes a child run; raises SpawnRefused."""
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        """Makes child runs, all or none; raises SpawnRefused."""
         ...
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
@@ -208,7 +209,7 @@ class Log(Protocol):
         """Shows a delta to whoever watches now."""
         ...
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """What is in the log after that place, then what happens, without a seam; ends with the tree."""
         ...
 
@@ -223,4 +224,4 @@ class Control(Protocol):
     """Commands plus watch: the supervisor itself, or the client of another process's door."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool: ...
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]: ...
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

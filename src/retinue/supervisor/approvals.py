@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided
@@ -19,9 +21,9 @@ async def ask(tree: Tree, node: Node, call: Call, *, preview: str, approver: App
     approval_id = f"{tree.id}/{node.ref.run}/{call.id}"
     ref = node.ref
     question = Approval(
-        approval_id, tree.id, ref.run, ref.path, ref.agent, call.name, call.args, call.id, label=label, preview=preview
+        approval_id, tree.id, ref.run, ref.path, ref.agent, call.name, deepcopy(call.args), call.id, label, preview
     )
-    tree.write(node, ApprovalAsked(approval_id, call.id, call.name, call.args, label, preview))
+    tree.write(node, ApprovalAsked(approval_id, call.id, call.name, deepcopy(call.args), label, preview))
     node.pause()
     try:
         decision = await approver(question)
@@ -32,7 +34,7 @@ async def ask(tree: Tree, node: Node, call: Call, *, preview: str, approver: App
     if not isinstance(decision, Allow | Deny):
         decision = Deny(f"the approver answered {decision!r}, which is neither Allow nor Deny")
     allowed = isinstance(decision, Allow)
-    reason = "" if isinstance(decision, Allow) else decision.reason
+    reason = "" if isinstance(decision, Allow) else str(decision.reason or "")
     written = tree.write(node, ApprovalDecided(approval_id, call.id, allowed, reason, by="user"), wait=True)
     if written is not None:
         await written

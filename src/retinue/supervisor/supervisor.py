@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +36,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
 from retinue.supervisor import seats
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
@@ -83,6 +84,7 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.log = log
         self.policy = policy
@@ -97,6 +99,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._files = RunFiles(log, state)
         self._closing = False
+        self._on_close = on_close
 
     # Spawning
 
@@ -121,8 +124,13 @@ class Supervisor:
         self.trees[tree.id] = tree
         return node
 
-    def spawn_child(self, tree: Tree, parent: Node, order: Order) -> Ticket:
-        """A run below `parent`, or SpawnRefused and no run. Depth is the registry's, never what a child says."""
+    def spawn_children(self, tree: Tree, parent: Node, orders: Sequence[Order]) -> list[Ticket]:
+        """Runs below `parent`, all of them or none: SpawnRefused comes before the first is made."""
+        checked = [self._check(parent, order) for order in orders]
+        return [self._make(tree, parent, order, *plan) for order, plan in zip(orders, checked, strict=True)]
+
+    def _check(self, parent: Node, order: Order) -> tuple[Plan, list[str], Account | None]:
+        """Whether this may be, whoever asks. Depth is the registry's, never what a child says."""
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if parent.ending or parent.stopping is not None:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
@@ -134,20 +142,26 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            limits, above = plan.profile.limits, parent.account
+            above = parent.account
             if above is not None and plan.model is not None:
                 above.check()
-            account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
+            account = account_of(f"'{name}'", plan.profile.limits, parent=above, plan=plan, prices=self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
         except Limited as error:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': {error}") from None
+        return plan, readable, account
+
+    def _make(
+        self, tree: Tree, parent: Node, order: Order, plan: Plan, readable: list[str], account: Account | None
+    ) -> Ticket:
         has_slot = tree.slots.take_now()
         if not has_slot and (not order.queue or tree.slots.limit == 0):
-            raise NoSlot(NO_SLOT.format(name=name))
+            raise NoSlot(NO_SLOT.format(name=plan.profile.name))
         node = self._add(tree, parent, plan, order.task, readable)
         node.holds_slot = has_slot
         node.place = None if has_slot else tree.slots.line_up()
+        limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
         node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = self._child_seconds(order, limits)
@@ -208,7 +222,6 @@ class Supervisor:
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
-            private_folder(node.folders.path)
             self._files.keep(tree.id, ref.run)
         node.task = asyncio.create_task(self._drive(tree, node, written))
 
@@ -241,8 +254,8 @@ class Supervisor:
                 ending = stopped(node)
         except asyncio.CancelledError:
             ending = stopped(node)
-        except Exception as error:  # noqa: BLE001 - the boundary to everything a run can do
-            ending = ending_of(node, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to everything a run can do
+            ending = ending_of(node, error) if node.stopping is None else stopped(node)
         if not node.ending:
             await self._end(tree, node, ending)
 
@@ -257,9 +270,11 @@ class Supervisor:
         if node.stall is not None:
             node.stall.start()
         tree.write(node, RunStarted())
+        if self._files.keeps(tree.id, node.ref.run):
+            private_folder(node.folders.path)
         plan, task = node.plan, node.wish
-        if plan.host or plan.profile.call is not None:
-            CURRENT.set(self._context(node))
+        hosts = plan.host or plan.profile.call is not None
+        CURRENT.set(self._context(node) if hosts else None)
         thread = (UserTurn(task.text),)
         return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
 
@@ -326,6 +341,10 @@ class Supervisor:
                 await child.join()
         return [child.result() for child in wanted]
 
+    async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:
+        """Waits for the status files that a reply in the background names."""
+        await self._files.begun(tree.id, [ticket.run for ticket in tickets])
+
     def rows_below(self, tree: Tree, node: Node) -> list[Row]:
         """Every run below this one, in the order they were made; ended ones stay listed."""
         return [
@@ -350,10 +369,10 @@ class Supervisor:
         found = self.trees.get(tree)
         for node in found.nodes if found is not None else ():
             node.stop("cancelled")
-            if node.task is not None and not node.ending:
+            if node.task is not None and node.driving and not node.ending:
                 node.task.cancel()
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         return self.log.watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
@@ -364,9 +383,13 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
-        await self._files.close()
-        await self.log.close()
-        self._state.remove_temporary()
+        try:
+            if self._on_close is not None:
+                await self._on_close()
+        finally:
+            await self._files.close()
+            await self.log.close()
+            self._state.remove_temporary()
 
 
 async def _join_all(nodes: Sequence[Node]) -> None:

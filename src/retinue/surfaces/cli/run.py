@@ -11,6 +11,7 @@ from typing import Any
 
 from retinue import build
 from retinue.config.files import read_text
+from retinue.config.models import NO_MODEL
 from retinue.config.places import meant
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     profile = choose(project, args.profile)
     if parts.model is None and profile.model is None:
         where = project.settings.file or project.folder / "retinue.yaml"
-        raise ConfigError(f"no model: give --model scripted:FILE, or write 'model: scripted:FILE' in {where}")
+        raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
