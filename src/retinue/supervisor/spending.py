@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.errors import ConfigError, ModelError
+from retinue.core.errors import ConfigError, Limited, ModelError
 from retinue.core.limits import Limits
 from retinue.core.messages import Reply, Request
 from retinue.core.plans import Plan
@@ -26,13 +26,18 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
     """The account a run spends from: its own, if limits (of several the narrowest) say so, inside its parent's; or
     its parent's, or none.
 
-    A cost limit for a model whose price nobody knows is a ConfigError."""
+    A cost limit for a model whose price nobody knows is a ConfigError, as is a child of a parent with nothing left."""
     for each in limits:  # mostly nobody has said anything, and a thousand runs should not pay for it
         if each.tokens is not UNSET or each.cost is not UNSET:
             break
     else:
         if parent is None:
             return None
+    if parent is not None and plan.model is not None:
+        try:
+            parent.check()
+        except Limited as spent:
+            raise ConfigError(f"Cannot spawn subagent {owner}: {spent}") from None
     tokens = min((each.tokens for each in limits if isinstance(each.tokens, int)), default=None)
     cost = min((each.cost for each in limits if isinstance(each.cost, Decimal)), default=None)
     account = parent

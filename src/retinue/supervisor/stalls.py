@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
+
 from retinue.core.events import Body, Warned
 from retinue.core.ports import Clock, Timer
 
@@ -19,9 +21,14 @@ if TYPE_CHECKING:
 LATE_SECONDS = 1.0
 
 
-def stall_of(node: Node, seconds: float | None, clock: Clock, write: Callable[[Node, Body], object]) -> Stall | None:
-    """The stall budget of a run; below one that has none of its own, what tells that one of life here; or nothing."""
+def stall_of(
+    node: Node, seconds: float | UnsetType | None, clock: Clock, write: Callable[[Node, Body], object]
+) -> Stall | None:
+    """The stall budget of a run, which is its parent's when nothing is said; without one, but below one, what tells
+    that one of life here; or nothing."""
     above = None if node.parent is None else node.parent.stall
+    if seconds is UNSET:
+        seconds = None if above is None else above.seconds
     if seconds is None and above is None:
         return None
     text = f"stalled: nothing has happened in it for {seconds or 0:g} s; it ends after as long again"

@@ -14,10 +14,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.errors import ConfigError, Limited, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
+from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
 from retinue.core.limits import (
     CANCEL_ASK_SECONDS,
@@ -117,9 +117,10 @@ class Supervisor:
         node = self._add(tree, None, plan, task, readable)
         node.max_depth = _set(merged.depth)
         node.max_turns = _set(merged.turns)
-        node.seconds = task.timeout_seconds if task.timeout_seconds is not None else _given(merged.seconds)
+        own_seconds = None if merged.seconds is UNSET else merged.seconds
+        node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
         node.account = account
-        node.stall = stall_of(node, _given(merged.stall), self._clock, tree.write)
+        node.stall = stall_of(node, merged.stall, self._clock, tree.write)
         self._begin(tree, node, Order(plan.profile, task))
         self.trees[tree.id] = tree
         return node
@@ -142,14 +143,10 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            above = parent.account
-            if above is not None and plan.model is not None:
-                above.check()
-            account = account_of(f"'{name}'", plan.profile.limits, parent=above, plan=plan, prices=self.prices)
+            limits, above = plan.profile.limits, parent.account
+            account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
-        except Limited as error:
-            raise SpawnRefused(f"Cannot spawn subagent '{name}': {error}") from None
         return plan, readable, account
 
     def _make(
@@ -166,9 +163,7 @@ class Supervisor:
         node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = self._child_seconds(order, limits)
         node.account = account
-        above_stall = None if parent.stall is None else parent.stall.seconds
-        stall = above_stall if limits.stall is UNSET else limits.stall
-        node.stall = stall_of(node, stall, self._clock, tree.write)
+        node.stall = stall_of(node, limits.stall, self._clock, tree.write)
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)
@@ -401,7 +396,3 @@ def _set(value: Any) -> Any:
     """A limit after all defaults are applied."""
     assert value is not UNSET
     return value
-
-
-def _given(limit: float | UnsetType | None) -> float | None:
-    return None if limit is UNSET else limit
