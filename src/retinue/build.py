@@ -33,7 +33,8 @@ MAIN = Profile(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode`."""
+    """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode`;
+    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
 
     project: Path
     state: Path | None = None
@@ -46,6 +47,7 @@ class Parts:
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
     clock: Clock | None = None
+    wait_approvals: float | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -68,6 +70,7 @@ def supervisor(parts: Parts) -> Supervisor:
         approver=parts.approver,
         limits=parts.limits,
         timeouts=parts.timeouts,
+        wait_approvals=parts.wait_approvals,
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from typing import Any, Literal
 
 import msgspec
+
+Answered = Literal["taken", "stale", "unknown"]
 
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
@@ -20,6 +23,12 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
     call_id: str
     label: str | None = None
     preview: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What an answer is bound to: this action, exactly as it was shown."""
+        action = (self.id, self.tool, self.args, self.preview)
+        return hashlib.sha256(repr(action).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow"):

@@ -47,7 +47,8 @@ class RunLink:
         verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
         if verdict == "allow":
             return _ALLOW
-        return await approvals.ask(self.tree, node, call, preview=preview, approver=self.supervisor.approver)
+        host = self.supervisor
+        return await approvals.ask(self.tree, node, call, preview=preview, approver=host.approver, desk=host.desk)
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
@@ -31,11 +32,12 @@ from retinue.core.limits import (
 )
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, Ticket
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
-from retinue.supervisor import seats
+from retinue.supervisor import seats, steering
+from retinue.supervisor.approvals import Desk
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
@@ -80,10 +82,12 @@ class Supervisor:
         approver: Approver | None,
         limits: Limits,
         timeouts: Timeouts,
+        wait_approvals: float | None = None,
     ) -> None:
         self.log = log
         self.policy = policy
         self.approver = approver
+        self.desk = Desk(clock, wait_seconds=wait_approvals)
         self.trees: dict[str, Tree] = {}
         self._planner = planner
         self._runtime = runtime
@@ -324,6 +328,18 @@ class Supervisor:
         if found is None or not 0 <= run < len(found.nodes):
             return False
         return found.nodes[run].stop(status)
+
+    async def send(self, tree: str, run: int, text: str) -> Receipt:
+        """The user's words for a run, read at its next turn."""
+        return await steering.send(self.trees.get(tree), run, text)
+
+    def pending(self, tree: str | None = None) -> list[Approval]:
+        """The questions that wait for an answer, the oldest first."""
+        return self.desk.pending(tree)
+
+    def answer(self, approval_id: str, decision: Decision, *, by: str) -> Answered:
+        """Answers a question; the first answer is taken, later ones are stale."""
+        return self.desk.answer(approval_id, decision, by=by)
 
     def kill(self, tree: str) -> None:
         """The second Ctrl-C: whatever still cleans up is told again, and ends at once."""
