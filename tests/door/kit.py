@@ -47,7 +47,13 @@ async def house(
     folder: Path, *, approver: Approver | None = None, wait: float | None = 60, durable: bool = True
 ) -> AsyncIterator[House]:
     state = folder / ".retinue"
-    parts = build.Parts(project=folder, state=state if durable else None, approver=approver, wait_approvals=wait)
+    parts = build.Parts(
+        project=folder,
+        profiles=[Profile("explorer", "You look.")],
+        state=state if durable else None,
+        approver=approver,
+        wait_approvals=wait,
+    )
     supervisor = build.supervisor(parts)
     try:
         async with DoorServer(supervisor, state) as server:

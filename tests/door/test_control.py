@@ -11,7 +11,7 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import RetinueError
-from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, TurnStarted
+from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, TurnStarted, encode
 from retinue.core.messages import ToolTurn, UserTurn
 from retinue.core.ports import Control
 from retinue.log.threads import thread
@@ -70,8 +70,9 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
         assert "".join(item.text for item in items if isinstance(item, Delta)) == "one two three"
-        assert events == h.supervisor.log.read(node.ref.tree)
-        assert [item async for item in c.watch(node.ref.tree, after=4)] == events[4:]
+        written = [encode(event) for event in h.supervisor.log.read(node.ref.tree)]
+        assert [encode(event) for event in events] == written
+        assert [encode(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
 
 @pytest.mark.requirement("P35")
@@ -109,7 +110,7 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
             assert await told(c.answer(question.id, Allow(), by="test")) == "taken"
         await node.join()
         seen = thread(h.supervisor.log.read(node.ref.tree), 0)
-    assert [turn.text for turn in seen if isinstance(turn, ToolTurn)][0] == lie
+    assert next(turn.text for turn in seen if isinstance(turn, ToolTurn)) == lie
     words = [turn for turn in seen if isinstance(turn, UserTurn)]
     assert [turn.source for turn in words] == ["task", "notice"]
     assert not any(lie in turn.text for turn in words)

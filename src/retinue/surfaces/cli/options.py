@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-turns", metavar="N", type=_whole_or_none, default=_UNSET, help="turns of each run (100); none: no limit"
     )
-    limits.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="for the whole run (no limit)")
+    limits.add_argument("--timeout", metavar="SECONDS", type=seconds, help="for the whole run (no limit)")
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
@@ -56,7 +56,7 @@ def _whole_or_none(text: str) -> int | None:
     return None if text.lower() == "none" else _whole(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
