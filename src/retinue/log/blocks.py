@@ -174,6 +174,8 @@ def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", *
 def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block:
     asked = seen.asked.pop(decided.approval_id, None)
     about = () if asked is None else (("plain", " "), *question_spans(asked.label, asked.tool, asked.args)[1:])
+    if decided.by not in ("", "user"):
+        about = (*about, ("faint", f" by {decided.by}"))
     if decided.allowed:
         return _about(event, seen, (("good", "✓ approved"), *about), line=True, call_id=decided.call_id)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")
