@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import build
+from retinue.core.limits import Limits
 from retinue.core.ports import Approver
 from retinue.core.profiles import Profile, Task
 from retinue.door.client import DoorClient
@@ -33,7 +34,8 @@ class House:
         return DoorClient(self.server.address)
 
     def run(self, agents: dict[str, Any]) -> Node:
-        return self.supervisor.spawn(Profile("main", "You are main.", model=scripted(agents)), Task("go"))
+        profile = Profile("main", "You are main.", model=scripted(agents))
+        return self.supervisor.spawn(profile, Task("go"), limits=Limits(turns=None))
 
     async def questions(self, count: int = 1) -> list[Any]:
         """Waits until that many questions are open."""

@@ -19,7 +19,7 @@ from retinue.wire import door as wire
 HOST = "127.0.0.1"
 ANSWER_SECONDS = 15.0
 SILENT_SECONDS = 20.0
-LONGEST_LINE = 64 * 1024 * 1024
+BUFFERED = 64 * 1024
 T = TypeVar("T")
 
 
@@ -108,7 +108,7 @@ class DoorClient:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.open_connection(HOST, self.address.port, limit=LONGEST_LINE)
+                return await asyncio.open_connection(HOST, self.address.port, limit=BUFFERED)
         except (OSError, TimeoutError):
             raise DoorGone(f"process {self.address.pid} does not open its door") from None
 
@@ -120,7 +120,11 @@ class DoorClient:
         return int(words[1])
 
     async def _chunk(self, reader: asyncio.StreamReader) -> bytes:
-        size = int((await self._read(reader.readuntil(b"\r\n"), SILENT_SECONDS)).strip() or b"0", 16)
+        line = await self._read(reader.readuntil(b"\r\n"), SILENT_SECONDS)
+        try:
+            size = int(line, 16)
+        except ValueError:
+            raise DoorGone(f"what answers for process {self.address.pid} is no door") from None
         return (await self._read(reader.readexactly(size + 2), SILENT_SECONDS))[:-2]
 
     async def _read(self, reading: object, seconds: float = ANSWER_SECONDS) -> bytes:

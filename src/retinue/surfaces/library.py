@@ -14,7 +14,7 @@ from retinue.core.context import CURRENT
 from retinue.core.errors import RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Model
+from retinue.core.ports import Approver, Clock, Model, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.supervisor.nodes import Node
@@ -70,6 +70,10 @@ class Run:
     async def cancel(self) -> bool:
         """Stops the run and all below it; False when it has ended or is stopping already."""
         return await self._supervisor.cancel(self.tree, self.number)
+
+    async def send(self, text: str) -> Receipt:
+        """Words of the user for the run, read at its next turn; `too_late` when it will have none."""
+        return await self._supervisor.send(self.tree, self.number, text)
 
 
 class Retinue:
