@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,4 +52,5 @@ def test_half_characters_travel_as_marks() -> None:
     delta = Delta("t", 0, "/main", "main", "a\ud83d")
     assert wire.decode_item(wire.encode_delta(delta)) == Delta("t", 0, "/main", "main", "a?")
     asked = Approval("i", "t", 0, "/main", "main", "write", {"content": "\udc00", "n": float("inf")}, "c")
-    assert b'"content":"?"' in wire.encode([wire.Question(asked, asked.digest)]).replace(b": ", b":")
+    [question] = msgspec.json.decode(wire.encode([wire.Question(asked, asked.digest)]), type=list[wire.Question])
+    assert question.approval.args == {"content": "?", "n": None}

@@ -107,7 +107,7 @@ def encode(value: Any) -> bytes:
         return msgspec.json.encode(value, enc_hook=str)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(value, enc_hook=str)
-        return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+        return msgspec.json.encode(json.loads(json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")))
 
 
 def encode_delta(delta: Delta) -> bytes:

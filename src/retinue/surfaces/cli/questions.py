@@ -5,6 +5,7 @@ A question's number is its place among all that its tree has asked, so it never 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import msgspec
 
 from retinue.core.approvals import Approval
-from retinue.core.errors import ConfigError, NotFound
+from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalAsked, ApprovalDecided
 from retinue.door import files
 from retinue.door.client import DoorClient, DoorGone
 from retinue.log.archive import Archive, Stored
+from retinue.surfaces.cli import screen
 from retinue.surfaces.cli.doors import doors_of
+from retinue.wire.door import Question
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,12 @@ class Waiting:
 
 async def waiting(archive: Archive) -> list[Waiting]:
     """Every pending question of every process with a door, the oldest of each tree first."""
+    clients = [DoorClient(address) for address in files.find_all(doors_of(archive))]
+    pending = await asyncio.gather(*map(_ask, clients))
+    numbers: dict[str, dict[str, int]] = {}
     found = []
-    for address in files.find_all(doors_of(archive)):
-        door = DoorClient(address)
-        try:
-            pending = await door.questions()
-        except DoorGone:
-            continue  # it closed this moment, and its questions with it
-        numbers: dict[str, dict[str, int]] = {}
-        for question in pending:
+    for door, questions in zip(clients, pending, strict=True):
+        for question in questions:
             asked = question.approval
             if asked.tree not in numbers:
                 numbers[asked.tree] = _numbers(archive, asked.tree)
@@ -52,6 +52,16 @@ async def waiting(archive: Archive) -> list[Waiting]:
             if number is not None:  # else it is being written this moment
                 found.append(Waiting(number, asked, question.digest, door))
     return sorted(found, key=lambda each: (each.approval.tree, each.number))
+
+
+async def _ask(door: DoorClient) -> list[Question]:
+    try:
+        return await door.questions()
+    except DoorGone:
+        return []  # it closed this moment, and its questions with it
+    except RetinueError as error:
+        screen.warn(f"process {door.address.pid} does not say what it asks: {error}")
+        return []
 
 
 def choose(found: Sequence[Waiting], name: str) -> Waiting:
