@@ -7,6 +7,7 @@ tears everything down. Reads no file unless a name or a project says so.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,11 +56,12 @@ def supervisor(parts: Parts) -> Supervisor:
     if parts.mode not in MODES:
         raise ConfigError(f"unknown approval mode {parts.mode!r}; there is {', '.join(MODES)}")
     clock = parts.clock or SystemClock()
+    models = ModelSource(parts.project, clock)
     return Supervisor(
         log(parts.state),
         planner=ProfilePlanner(
             parts.profiles,
-            models=model_source(parts.project, clock),
+            models=models,
             default_model=parts.model,
             skills=parts.skills,
         ),
@@ -71,6 +73,7 @@ def supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         wait_approvals=parts.wait_approvals,
+        on_close=models.close,
     )
 
 
@@ -90,22 +93,31 @@ def log(state: Path | None) -> Log:
     return durable
 
 
-def model_source(project: Path, clock: Clock) -> Callable[[str], Model]:
-    """Finds models by name: `scripted:FILE`, relative to the project. Each is made once."""
-    made: dict[str, Model] = {}
+class ModelSource:
+    """Finds models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME. Each is made once, so that all
+    runs on it share its connections and its back-off; `close` ends the connections."""
 
-    def find(name: str) -> Model:
-        if name not in made:
-            made[name] = _make_model(name, project, clock)
-        return made[name]
+    def __init__(self, project: Path, clock: Clock) -> None:
+        self._project = project
+        self._clock = clock
+        self._made: dict[str, Model] = {}
 
-    return find
+    def __call__(self, name: str) -> Model:
+        if name not in self._made:
+            self._made[name] = _make_model(name, self._project, self._clock)
+        return self._made[name]
+
+    async def close(self) -> None:
+        made, self._made = self._made, {}
+        for model in made.values():
+            if hasattr(model, "aclose"):
+                await model.aclose()
 
 
 def _make_model(name: str, project: Path, clock: Clock) -> Model:
     provider, _, rest = name.partition(":")
     if provider != "scripted":
-        raise NotFound(f"unknown model {name!r}: this version runs scripted:FILE")
+        return _provider_model(name, clock)
     if not rest:
         raise ConfigError("model 'scripted:' names no file: write scripted:FILE")
     script = importlib.import_module("retinue.config.scripts").load_script(project / Path(rest).expanduser())
@@ -113,9 +125,25 @@ def _make_model(name: str, project: Path, clock: Clock) -> Model:
     return model
 
 
+def _provider_model(name: str, clock: Clock) -> Model:
+    """Loads the provider's library, which takes a second or two, when the first run wants it."""
+    provider, _, rest = name.partition(":")
+    if not provider or not rest:
+        raise NotFound(
+            f"unknown model {name!r}: write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
+        )
+    command = importlib.import_module("retinue.config.models").install_command(name)
+    if command:
+        raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
+    made = importlib.import_module("retinue.models.providers").ProviderModel(name, clock=clock)
+    model: Model = importlib.import_module("retinue.models.retries").Retrying(made, clock)
+    return model
+
+
 def project_parts(start: Path, *, config: Path | None = None, **changes: Any) -> tuple[Parts, Any]:
     """The parts a project's files ask for, and the project itself; `changes` are what the caller was given."""
     project = importlib.import_module("retinue.config.project").load_project(start, config=config)
+    default_model = importlib.import_module("retinue.config.models").default_model
     skill_prompt = importlib.import_module("retinue.config.skills").skill_prompt
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
@@ -125,7 +153,7 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
         **{
             "state": project.folder / ".retinue",
             "profiles": project.profiles,
-            "model": settings.model,
+            "model": settings.model or default_model(os.environ),
             "limits": limits.over(settings.limits),
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout

@@ -221,7 +221,7 @@ class SubagentTool:
         before = tree.seq
         try:
             order = Order(self.profile, Task(task), queue=False, asked_by_model=False)
-            ticket = supervisor.spawn_child(tree, node, order)
+            [ticket] = supervisor.spawn_children(tree, node, [order])
         except NoSlot as full:
             return ToolResult(False, str(full), None, 0)
         except SpawnRefused as refused:

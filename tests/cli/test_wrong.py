@@ -27,7 +27,7 @@ from tests.cli.shell import BOUND_BY_MODES, SOURCE, Project, one_line_error
         (["run", "x", "--max-turns", "1.5"], "--max-turns: must be a whole number"),
         (["run", "x", "--max-concurrent", "-2"], "--max-concurrent"),
         (["run", "@nowhere.md"], "nowhere.md: no such file"),
-        (["run", "x"], "no model: give --model scripted:FILE, or write 'model: scripted:FILE' in "),
+        (["run", "x"], "no model: give --model MODEL, write 'model: MODEL' in "),
         (["run", "x", "--model", "gpt"], "unknown model 'gpt'"),
         (["run", "x", "--model", "scripted:"], "names no file"),
         (["run", "x", "--model", "scripted:nowhere.yaml"], "nowhere.yaml: no such file"),

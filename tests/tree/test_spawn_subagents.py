@@ -277,3 +277,12 @@ async def test_a_long_answer_is_cut_with_a_mark_and_the_whole_is_in_a_file(proje
     assert f"whole text in {given.file}" in given.text
     assert Path(given.file).read_text() == words
     assert result.children[0].final_response == words
+
+
+async def test_files_that_cannot_be_written_hurt_no_run(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = {"main": [spawn({"task": "x"}), {"text": "got it"}], "*": [{"text": "k"}]}
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        (project / ".retinue" / "runs").write_text("in the way")
+        result = await r.run(main(script), "go")
+    assert (result.status, len(result.children)) == ("done", 1)
+    assert "cannot be written any more" in caplog.text

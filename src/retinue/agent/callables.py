@@ -10,7 +10,7 @@ import msgspec
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.core.results import Ending
-from retinue.tools.answer import output_of
+from retinue.tools.answer import output_of, plain
 from retinue.tools.functions import as_text
 
 
@@ -24,6 +24,5 @@ async def run_callable(job: Job, link: Link) -> Ending:
     if job.plan.profile.output is None:
         return Ending("done", as_text(value))
     output = output_of(job.plan.profile.output)
-    plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else msgspec.to_builtins(value)
-    checked = output.check(plain)
+    checked = output.check(plain(value))
     return Ending("done", msgspec.json.encode(checked).decode(), structured=checked)

@@ -70,7 +70,7 @@ async def _run_calls(reply: Reply, job: Job, link: Link) -> Sequence[Outcome]:
     tasks = [asyncio.create_task(_run_call(call, job, link)) for call in reply.calls]
     try:
         return await asyncio.gather(*tasks)  # unlike a TaskGroup it passes a second cancel on, which means hurry
-    except Stop:
+    except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,6 +84,8 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
     try:
         if tool is None:
             raise ToolError(f"Unknown tool '{call.name}'. Available tools: {', '.join(job.plan.by_name) or 'none'}")
+        if call.problem:
+            raise ToolError(call.problem)
         preview = tool.preview(call, job.folders)
     except ToolError as error:  # it cannot work, so nobody is asked
         spec = ToolSpec(call.name, "", {}, tier="observe")
@@ -102,7 +104,7 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
                 outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
-    if len(outcome.text) > INLINE_BYTES and not outcome.file:
+    if len(outcome.text) * 4 > INLINE_BYTES and not outcome.file:
         outcome = _inline(outcome, call, job)
     link.finish(call, outcome, round((time.monotonic() - started) * 1000))
     return outcome

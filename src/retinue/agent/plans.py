@@ -109,17 +109,18 @@ class ProfilePlanner:
             return parent.model, parent.model_name
         wanted = self._default_model if wanted is None else wanted
         if wanted is None:
-            raise ConfigError(
-                f"profile {profile.name!r} has no model: give one, for example model='scripted:script.yaml'"
-            )
+            raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
         if isinstance(wanted, str):
+            if task.model and parent is not None and _reads_files(wanted) and not _reads_files(parent.model_name):
+                raise ConfigError(
+                    f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
+                )
             return self._models(wanted), wanted
         return wanted, getattr(wanted, "name", type(wanted).__name__)
 
     def _tools(
         self, profile: Profile, parent: Plan | None, *, given: bool
     ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
-        bound = None if parent is None or given else {n for n in parent.by_name if n in LOCAL or n in parent.host}
         host: dict[str, HostTool] = {}
         tools: dict[str, Tool] = {}
         if profile.tools is None:
@@ -131,9 +132,8 @@ class ProfilePlanner:
                 tools |= {name: parent.by_name[name] for name in parent.host}
         for entry in profile.tools or ():
             self._add(profile, entry, tools, host)
-        if bound is not None:
-            tools = {n: t for n, t in tools.items() if n in bound or not (n in LOCAL or n in host)}
-            host = {name: run for name, run in host.items() if name in tools}
+        if parent is not None and not given:
+            tools, host = _within(parent, tools, host)
         if profile.leaf:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
@@ -165,6 +165,24 @@ class ProfilePlanner:
             return ()
         given = [tool.profile for tool in tools.values() if isinstance(tool, SubagentTool)]
         return list({child.name.lower(): child for child in (*self._profiles.values(), *given)}.values())
+
+
+def _reads_files(model: str) -> bool:
+    return model.startswith("scripted:")
+
+
+def _within(
+    parent: Plan, tools: dict[str, Tool], host: dict[str, HostTool]
+) -> tuple[dict[str, Tool], dict[str, HostTool]]:
+    """Those the parent has too. A name alone does not make a tool the same: host-side ones are the parent's own."""
+    kept: dict[str, Tool] = {}
+    for name, tool in tools.items():
+        if name in host:
+            if name in parent.host:
+                kept[name] = parent.by_name[name]
+        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
+            kept[name] = tool
+    return kept, {name: parent.host[name] for name in kept if name in host}
 
 
 def _describe(profile: Profile) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from copy import copy
+from functools import partial
 from typing import Any
 
 from retinue.core.approvals import Allow, denial
-from retinue.core.events import Message, Warned
+from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome
 from retinue.core.profiles import Profile, Task
@@ -36,6 +39,7 @@ class Context:
     def __init__(self, link: Link, *, workspace: str, metadata: dict[str, Any]) -> None:
         self.link = link
         self._asked = 0
+        self._say: Callable[[Body], Any] = link.emit
         self.workspace = workspace
         self.metadata = metadata
 
@@ -57,17 +61,23 @@ class Context:
 
     def emit(self, text: str) -> None:
         """Shows the user what is going on, as a message of this run."""
-        self.link.emit(Message(text))
+        self._say(Message(str(text), host=True))
 
     def warn(self, text: str) -> None:
         """Tells the user what they should know; it stays in the run's result."""
-        self.link.emit(Warned(text))
+        self._say(Warned(str(text)))
+
+    def aside(self, schedule: Callable[..., Any]) -> Context:
+        """The same for a thread beside the loop: what is said there is scheduled on the loop."""
+        other = copy(self)
+        other._say = partial(schedule, self.link.emit)
+        return other
 
     async def approve(self, action: str, **args: Any) -> bool:
         """Asks the user. False means no; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm"), "")
+        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), "")
         allowed = isinstance(decision, Allow)
         self.link.finish(call, Outcome("allowed" if isinstance(decision, Allow) else denial(decision), allowed), 0)
         return allowed
@@ -75,5 +85,5 @@ class Context:
     async def spawn(self, profile: Profile | str, task: str | Task) -> Child:
         """Makes a child run; raises SpawnRefused. Its result is waited for with `await child.result()`."""
         wish = task if isinstance(task, Task) else Task(task)
-        ticket = await self.link.spawn(Order(profile, wish, asked_by_model=False))
+        [ticket] = await self.link.spawn([Order(profile, wish, asked_by_model=False)])
         return Child(self.link, ticket.run, ticket.ref.path)

@@ -49,9 +49,19 @@ class ToolError(RetinueError):
 class ModelError(RetinueError):
     """The provider answered with an error; `status` is its HTTP status where it has one.
 
-    `usage` is what the failed call spent all the same, `partial` the text that had arrived."""
+    `usage` is what the failed call spent all the same, `partial` the text that had arrived. `transient` says that
+    the same request may work later, `retry_after` how many seconds later the provider wants it."""
 
-    def __init__(self, message: str, *, status: int | None = None, usage: Usage = NO_USAGE, partial: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        usage: Usage = NO_USAGE,
+        partial: str = "",
+        transient: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
         if status is not None:
             what = "Server error" if status >= 500 else "Rate limited" if status == 429 else "Request rejected"
             message = f"{what} ({status}): {message}"
@@ -59,6 +69,8 @@ class ModelError(RetinueError):
         self.status = status
         self.usage = usage
         self.partial = partial
+        self.transient = transient
+        self.retry_after = retry_after
 
 
 class StreamCut(ModelError):

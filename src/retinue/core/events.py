@@ -65,26 +65,31 @@ class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
 
 
 class Thinking(Body, frozen=True, gc=False, tag="thinking"):
-    """A thinking block of the model; `file` has the whole where `text` was cut."""
+    """A thinking block of the model; `file` has the whole where `text` was cut. What the provider `origin` needs to
+    read it again is its `signature` and `block_id`."""
 
     kind: ClassVar[str] = "thinking"
     text: str
     type: str = ""
     signature: str = ""
     file: str = ""
+    block_id: str = ""
+    origin: str = ""
 
 
 class Message(Body, frozen=True, gc=False, tag="message"):
-    """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut."""
+    """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut.
+    `host` marks words of a host-side function, which the model never saw."""
 
     kind: ClassVar[str] = "message"
     text: str
     final: bool = False
     file: str = ""
+    host: bool = False
 
 
 class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
-    """A tool is about to run (or to be asked about)."""
+    """A tool is about to run (or to be asked about). `host` marks a host-side function's own question."""
 
     kind: ClassVar[str] = "tool.call"
     call_id: str
@@ -94,6 +99,7 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     display_name: str = ""
     waits: bool = False
     timeout_seconds: float | None = None
+    host: bool = False
 
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
@@ -245,12 +251,13 @@ def encode(event: Event) -> bytes:
 
     Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
     try:
-        return _encode(event)
-    except UnicodeEncodeError:
-        return _encode_plain(event, _whole(msgspec.to_builtins(event.body)))
+        try:
+            return _encode(event)
+        except UnicodeEncodeError:
+            return _encode_plain(event, {"kind": event.kind, **msgspec.structs.asdict(event.body)})
     except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
         gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
-        return _encode(msgspec.structs.replace(event, body=gap))
+        return _encode_plain(event, {"kind": gap.kind, **msgspec.structs.asdict(gap)})
 
 
 def _encode(event: Event) -> bytes:

@@ -20,20 +20,23 @@ class RunRef(msgspec.Struct, frozen=True, gc=False):
     subagent_id: str
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One tool call a model asks for, complete."""
+class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One tool call a model asks for, complete. A call with a `problem` never runs: the model reads the problem."""
 
     id: str
     name: str
     args: dict[str, Any]
+    problem: str = ""
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider needs to read it again."""
+    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id."""
 
     text: str
     type: str = ""
     signature: str = ""
+    id: str = ""
+    origin: str = ""
 
 
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
@@ -67,7 +70,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
     `tier` is `observe` (never asks) or `confirm` (asks). `repeatable` says that running it twice does no
-    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back.
+    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back. `host` marks
+    what a host-side function asks about: no tool of the model's.
     """
 
     name: str
@@ -77,6 +81,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     display_name: str = ""
     repeatable: bool = False
     waits: bool = False
+    host: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

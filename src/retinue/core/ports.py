@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,7 +25,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Model(Protocol):
-    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks."""
+    """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
+    `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply: ...
 
@@ -137,8 +138,8 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
-    async def spawn(self, order: Order) -> Ticket:
-        """Makes a child run; raises SpawnRefused."""
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        """Makes child runs, all or none; raises SpawnRefused."""
         ...
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
@@ -198,7 +199,7 @@ class Log(Protocol):
         """Shows a delta to whoever watches now."""
         ...
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """What is in the log after that place, then what happens, without a seam; ends with the tree."""
         ...
 
@@ -227,4 +228,4 @@ class Control(Protocol):
     async def send(self, tree: str, run: int, text: str) -> Receipt: ...
     def pending(self, tree: str | None = None) -> list[Approval] | Awaitable[list[Approval]]: ...
     def answer(self, approval_id: str, decision: Decision, *, by: str) -> Answered | Awaitable[Answered]: ...
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]: ...
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

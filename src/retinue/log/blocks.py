@@ -108,7 +108,7 @@ class Blocks:
                 return self._call(event, seen, call)
             case ToolResult() as result:
                 return self._result(event, seen, result)
-            case Thinking(text=text):
+            case Thinking(text=text) if text:  # a redacted thought has none
                 return self._titled(event, seen, (("plain", "thought trace"),), text)
             case Message(text=text, final=False):
                 return self._titled(event, seen, (("plain", "message"),), text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from retinue.core.events import Delta, Event, RunEnded
 
@@ -66,7 +66,7 @@ class Feed:
 
     async def watch(
         self, *, after: int, deltas: bool, older: Callable[[int], list[Event]]
-    ) -> AsyncIterator[Event | Delta]:
+    ) -> AsyncGenerator[Event | Delta]:
         """Events after that place and then live ones, until the tree has ended. `older` reads what is not kept here."""
         watcher = Watcher(after, deltas=deltas)
         self.watchers.add(watcher)

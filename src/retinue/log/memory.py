@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.log.feed import Feed
@@ -30,7 +30,7 @@ class MemoryLog:
         if feed is not None:
             feed.show(delta)
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         feed = self._feeds.setdefault(tree, Feed(keep=None))
         return feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
 

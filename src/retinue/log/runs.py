@@ -135,12 +135,12 @@ def _turn(run: RunView, _: Event, body: TurnStarted) -> None:
 
 
 def _message(run: RunView, _: Event, body: Message) -> None:
-    if body.text:
+    if body.text and not (body.host and run.spawned.model):  # a callable has no other words than its own
         run.last_message = body.text
 
 
 def _call(run: RunView, _: Event, body: ToolCall) -> None:
-    run.tool_count += 1
+    run.tool_count += not body.host
     run.calls += (body,)
 
 
@@ -152,6 +152,8 @@ def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
     else:
         call = next((call for call in calls if call.call_id == body.call_id), None)
         run.calls = tuple(other for other in calls if other is not call)
+    if call is not None and call.host:
+        return
     about = "" if call is None else context(call.name, call.args)
     shown = body.name if call is None or not call.display_name else call.display_name
     line = summary(body.name, body.text, body.success)

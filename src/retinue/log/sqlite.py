@@ -11,12 +11,10 @@ import asyncio
 import fcntl
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
 from itertools import islice
 from pathlib import Path
-
-import apsw
 
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode
@@ -26,6 +24,7 @@ from retinue.log.locks import sign
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
 LINGER = 0.004
+RETRY_SECONDS = 1.0
 KEEP = 2048
 READ_CHUNK = 1000
 
@@ -96,13 +95,14 @@ class SqliteLog:
         if feed is not None:
             feed.show(delta)
 
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         feed = self._feeds.get(tree)
         if feed is None:
             feed = self._feeds[tree] = self._feed_of_old_tree(tree)
         try:
-            async for item in feed.watch(after=after, deltas=deltas, older=self._older(tree)):
-                yield item
+            async with aclosing(feed.watch(after=after, deltas=deltas, older=self._older(tree))) as items:
+                async for item in items:
+                    yield item
         finally:
             self._forget(tree, feed)
 
@@ -126,6 +126,8 @@ class SqliteLog:
             os.close(self._lock)
 
     def _first_row(self, tree: str) -> int:
+        if self._closing:
+            raise LogError("the log is closed")
         return schema.first_row(self._reader, tree) or 0
 
     def _read_on(self, tree: str, after: int, row: int) -> Iterator[tuple[int, Event]]:
@@ -199,7 +201,7 @@ class SqliteLog:
         begun = [event.tree for event in batch if event.seq == 1]
         try:
             schema.insert(self._db, begun=begun, lines=map(encode, batch))
-        except (apsw.Error, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the one who writes
             return LogError(f"cannot write the log {self.path}: {one_line(error)}")
         self.commits += 1
         return None
@@ -209,6 +211,8 @@ class SqliteLog:
         if self._feeds:
             for event in batch:
                 self._publish(event)
+        if error is not None and not self._closing:
+            self._linger = self._linger or self._loop.call_later(RETRY_SECONDS, self._kick)
         for waiter in waiters:
             if waiter.done():
                 continue

@@ -38,11 +38,11 @@ def thread(events: Iterable[Event], run: int) -> list[Turn]:
             case TurnStarted():
                 turns += waiting
                 waiting.clear()
-            case Thinking(text=words, type=kind, signature=signature, file=file):
-                thoughts.append(Thought(_whole(words, file), kind, signature))
-            case Message(text=words, file=file):
+            case Thinking(text=words, file=file) as body:
+                thoughts.append(Thought(_whole(words, file), body.type, body.signature, body.block_id, body.origin))
+            case Message(text=words, file=file, host=False):
                 text = _whole(words, file)
-            case ToolCall(call_id=call_id, name=name, args=args):
+            case ToolCall(call_id=call_id, name=name, args=args, host=False):
                 calls.append(Call(call_id, name, args))
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
                 results[call_id] = ToolTurn(call_id, name, words, success)

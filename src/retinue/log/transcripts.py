@@ -16,7 +16,7 @@ def transcript(events: Iterable[Event]) -> str:
         match event.body:
             case RunSpawned(label=label, task=task):
                 parts.append(f"# {event.agent} [{label}]\n\n{event.path} in tree {event.tree}\n\n## Task\n\n{task}")
-            case Thinking(text=text):
+            case Thinking(text=text) if text:
                 parts.append("## Thought\n\n" + _quote(text))
             case Message(text=text):
                 parts.append(f"## Message\n\n{text}")

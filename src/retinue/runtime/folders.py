@@ -68,7 +68,7 @@ class RunFolders:
     @property
     def workspace(self) -> Path:
         if self._made is None:
-            self._made = private_folder(self.path) if self.path.startswith(self.own) else Path(self.path)
+            self._made = private_folder(self.path)
         return self._made
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
 
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import Unconfirmed
@@ -70,16 +71,16 @@ async def ask(tree: Tree, node: Node, call: Call, *, preview: str, approver: App
     approval_id = f"{tree.id}/{node.ref.run}/{call.id}"
     ref = node.ref
     question = Approval(
-        approval_id, tree.id, ref.run, ref.path, ref.agent, call.name, call.args, call.id, label=label, preview=preview
+        approval_id, tree.id, ref.run, ref.path, ref.agent, call.name, deepcopy(call.args), call.id, label, preview
     )
-    tree.write(node, ApprovalAsked(approval_id, call.id, call.name, call.args, label, preview))
+    tree.write(node, ApprovalAsked(approval_id, call.id, call.name, deepcopy(call.args), label, preview))
     node.pause()
     try:
         decision, by = await desk.decide(question, approver)
     finally:
         node.unpause()
     allowed = isinstance(decision, Allow)
-    reason = "" if isinstance(decision, Allow) else decision.reason
+    reason = "" if isinstance(decision, Allow) else str(decision.reason or "")
     written = tree.write(node, ApprovalDecided(approval_id, call.id, allowed, reason, by=by), wait=True)
     if written is not None:
         await written

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from retinue.core.approvals import Allow, Decision
+import msgspec
+
+from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import ModelError, RetinueError, StreamCut, ToolError
-from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor
 
 _ALLOW = Allow()
+_PLAIN = (str, int, float, bool, NoneType)
 
 
 class RunLink:
@@ -38,17 +43,29 @@ class RunLink:
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
         node = self.node
+        self._still_wanted()
+        body = ToolCall(
+            call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host
+        )
         node.inflight += 1
-        body = ToolCall(call.id, call.name, call.args, spec.tier, spec.display_name, spec.waits, _timeout(call))
-        # What may run twice, and what only spawns (the child waits for its own first event), need not be on disk first.
-        written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
-        if written is not None:
-            await written
-        verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
-        if verdict == "allow":
-            return _ALLOW
-        host = self.supervisor
-        return await approvals.ask(self.tree, node, call, preview=preview, approver=host.approver, desk=host.desk)
+        try:
+            # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event.
+            written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
+            if written is not None:
+                await written
+            verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
+            if verdict == "allow":
+                return _ALLOW
+            if verdict == "deny":
+                return Deny("the policy does not allow it")
+            host = self.supervisor
+            asked = approvals.ask(self.tree, node, call, preview=preview, approver=host.approver, desk=host.desk)
+            decision = await asked
+            self._still_wanted()
+            return decision
+        except BaseException:
+            node.inflight -= 1
+            raise
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
@@ -58,6 +75,7 @@ class RunLink:
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         plan = self.node.plan
+        self._still_wanted()
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
@@ -70,17 +88,22 @@ class RunLink:
             raise
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
+        reply = self._with_own_ids(reply) if reply.calls else reply
         self._report(reply, plan.model_name)
         return reply
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
+        self._still_wanted()
         run, context = self.node.plan.host.get(call.name), self.node.context
         if run is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
         return run(call.args, context)
 
-    async def spawn(self, order: Order) -> Ticket:
-        return self.supervisor.spawn_child(self.tree, self.node, order)
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        tickets = self.supervisor.spawn_children(self.tree, self.node, orders)
+        if any(order.files and order.background for order in orders):
+            await self.supervisor.files_begun(self.tree, tickets)
+        return tickets
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
         return self.supervisor.wait_for(self.tree, self.node, runs)
@@ -110,15 +133,39 @@ class RunLink:
             news.clear()
             await news.wait()
 
+    def _still_wanted(self) -> None:
+        """A run that was told to stop, and did not listen, gets nothing more."""
+        if self.node.stopping is not None or self.node.ending:
+            raise asyncio.CancelledError
+
+    def _with_own_ids(self, reply: Reply) -> Reply:
+        """The reply with call ids that no earlier call of the run has: answers, approvals and results go by them."""
+        seen = self.node.call_ids
+        ids = [call.id for call in reply.calls]
+        if seen.isdisjoint(ids) and len(set(ids)) == len(ids):
+            seen.update(ids)
+            return reply
+        calls = []
+        for call in reply.calls:
+            name, number = call.id, 2
+            while name in seen:
+                name, number = f"{call.id}-{number}", number + 1
+            seen.add(name)
+            calls.append(msgspec.structs.replace(call, id=name))
+        return msgspec.structs.replace(reply, calls=tuple(calls))
+
     def _delta(self, kind: str, text: str) -> None:
         ref = self.ref
+        if kind == "retry":
+            self.tree.write(self.node, Warned(text, code="retry"))
+            return
         self.supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
-            write(node, Thinking(text, thought.type, thought.signature, file))
+            write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
         if reply.text and not reply.refused:
             text, file = node.folders.fitting(reply.text)
             write(node, Message(text, not reply.calls, file))
@@ -129,6 +176,11 @@ class RunLink:
             self.tree.write(self.node, UsageReported(model, error.usage))
         if isinstance(error, StreamCut):
             self.node.partial = error.partial
+
+
+def own(args: dict[str, Any]) -> dict[str, Any]:
+    """A copy nobody else can change: what is shown and logged must stay what was asked."""
+    return {name: value if type(value) in _PLAIN else deepcopy(value) for name, value in args.items()}
 
 
 def _timeout(call: Call) -> float | None:

@@ -25,10 +25,10 @@ class Node:
     """A run and its place in the tree. Made by `Supervisor.spawn` only."""
 
     __slots__ = (
-        "background", "children", "context", "deadline", "depth", "driving", "ending", "finished", "folders", "grace",
-        "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news", "parent", "partial",
-        "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view", "waiters", "waiting",
-        "wish",
+        "background", "call_ids", "children", "context", "deadline", "depth", "driving", "ending", "finished",
+        "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news",
+        "parent", "partial", "place", "plan", "queues", "ref", "seconds", "started", "stopping", "task", "view",
+        "waiters", "waiting", "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
@@ -60,6 +60,7 @@ class Node:
         self.place: asyncio.Future[None] | None = None
         self.holds_slot = False
         self.inflight = 0
+        self.call_ids: set[str] = set()
         self.waiting = 0
         self.inbox: tuple[UserTurn, ...] = ()
         self.news: asyncio.Event | None = None

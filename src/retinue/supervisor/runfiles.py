@@ -7,20 +7,30 @@ and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
 from retinue.core.ports import Log
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import transcript
 from retinue.runtime.folders import StateFolder, private_folder
 
+WAIT_SECONDS = 5.0
+_LOG = logging.getLogger(__name__)
 _STATUS_KINDS = (RunStarted, TurnEnded, RunEnded)
+
+
+class _Kept(NamedTuple):
+    begun: asyncio.Event
+    ended: asyncio.Event
 
 
 class RunFiles:
@@ -29,21 +39,31 @@ class RunFiles:
     def __init__(self, log: Log, state: StateFolder) -> None:
         self._log = log
         self._state = state
-        self._kept: dict[str, dict[int, asyncio.Event]] = {}
+        self._kept: dict[str, dict[int, _Kept]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, tree: str, run: int) -> None:
         kept = self._kept.setdefault(tree, {})
-        kept[run] = asyncio.Event()
+        kept[run] = _Kept(asyncio.Event(), asyncio.Event())
         if tree not in self._tasks:
             self._tasks[tree] = asyncio.create_task(self._follow(tree, kept))
 
+    def keeps(self, tree: str, run: int) -> bool:
+        return run in self._kept.get(tree, ())
+
+    async def begun(self, tree: str, runs: Sequence[int]) -> None:
+        """Waits until the files of these new runs are there, but not for ever: they are a convenience."""
+        await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
+
     async def written(self, tree: str, runs: Sequence[int]) -> None:
         """Waits until the files of these ended runs are complete."""
-        kept = self._kept.get(tree, {})
-        for run in runs:
-            if run in kept and not self._tasks[tree].done():
-                await kept[run].wait()
+        await self._wait([kept.ended for run, kept in self._kept.get(tree, {}).items() if run in runs])
+
+    async def _wait(self, events: list[asyncio.Event]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                for event in events:
+                    await event.wait()
 
     async def close(self) -> None:
         if self._tasks:
@@ -51,7 +71,7 @@ class RunFiles:
         for task in self._tasks.values():
             task.cancel()
 
-    async def _follow(self, tree: str, kept: dict[int, asyncio.Event]) -> None:
+    async def _follow(self, tree: str, kept: dict[int, _Kept]) -> None:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
         try:
@@ -61,16 +81,17 @@ class RunFiles:
                 runs.apply(event)
                 if event.run in kept:
                     self._write(tree, runs.runs[event.run], event, events.setdefault(event.run, []))
+                    kept[event.run].begun.set()
                     if isinstance(event.body, RunEnded):
                         del events[event.run]
                         self._summarise(tree, runs)
-                        kept[event.run].set()
-        except OSError as error:
-            runs_told = ", ".join(str(run) for run in kept)
-            raise RuntimeError(f"the files of runs {runs_told} cannot be written: {error}") from error
+                        kept[event.run].ended.set()
+        except (OSError, RetinueError) as error:
+            _LOG.warning("the files of tree %s cannot be written any more: %s", tree, error)
         finally:
-            for done in kept.values():
-                done.set()
+            for run in kept.values():
+                run.begun.set()
+                run.ended.set()
             self._kept.pop(tree, None)
             self._tasks.pop(tree, None)
 

@@ -12,6 +12,8 @@ from retinue.supervisor.trees import Tree
 async def take(tree: Tree, node: Node) -> None:
     """Several calls of one run may want its slot back at once: one place in the queue serves them all."""
     while not node.holds_slot:
+        if node.ending:
+            raise asyncio.CancelledError  # one that was ended without it has no place any more
         if node.place is None:
             node.place = tree.slots.line_up(first=True)
         place = node.place
@@ -30,19 +32,24 @@ def leave(tree: Tree, node: Node) -> None:
         node.holds_slot = False
 
 
+def only_waits(node: Node) -> bool:
+    return node.waiting > 0 and node.waiting >= node.inflight
+
+
 def leave_if_only_waiting(tree: Tree, node: Node) -> None:
-    if node.waiting and node.waiting >= node.inflight and node.holds_slot:
+    if node.holds_slot and only_waits(node):
         tree.slots.give_back()
         node.holds_slot = False
 
 
 async def wait_without(tree: Tree, node: Node, awaited: Awaitable[None]) -> None:
-    """Waits for children; while that is all the run does, its slot is free for others."""
+    """Waits for children; while that is all the run does, its slot is free for others. Of several waits the last to
+    end takes it back, also when the wait was given up."""
     node.waiting += 1
     leave_if_only_waiting(tree, node)
     try:
         await awaited
     finally:
         node.waiting -= 1
-    if node.parent is not None:
-        await take(tree, node)
+        if node.parent is not None and node.stopping is None and not only_waits(node):
+            await take(tree, node)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -83,6 +83,7 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         wait_approvals: float | None = None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.log = log
         self.policy = policy
@@ -97,6 +98,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._files = RunFiles(log, state)
         self._closing = False
+        self._on_close = on_close
 
     # Spawning
 
@@ -118,8 +120,13 @@ class Supervisor:
         self.trees[tree.id] = tree
         return node
 
-    def spawn_child(self, tree: Tree, parent: Node, order: Order) -> Ticket:
-        """A run below `parent`, or SpawnRefused and no run. Depth is the registry's, never what a child says."""
+    def spawn_children(self, tree: Tree, parent: Node, orders: Sequence[Order]) -> list[Ticket]:
+        """Runs below `parent`, all of them or none: SpawnRefused comes before the first is made."""
+        checked = [self._check(parent, order) for order in orders]
+        return [self._make(tree, parent, order, *plan) for order, plan in zip(orders, checked, strict=True)]
+
+    def _check(self, parent: Node, order: Order) -> tuple[Plan, list[str]]:
+        """Whether this may be, whoever asks. Depth is the registry's, never what a child says."""
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if parent.ending or parent.stopping is not None:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
@@ -133,9 +140,12 @@ class Supervisor:
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
+        return plan, readable
+
+    def _make(self, tree: Tree, parent: Node, order: Order, plan: Plan, readable: list[str]) -> Ticket:
         has_slot = tree.slots.take_now()
         if not has_slot and (not order.queue or tree.slots.limit == 0):
-            raise NoSlot(NO_SLOT.format(name=name))
+            raise NoSlot(NO_SLOT.format(name=plan.profile.name))
         node = self._add(tree, parent, plan, order.task, readable)
         node.holds_slot = has_slot
         node.place = None if has_slot else tree.slots.line_up()
@@ -192,7 +202,6 @@ class Supervisor:
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
-            private_folder(node.folders.path)
             self._files.keep(tree.id, ref.run)
         node.task = asyncio.create_task(self._drive(tree, node, written))
 
@@ -225,8 +234,8 @@ class Supervisor:
                 ending = stopped(node)
         except asyncio.CancelledError:
             ending = stopped(node)
-        except Exception as error:  # noqa: BLE001 - the boundary to everything a run can do
-            ending = ending_of(node, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to everything a run can do
+            ending = ending_of(node, error) if node.stopping is None else stopped(node)
         if not node.ending:
             await self._end(tree, node, ending)
 
@@ -239,9 +248,11 @@ class Supervisor:
                 return None
             node.deadline = Deadline(node.seconds, self._clock, node.time_out)
         tree.write(node, RunStarted())
+        if self._files.keeps(tree.id, node.ref.run):
+            private_folder(node.folders.path)
         plan, task = node.plan, node.wish
-        if plan.host or plan.profile.call is not None:
-            CURRENT.set(self._context(node))
+        hosts = plan.host or plan.profile.call is not None
+        CURRENT.set(self._context(node) if hosts else None)
         thread = (UserTurn(task.text),)
         return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
 
@@ -310,6 +321,10 @@ class Supervisor:
                 await child.join()
         return [child.result() for child in wanted]
 
+    async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:
+        """Waits for the status files that a reply in the background names."""
+        await self._files.begun(tree.id, [ticket.run for ticket in tickets])
+
     def rows_below(self, tree: Tree, node: Node) -> list[Row]:
         """Every run below this one, in the order they were made; ended ones stay listed."""
         return [
@@ -346,10 +361,10 @@ class Supervisor:
         found = self.trees.get(tree)
         for node in found.nodes if found is not None else ():
             node.stop("cancelled")
-            if node.task is not None and not node.ending:
+            if node.task is not None and node.driving and not node.ending:
                 node.task.cancel()
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         return self.log.watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
@@ -360,9 +375,13 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
-        await self._files.close()
-        await self.log.close()
-        self._state.remove_temporary()
+        try:
+            if self._on_close is not None:
+                await self._on_close()
+        finally:
+            await self._files.close()
+            await self.log.close()
+            self._state.remove_temporary()
 
 
 async def _join_all(nodes: Sequence[Node]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from retinue import build
 from retinue.core.context import CURRENT
-from retinue.core.errors import RetinueError, SpawnRefused
+from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model, Receipt
@@ -55,12 +57,13 @@ class Run:
     async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
         """The events of this run and everything below it, from the log and then live; the last is its `run.ended`."""
         below = self.path + "/"
-        async for event in self._supervisor.watch(self.tree, after=after):
-            if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
-                continue
-            yield event
-            if event.run == self.number and isinstance(event.body, RunEnded):
-                return
+        async with aclosing(self._supervisor.watch(self.tree, after=after)) as events:
+            async for event in events:
+                if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
+                    continue
+                yield event
+                if event.run == self.number and isinstance(event.body, RunEnded):
+                    return
 
     async def result(self) -> Result[Any]:
         """Waits for the ending. A run that failed is a Result, not an exception."""
@@ -91,7 +94,12 @@ class Retinue:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._supervisor is not None:
-            await self._supervisor.close()
+            closing = asyncio.ensure_future(self._supervisor.close())
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await closing  # told to hurry; what is open is closed all the same
+                raise
 
     @property
     def supervisor(self) -> Supervisor:
@@ -108,6 +116,8 @@ class Retinue:
         limits: Limits | None = None,
     ) -> Run:
         """Starts a primary run in a new tree. A wrong profile, model or path is a ConfigError, and nothing runs."""
+        if isinstance(task, Task) and context_paths:
+            raise ConfigError("context_paths belongs into the Task that is given")
         wish = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
         return Run(self.supervisor, self.supervisor.spawn(profile, wish, limits=limits))
 
@@ -162,6 +172,7 @@ def open(  # noqa: PLR0913 - the one front door
         given = {"state": state, "approver": approver, "model": model, "clock": clock, "limits": limits}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), mode=mode, **given)
+            found = replace(found, state=state)
             return found if not profiles else build.with_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
         return build.Parts(project=base, profiles=profiles, mode=mode, **set_values)  # type: ignore[arg-type]

@@ -30,9 +30,7 @@ def output_of(kind: Any) -> Output:
     if isinstance(kind, dict):
         output = _of_schema(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
-        output = Output(
-            kind.model_json_schema(), lambda v: kind.model_validate(v).model_dump(mode="json"), kind.model_validate
-        )
+        output = Output(kind.model_json_schema(), lambda v: plain(kind.model_validate(v)), kind.model_validate)
     else:
         output = _of_type(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
@@ -41,6 +39,13 @@ def output_of(kind: Any) -> Output:
     if "$defs" in output.schema:
         schema["$defs"] = output.schema["$defs"]
     return msgspec.structs.replace(output, schema=schema, wrapped=True)
+
+
+def plain(value: Any) -> Any:
+    """An output value in plain values that it can be made of again."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    return msgspec.to_builtins(value)
 
 
 def _of_type(kind: Any) -> Output:

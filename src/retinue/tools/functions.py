@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.errors import ConfigError, ToolError
+from retinue.core.errors import ConfigError, Stop, ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.profiles import check_name
@@ -49,19 +49,25 @@ class FunctionTool:
         except msgspec.ValidationError as error:
             raise ToolError(f"{self.spec.name}: {error}") from None
         named = msgspec.structs.asdict(given)
-        first = (context,) if self._takes_context else ()
         try:
             if self._is_async:
-                value = await self.function(*first, **named)
+                value = await self.function(*self._first(context), **named)
             else:
-                value = await asyncio.to_thread(self.function, *first, **named)
+                aside = context.aside(asyncio.get_running_loop().call_soon_threadsafe)
+                value = await asyncio.to_thread(self.function, *self._first(aside), **named)
                 if inspect.isawaitable(value):
                     value = await value
-        except ToolError:
+        except (ToolError, Stop):
             raise
-        except Exception as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the run itself is being stopped; anything else is the function's own affair
             raise ToolError(f"{type(error).__name__}: {error}") from error
         return Outcome(as_text(value), data=value)
+
+    def _first(self, context: Context) -> tuple[Context, ...]:
+        return (context,) if self._takes_context else ()
 
 
 class Lent:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from retinue.core.errors import SpawnRefused, ToolError
+from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
@@ -20,6 +21,7 @@ SUBAGENT_DESCRIPTION = (
     "Spawn a subagent named '{name}' to handle a task. "
     "The subagent will work independently and return only its final response."
 )
+SHORTEST_ANSWER = 512
 _SUBAGENT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -54,7 +56,7 @@ class SubagentTool:
         background = bool(call.args.get("background", False))
         order = Order(self.profile, Task(task), call_id=call.id, background=background, queue=False)
         try:
-            ticket = await link.spawn(order)
+            [ticket] = await link.spawn([order])
         except SpawnRefused as refused:
             return Outcome(str(refused), success=False)
         if background:
@@ -87,15 +89,13 @@ class SpawnSubagents:
         background = bool(call.args.get("background", False))
         try:
             orders = self._orders(call, folders, link, background)
-            tickets = [await link.spawn(order) for order in orders]
+            tickets = await link.spawn(orders)
         except (ToolError, SpawnRefused) as error:
             return _json(words.error_reply(str(error)), success=False)
         if background:
             return _json(words.background_reply(tickets))
         results = await link.wait([ticket.run for ticket in tickets])
-        entries = [_entry(result, ticket, folders) for result, ticket in zip(results, tickets, strict=True)]
-        reply = words.blocking_reply(entries)
-        return _json(reply, success=reply["success"])
+        return _blocking(list(zip(results, tickets, strict=True)), folders)
 
     def _orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
         """All of them checked before the first is spawned."""
@@ -106,28 +106,44 @@ class SpawnSubagents:
         busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)
         if busy:
             raise ToolError(f"Cannot spawn subagent_id already running: {', '.join(busy)}")
-        for index, (kind, task) in enumerate(tasks):
+        for index, (kind, wish) in enumerate(tasks):
+            task = wish
             if kind is not None and kind.lower() not in known:
                 raise ToolError(words.unknown_type(kind, task.text, [profile.name for profile in known.values()]))
-            for path in task.context_paths:
-                _check_path(index, path, folders)
+            if task.context_paths:
+                found = [_checked(index, path, folders) for path in task.context_paths]
+                task = msgspec.structs.replace(task, context_paths=found)
             profile = "subagent" if kind is None else known[kind.lower()]
             orders.append(Order(profile, task, call_id=call.id, background=background, files=True))
         return orders
 
 
-def _check_path(index: int, path: str, folders: Folders) -> None:
+def _checked(index: int, path: str, folders: Folders) -> str:
+    """The path a task names, absolute: it must be there and the parent's to give."""
     try:
         found = readable(folders, path)
     except ToolError as error:
         raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
     if not found.exists():
         raise ToolError(words.no_such_path(index, path))
+    return str(found)
 
 
-def _entry(result: Result[Any], ticket: Ticket, folders: Folders) -> dict[str, Any]:
+def _blocking(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
+    """The reply, with as much of every answer as lets the whole of it fit inline."""
+    limit = INLINE_BYTES
+    while True:
+        entries = [_entry(result, ticket, folders, limit) for result, ticket in results]
+        reply = words.blocking_reply(entries)
+        outcome = _json(reply, success=reply["success"])
+        if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
+            return outcome
+        limit //= 2
+
+
+def _entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
-    answer, _ = cut(answer, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
+    answer, _ = cut(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
     return words.result_entry(result, answer=answer, log_path=ticket.status_file)
 
 

@@ -5,6 +5,7 @@ Shared by the tool a model calls and by every protocol that offers the same tool
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,8 @@ def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
         raise ToolError(
             f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_type(timeout)}"
         )
+    if timeout is not None and not math.isfinite(timeout):
+        raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")
     return kind, Task(
         text,
         context=_optional(index, value, "task_context", str) or "",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from retinue import build
+from retinue.config.models import PROVIDERS, default_model, install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
 from retinue.core.errors import RetinueError
 from retinue.log.archive import Archive
@@ -70,6 +71,7 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield Check("project", "ok", f"{folder}" + ("" if marked else f" (no {SETTINGS_FILE}: defaults)"))
     yield _state(folder / ".retinue")
     yield from _logs(folder / ".retinue")
+    yield from _providers()
     yield from _configuration(folder)
     yield Check("authority", "warn", AUTHORITY)
 
@@ -129,12 +131,20 @@ def _configuration(folder: Path) -> Iterator[Check]:
     yield _model(project)
 
 
+def _providers() -> Iterator[Check]:
+    """Which real models can be asked from here. A key is looked for, never shown."""
+    for provider in PROVIDERS:
+        key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
+        install = "" if provider.installed() else f"; not installed: {install_command(provider.default)}"
+        yield Check("provider", "ok", f"{provider.name}: {key}{install}")
+
+
 def _model(project: Project) -> Check:
-    model = project.settings.model
+    model = project.settings.model or default_model(os.environ)
     if model is None:
         return Check("model", "ok", "scripted:FILE is available; none is set, so `retinue run` needs --model")
     try:
-        build.model_source(project.folder, SystemClock())(model)
+        build.ModelSource(project.folder, SystemClock())(model)
     except RetinueError as error:
         return Check("model", "fail", str(error))
     return Check("model", "ok", model)

@@ -13,7 +13,12 @@ _UNSET = object()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that runs agents."""
-    parser.add_argument("--model", metavar="MODEL", help="scripted:FILE; the default is `model:` in retinue.yaml")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="anthropic:NAME, openai:NAME, another PROVIDER:NAME or scripted:FILE; the default is `model:` in "
+        "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument("--yes", action="store_true", help="run every tool without asking")
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")

@@ -11,6 +11,7 @@ from typing import Any
 
 from retinue import build
 from retinue.config.files import read_text
+from retinue.config.models import NO_MODEL
 from retinue.config.places import meant
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     profile = choose(project, args.profile)
     if parts.model is None and profile.model is None:
         where = project.settings.file or project.folder / "retinue.yaml"
-        raise ConfigError(f"no model: give --model scripted:FILE, or write 'model: scripted:FILE' in {where}")
+        raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
     if args.detach and args.no_door and not args.yes:

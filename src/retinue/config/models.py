@@ -1,0 +1,58 @@
+"""Which model runs when nobody says: the table of providers with a default, and the order in which we look.
+
+`--model`, else `model:` in retinue.yaml, else RETINUE_MODEL, else the default of the only provider whose key is set.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VARIABLE = "RETINUE_MODEL"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider as people meet it: the variable with its key, its default model, the package and extra it needs."""
+
+    name: str
+    key: str
+    default: str
+    package: str
+    extra: str
+
+    def installed(self) -> bool:
+        return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.package))
+
+    def has_key(self, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get(self.key, "").strip())
+
+
+PROVIDERS = (
+    Provider("anthropic", "ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5-5", "anthropic", "anthropic"),
+    Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai", "openai"),
+)
+NO_MODEL = (
+    "no model: give --model MODEL, write 'model: MODEL' in {where}, set RETINUE_MODEL, or set the key of one provider "
+    f"({' or '.join(provider.key for provider in PROVIDERS)}); MODEL is anthropic:NAME, openai:NAME, another "
+    "PROVIDER:NAME, or scripted:FILE"
+)
+
+
+def default_model(environ: Mapping[str, str]) -> str | None:
+    """The model that the environment means; None when it means none, or could mean two."""
+    named = environ.get(VARIABLE, "").strip()
+    if named:
+        return named
+    with_key = [provider for provider in PROVIDERS if provider.has_key(environ)]
+    return with_key[0].default if len(with_key) == 1 else None
+
+
+def install_command(name: str) -> str:
+    """How to get what this model needs; '' when it is there (or nobody here knows what it needs)."""
+    prefix = name.partition(":")[0]
+    for provider in PROVIDERS:
+        if prefix == provider.name or prefix.startswith(f"{provider.name}-"):
+            return "" if provider.installed() else f"pip install 'retinue[{provider.extra}]'"
+    return "" if importlib.util.find_spec("pydantic_ai") is not None else "pip install 'retinue[providers]'"

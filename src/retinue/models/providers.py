@@ -1,0 +1,144 @@
+"""A provider's model behind our port: one adapter over `pydantic_ai.direct`, for every provider that library knows.
+
+Built by `build.py`, which loads this module only when a run wants such a model: it takes seconds to import. Retries are
+not made here (the SDKs' own are off); keys and base URLs are read by the SDKs from their own environment variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx2
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.messages import (
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+)
+from pydantic_ai.models import StreamedResponse, infer_model
+from pydantic_ai.settings import ModelSettings
+
+from retinue.core.errors import ConfigError, ModelError, NotFound, StreamCut
+from retinue.core.messages import Reply, Request
+from retinue.core.ports import Clock
+from retinue.core.usage import NO_USAGE
+from retinue.models.faults import CUT, fault_of, one_line
+from retinue.models.turns import messages_of, parameters_of, reply_of, usage_of
+
+IDLE_SECONDS = 120.0
+_FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
+
+
+class ProviderModel:
+    """One model of one provider. Owns its connections: `aclose` ends them."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        clock: Clock,
+        idle_seconds: float = IDLE_SECONDS,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self._clock = clock
+        self._idle = idle_seconds
+        self._model = _infer(name)
+        self._host = urlsplit(self._model.base_url or "").netloc.rpartition("@")[2] or name
+        own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
+        if name.startswith("openai"):
+            own["openai_store"] = False  # the thread is in our log; the provider need not keep it too
+        self._settings = cast("ModelSettings", own | dict(settings or {}))
+        self._entered = False
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        if not self._entered:
+            self._entered = True
+            await self._model.__aenter__()
+        messages = messages_of(request.system, request.thread, provider=self._model.system)
+        parameters = parameters_of(request.tools)
+        stream: StreamedResponse | None = None
+        try:
+            async with model_request_stream(
+                self._model,
+                messages,
+                model_settings=self._settings,
+                model_request_parameters=parameters,
+                instrument=False,
+            ) as stream:
+                async for event in stream:
+                    _show(event, on_delta)
+                response = stream.get()
+        except _FAILURES as error:
+            raise self._fault(error, stream) from error
+        if not _is_whole(response):
+            raise StreamCut(CUT, usage=usage_of(response.usage), partial=_text(stream), transient=True)
+        if response.finish_reason == "error":
+            words = f"{self._host} says that it failed"
+            raise ModelError(words, usage=usage_of(response.usage), partial=_text(stream), transient=True)
+        return reply_of(response)
+
+    async def aclose(self) -> None:
+        """Ends the connections; the next call would open new ones."""
+        if self._entered:
+            self._entered = False
+            await self._model.__aexit__(None, None, None)
+
+    def _fault(self, error: Exception, stream: StreamedResponse | None) -> Exception:
+        begun = stream is not None and stream.provider_response_id is not None
+        return fault_of(
+            error,
+            host=self._host,
+            now=self._clock.wall(),
+            idle_seconds=self._idle,
+            usage=NO_USAGE if stream is None else usage_of(stream.usage),
+            partial=_text(stream),
+            opened=begun or bool(_text(stream)),
+        )
+
+
+def _infer(name: str) -> Any:
+    try:
+        return infer_model(name)
+    except UserError as error:
+        words = str(error)
+        if words.startswith("Unknown model"):
+            raise NotFound(f"unknown model {name!r}{words.partition(name)[2].rstrip('.')}") from None
+        raise ConfigError(one_line(f"model {name!r}: {words.partition(' If you')[0]}")) from None
+    except ImportError as error:
+        raise ConfigError(one_line(f"model {name!r}: {error}")) from None
+
+
+def _show(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
+    """Passes text and thinking on as they arrive; calls are shown when they are whole."""
+    match event:
+        case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            kind = "text"
+        case PartStartEvent(part=ThinkingPart(content=text)):
+            kind = "thinking"
+        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str() as text)):
+            kind = "thinking"
+        case _:
+            return
+    if text:
+        on_delta(kind, text)
+
+
+def _is_whole(response: ModelResponse) -> bool:
+    """Whether the provider itself said that it is done: the library's own finish reason may be a guess."""
+    details = response.provider_details or {}
+    return response.state == "complete" and bool(details.get("finish_reason") or details.get("refusal"))
+
+
+def _text(stream: StreamedResponse | None) -> str:
+    if stream is None:
+        return ""
+    return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))

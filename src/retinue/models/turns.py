@@ -1,0 +1,126 @@
+"""Our thread as the provider library's messages, and its response as our Reply. Pure; knows no network and no retry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ModelResponsePart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from retinue.core.messages import AssistantTurn, Call, Reply, Thought, ToolSpec, ToolTurn, Turn, UserTurn
+from retinue.core.usage import Usage
+
+NOT_JSON = "The arguments of this {name} call are not a JSON object ({why}). It was not run: call it again."
+CUT_OFF = (
+    "The reply reached its token limit inside the arguments of this {name} call. It was not run: "
+    "call it again with less in it."
+)
+INVALID = "INVALID_JSON"
+STORED = "rs_"  # OpenAI's reasoning: without its encrypted content it is only a name for what the server has stored
+
+
+def messages_of(system: str, thread: Sequence[Turn], *, provider: str) -> list[ModelMessage]:
+    """The thread as messages. What other providers thought stays with them: they alone can read it."""
+    messages: list[ModelMessage] = []
+    parts: list[ModelRequestPart] = []
+    for turn in thread:
+        if isinstance(turn, AssistantTurn):
+            if parts:
+                messages.append(ModelRequest(parts, instructions=system or None))
+                parts = []
+            answer = _answer(turn, provider)
+            if answer:
+                messages.append(ModelResponse(answer, provider_name=provider))
+        else:
+            parts.append(_asked(turn))
+    if parts:
+        messages.append(ModelRequest(parts, instructions=system or None))
+    return messages
+
+
+def _asked(turn: UserTurn | ToolTurn) -> ModelRequestPart:
+    if isinstance(turn, UserTurn):
+        return UserPromptPart(turn.text)
+    return ToolReturnPart(turn.name, turn.text, turn.call_id, outcome="success" if turn.success else "failed")
+
+
+def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
+    signed = {thought.id for thought in turn.thoughts if thought.signature}
+    parts: list[ModelResponsePart] = [
+        ThinkingPart(thought.text, id=thought.id or None, signature=thought.signature or None, provider_name=provider)
+        for thought in turn.thoughts
+        if thought.origin == provider and (thought.id in signed or not thought.id.startswith(STORED))
+    ]
+    if turn.text:
+        parts.append(TextPart(turn.text))
+    parts += [ToolCallPart(call.name, call.args, call.id) for call in turn.calls]
+    return parts
+
+
+def parameters_of(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
+    """Our schemas go out as they are: no provider's strict mode rewrites them."""
+    return ModelRequestParameters(
+        function_tools=[
+            ToolDefinition(
+                name=tool.name, description=tool.description, parameters_json_schema=dict(tool.schema), strict=False
+            )
+            for tool in tools
+        ],
+        allow_text_output=True,
+    )
+
+
+def reply_of(response: ModelResponse) -> Reply:
+    """A whole response as our Reply. Only complete calls can run; the others carry their problem."""
+    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    thoughts = tuple(_thought(part) for part in response.parts if isinstance(part, ThinkingPart))
+    usage = usage_of(response.usage)
+    if response.finish_reason == "content_filter":
+        refusal = (response.provider_details or {}).get("refusal")
+        return Reply(str(refusal or text), (), thoughts, usage, refused=True)
+    last = response.parts[-1] if response.finish_reason == "length" and response.parts else None
+    calls = tuple(_call(part, cut=part is last) for part in response.parts if isinstance(part, ToolCallPart))
+    return Reply(text, calls, thoughts, usage)
+
+
+def usage_of(usage: RequestUsage) -> Usage:
+    """Input counts include what the cache read and wrote, whatever the provider's own convention is."""
+    return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+
+
+def _thought(part: ThinkingPart) -> Thought:
+    kind = part.id if part.id == "redacted_thinking" else "thinking"
+    return Thought(part.content, kind, part.signature or "", part.id or "", part.provider_name or "")
+
+
+def _call(part: ToolCallPart, *, cut: bool) -> Call:
+    args: Any = part.args if part.args is not None else {}
+    why = ""
+    if isinstance(args, str):
+        try:
+            args = json.loads(args) if args.strip() else {}
+        except ValueError as error:
+            why = str(error)
+    if not why and not isinstance(args, dict):
+        why = f"it is a {type(args).__name__}"
+    if cut:
+        return Call(part.tool_call_id, part.tool_name, {INVALID: str(part.args)}, CUT_OFF.format(name=part.tool_name))
+    if why:
+        problem = NOT_JSON.format(name=part.tool_name, why=why)
+        return Call(part.tool_call_id, part.tool_name, {INVALID: str(part.args)}, problem)
+    return Call(part.tool_call_id, part.tool_name, args)

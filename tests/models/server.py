@@ -1,0 +1,121 @@
+"""A real HTTP server on 127.0.0.1 that says what a test scripts and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+KEY = "sk-test-0123456789abcdefghij"
+SSE = {"Content-Type": "text/event-stream"}
+
+
+@dataclass
+class Answer:
+    """One response. `cut` drops the connection after the chunks, `hang` says nothing more; `whole` ends it properly.
+    With `hold` it waits for that event before it begins."""
+
+    chunks: Sequence[bytes] = ()
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=lambda: dict(SSE))
+    ending: Literal["whole", "cut", "hang"] = "whole"
+    hold: asyncio.Event | None = None
+
+
+def refusal(status: int, message: str, kind: str = "error", **headers: str) -> Answer:
+    """An error as both APIs send it."""
+    body = {"type": "error", "error": {"type": kind, "message": message}}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer([json.dumps(body).encode()], status, {"Content-Type": "application/json", **named})
+
+
+@dataclass
+class Asked:
+    """One request as it came in."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class Server:
+    """Answers in the order they were given; a request too many gets a 400, and the test sees it in `requests`."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[Asked] = []
+        self.connections = 0
+        self._came = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def environ(self) -> dict[str, str]:
+        return environ(self.port)
+
+    async def asked(self, count: int) -> None:
+        """Waits until so many requests have come."""
+        async with self._came:
+            await self._came.wait_for(lambda: len(self.requests) >= count)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while await self._serve(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        async with self._came:
+            self.requests.append(Asked(head[0].split()[1], headers, json.loads(body or b"{}")))
+            self._came.notify_all()
+        answer = self.answers.pop(0) if self.answers else refusal(400, "the test has no more answers")
+        if answer.hold is not None:
+            await answer.hold.wait()
+        lines = [f"HTTP/1.1 {answer.status} Scripted", "Transfer-Encoding: chunked"]
+        lines += [f"{name}: {value}" for name, value in answer.headers.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        for chunk in answer.chunks:
+            writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            await writer.drain()
+        if answer.ending == "hang":
+            await asyncio.get_running_loop().create_future()
+        if answer.ending == "cut":
+            return False
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+
+def environ(port: int) -> dict[str, str]:
+    """What the SDKs read to find the server."""
+    base = f"http://127.0.0.1:{port}"
+    return {
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": KEY,
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": KEY,
+        "NO_PROXY": "127.0.0.1",
+    }

@@ -1,0 +1,120 @@
+"""Which model runs, in real processes: `--model`, the config, RETINUE_MODEL, the only provider with a key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from retinue.config.models import PROVIDERS, default_model, install_command
+from tests.cli.shell import SOURCE, Project, one_line_error
+from tests.models import wire
+from tests.models.server import KEY, Answer, Server, environ
+
+CLAUDE, GPT = PROVIDERS
+NOBODY = environ(9)  # a port where nobody listens
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+async def run(project: Project, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`retinue run` while this process serves."""
+    return await asyncio.to_thread(project.retinue, "run", "the task", *arguments, **env)
+
+
+async def test_retinue_run_on_a_real_model(project: Project) -> None:
+    (project.folder / "note.txt").write_text("forty-two\n")
+    answers = (
+        Answer(
+            wire.anthropic(wire.thinking("I read.", "sig=="), wire.tool("c1", "read", '{"path": "note.txt"}'),
+                           stop="tool_use")
+        ),
+        wire.said("It says ", "forty-two."),
+    )  # fmt: skip
+    async with Server(*answers) as server:
+        done = await run(project, "--model", "anthropic:claude-x", **server.environ())
+    assert (done.returncode, done.stdout) == (0, "It says forty-two.\n"), done.stderr
+    assert "I read." in done.stderr
+    assert "forty-two" in json.dumps(server.requests[1].body["messages"][-1])
+    assert KEY not in done.stderr
+    kept = b"".join(file.read_bytes() for file in (project.folder / ".retinue").rglob("*") if file.is_file())
+    assert b"sig==" in kept and KEY.encode() not in kept
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "variable", "wins"),
+    [
+        ("", "", "", CLAUDE.default),
+        ("", "", "anthropic:of-environment", "anthropic:of-environment"),
+        ("", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-config"),
+        ("anthropic:of-option", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-option"),
+    ],
+)
+async def test_the_order(project: Project, option: str, config: str, variable: str, wins: str) -> None:
+    (project.folder / "retinue.yaml").write_text(f"model: {config}\n" if config else "")
+    async with Server(wire.said("ok")) as server:
+        env = {**server.environ(), "OPENAI_API_KEY": "", "RETINUE_MODEL": variable}
+        done = await run(project, *(["--model", option] if option else []), **env)
+    assert done.returncode == 0, done.stderr
+    assert [request.body["model"] for request in server.requests] == [wins.partition(":")[2]]
+
+
+def test_the_environment_alone() -> None:
+    assert default_model({}) is None
+    assert default_model({CLAUDE.key: "k"}) == CLAUDE.default
+    assert default_model({GPT.key: "k", CLAUDE.key: " "}) == GPT.default
+    assert default_model({GPT.key: "k", CLAUDE.key: "k"}) is None
+    assert default_model({GPT.key: "k", CLAUDE.key: "k", "RETINUE_MODEL": "a:b"}) == "a:b"
+
+
+@pytest.mark.parametrize("keys", [{}, {CLAUDE.key: KEY, GPT.key: KEY}])
+def test_no_model_names_all_four_ways(project: Project, keys: dict[str, str]) -> None:
+    said = one_line_error(project.retinue("run", "x", **keys))
+    for way in ("--model", "'model: MODEL' in ", "RETINUE_MODEL", CLAUDE.key, GPT.key):
+        assert way in said
+    assert KEY not in said
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("anthropic:", "unknown model 'anthropic:'"),
+        ("nobody:x", "unknown model 'nobody:x'"),
+        ("anthropic:x", "ANTHROPIC_API_KEY"),
+        ("cohere:x", "install"),
+    ],
+)
+def test_a_model_that_cannot_be(project: Project, model: str, said: str) -> None:
+    assert said in one_line_error(project.retinue("run", "x", "--model", model))
+
+
+def test_a_missing_package_is_one_line_with_its_command(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['anthropic'] = None\n")
+    env = {**NOBODY, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
+    said = one_line_error(project.retinue("run", "x", "--model", "anthropic:x", **env))
+    assert said == "model 'anthropic:x' needs a package that is not installed: pip install 'retinue[anthropic]'"
+    assert "anthropic: ANTHROPIC_API_KEY is set; not installed: pip" in project.retinue("doctor", **env).stdout
+
+
+def test_doctor_says_which_providers_work_here(project: Project) -> None:
+    done = project.retinue("doctor", **{**NOBODY, "OPENAI_API_KEY": ""})
+    assert "ok    provider  anthropic: ANTHROPIC_API_KEY is set\n" in done.stdout
+    assert "ok    provider  openai: OPENAI_API_KEY is not set\n" in done.stdout
+    assert f"ok    model     {CLAUDE.default}" in done.stdout
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_what_needs_nothing_more() -> None:
+    assert install_command("anthropic:x") == install_command("openai-chat:x") == install_command("groq:x") == ""
+
+
+def test_a_scripted_run_loads_no_provider(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pydantic_ai'] = None\n")
+    done = project.run(agents={"main": ["ok"]}, PYTHONPATH=f"{tmp_path}:{SOURCE}")
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

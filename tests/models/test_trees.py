@@ -1,0 +1,179 @@
+"""Whole trees on real provider SDKs: what runs, what never runs, what it is said to have cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import Event, Profile, Result, Task, tool
+from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.messages import AssistantTurn, Thought
+from retinue.core.usage import Usage
+from retinue.log.threads import thread
+from retinue.models.retries import ATTEMPTS
+from retinue.testing import ManualClock
+from tests.models import wire
+from tests.models.kit import CHAT, CLAUDE, serving
+from tests.models.server import Answer, refusal
+from tests.tree.kit import bodies
+
+ADDED: list[int] = []
+
+
+@tool
+async def add(a: int) -> str:
+    """Adds it."""
+    ADDED.append(a)
+    return f"added {a}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_added() -> None:
+    ADDED.clear()
+
+
+async def run(profile: Profile, task: str | Task = "go", **options: Any) -> tuple[Result[Any], list[Event]]:
+    """One tree to its end. Whenever a model waits to be asked again, time moves on."""
+    clock = ManualClock()
+    async with retinue.open(mode="yes", clock=clock, **options) as r:
+        started = await r.spawn(profile, task)
+        events = []
+        async for event in started.events():
+            events.append(event)
+            if isinstance(event.body, Warned) and event.body.code == "retry":
+                await clock.advance(60)
+        return await started.result(), events
+
+
+async def test_a_run_with_thinking_and_a_tool() -> None:
+    thinks = (wire.thinking("hm", "sig=="), wire.text("I add."), wire.tool("c1", "add", '{"a": 1}'))
+    usage = {"input_tokens": 10, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20}
+    answers = (Answer(wire.anthropic(*thinks, stop="tool_use", usage=usage)), wire.said("It is done."))
+    async with serving(*answers) as server:
+        result, events = await run(Profile("main", "You add.", model=CLAUDE, tools=[add]))
+    assert (result.status, result.final_response, ADDED) == ("done", "It is done.", [1])
+    assert result.usage == Usage(140, 14, 100, 20)
+    assert [body.usage for body in bodies(events, UsageReported)] == [Usage(130, 7, 100, 20), Usage(10, 7)]
+    assert [body.text for body in bodies(events, Thinking)] == ["hm"]
+    assert [body.text for body in bodies(events, ToolResult)] == ["added 1"]
+    again = server.requests[1].body["messages"][1]["content"]
+    assert (again[0]["thinking"], again[0]["signature"]) == ("hm", "sig==")
+    turn = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn))
+    assert turn.thoughts == (Thought("hm", "thinking", "sig==", "", "anthropic"),)
+
+
+async def test_deltas_are_seen_while_the_model_speaks() -> None:
+    hold = asyncio.Event()
+    async with serving(Answer(wire.anthropic(wire.text("Hel", "lo")), hold=hold)), retinue.open() as r:
+        started = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")
+        seen: list[str] = []
+        async for event in r.supervisor.watch(started.tree, deltas=True):
+            if event.__class__ is Delta:
+                seen.append(event.text)
+            elif isinstance(event.body, Message):  # type: ignore[union-attr]
+                seen.append("whole: " + event.body.text)  # type: ignore[union-attr]
+            hold.set()
+    assert seen == ["Hel", "lo", "whole: Hello"]
+
+
+async def test_calls_of_one_reply_run_side_by_side() -> None:
+    together = asyncio.Barrier(2)
+
+    @tool
+    async def meet(who: str) -> str:
+        """Waits for the other."""
+        await together.wait()
+        return f"{who} met"
+
+    calls = (wire.tool("c1", "meet", '{"who": "a"}'), wire.tool("c2", "meet", '{"who": "b"}'))
+    async with serving(Answer(wire.anthropic(*calls, stop="tool_use")), wire.said("ok")) as server:
+        result, _ = await run(Profile("main", model=CLAUDE, tools=[meet]))
+    assert result.status == "done"
+    sent = server.requests[1].body["messages"][-1]["content"]
+    assert [(part["tool_use_id"], "met" in json.dumps(part)) for part in sent] == [("c1", True), ("c2", True)]
+
+
+async def test_models_of_profiles_and_of_tasks() -> None:
+    tasks = [
+        {"task": "x", "subagent_type": "poet"},
+        {"task": "y", "subagent_type": "poet", "model": "anthropic:claude-task"},
+        {"task": "z", "subagent_type": "plain"},
+    ]
+    spawn = wire.called("c1", "spawn_subagents", {"tasks": tasks})
+    profiles = [Profile("poet", model="anthropic:claude-poet", tools=[]), Profile("plain", tools=[])]
+    answers = (spawn, *[wire.said("ok")] * 4)
+    async with serving(*answers) as server:
+        result, _ = await run(Profile("main", tools=["spawn_subagents"]), profiles=profiles, model="anthropic:claude-m")
+    assert result.status == "done"
+    asked = [request.body["model"] for request in server.requests]
+    assert sorted(asked[1:4]) == ["claude-m", "claude-poet", "claude-task"]
+    assert asked[0] == asked[4] == "claude-m"
+    async with serving(wire.said("ok")) as server:
+        await run(Profile("main", model="anthropic:claude-m", tools=[]), Task("go", model="anthropic:claude-other"))
+    assert [request.body["model"] for request in server.requests] == ["claude-other"]
+
+
+async def test_a_call_that_is_cut_never_runs() -> None:
+    """Not in any attempt; the attempts have an end; what each spent is counted once."""
+    whole = wire.anthropic(wire.text("I add."), wire.tool("c1", "add", '{"a": 1', "}"), stop="tool_use")
+    async with serving(*[Answer(whole[:6], ending="cut")] * 20) as server:
+        result, events = await run(Profile("main", model=CLAUDE, tools=[add]))
+    assert result.status == "disconnected"
+    assert len(server.requests) == ATTEMPTS
+    assert (ADDED, bodies(events, ToolCall)) == ([], [])
+    assert [body.usage for body in bodies(events, UsageReported)] == [Usage(10 * ATTEMPTS, ATTEMPTS)]
+    assert result.usage == Usage(10 * ATTEMPTS, ATTEMPTS)
+    [ended] = bodies(events, RunEnded)
+    assert ended.partial == "I add."
+
+
+async def test_a_provider_that_recovers() -> None:
+    answers = (refusal(529, "Overloaded", "overloaded_error"), refusal(429, "slow", Retry_After="20"), wire.said("ok"))
+    async with serving(*answers) as server:
+        result, events = await run(Profile("main", model=CLAUDE, tools=[]))
+    assert (result.final_response, result.usage, len(server.requests)) == ("ok", Usage(10, 7), 3)
+    assert [(body.code, body.text.partition(";")[0]) for body in bodies(events, Warned)] == [
+        ("retry", "Server error (529): Overloaded"),
+        ("retry", "Rate limited (429): slow"),
+    ]
+    assert len(bodies(events, UsageReported)) == 1
+
+
+async def test_a_request_that_is_wrong_fails_at_once() -> None:
+    async with serving(refusal(400, "max_tokens: too large")) as server:
+        result, _ = await run(Profile("main", model=CLAUDE, tools=[]))
+    assert (result.status, len(server.requests)) == ("failed", 1)
+    assert result.error_details == "Request rejected (400): max_tokens: too large"
+
+
+@pytest.mark.parametrize("name", [CLAUDE, CHAT])
+async def test_arguments_that_are_no_json_go_back_to_the_model(name: str) -> None:
+    bad = {
+        CLAUDE: wire.anthropic(wire.tool("c1", "add", '{"a": 1'), stop="tool_use"),
+        CHAT: wire.chat(calls=[("c1", "add", ['{"a": 1'])], finish="tool_calls"),
+    }
+    good = {CLAUDE: wire.anthropic(wire.text("sorry")), CHAT: wire.chat(content=["sorry"])}
+    async with serving(Answer(bad[name]), Answer(good[name])) as server:
+        result, events = await run(Profile("main", model=name, tools=[add]))
+    assert (result.status, result.final_response, ADDED) == ("done", "sorry", [])
+    [told] = bodies(events, ToolResult)
+    assert not told.success and "not a JSON object" in told.text
+    assert "not a JSON object" in json.dumps(server.requests[1].body)
+
+
+async def test_a_refusal_ends_the_run_refused() -> None:
+    async with serving(wire.said("I will not.", stop="refusal")):
+        result, _ = await run(Profile("main", model=CLAUDE, tools=[]))
+    assert (result.status, result.final_response) == ("refused", "I will not.")
+
+
+async def test_a_cancelled_run_lets_its_connection_go() -> None:
+    async with serving(Answer(wire.anthropic(wire.text("Hel"))[:3], ending="hang")) as server, retinue.open() as r:
+        started = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")
+        await server.asked(1)
+        await started.cancel()
+        assert (await started.result()).status == "cancelled"
