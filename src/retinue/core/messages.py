@@ -66,8 +66,9 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
-    `tier` is `observe` (never asks) or `confirm` (asks). `repeatable` says that running it twice does no
-    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back.
+    `tier` is `observe` (never asks), `confirm` (asks) or `none` (a call that cannot work, so nothing will run).
+    `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
+    children: while one runs, the run gives its slot back.
     """
 
     name: str

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from retinue.core.approvals import Allow, Decision
+from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import ModelError, RetinueError, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.supervisor import approvals, seats
+from retinue.core.rules import ALLOW
+from retinue.supervisor import seats
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor
 
 _ALLOW = Allow()
+_NOTHING = Deny("there is nothing to run")
 
 
 class RunLink:
@@ -44,10 +46,13 @@ class RunLink:
         written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
         if written is not None:
             await written
-        verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
-        if verdict == "allow":
+        if spec.tier == "none":
+            return _NOTHING
+        verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
+        if verdict is ALLOW:
             return _ALLOW
-        return await approvals.ask(self.tree, node, call, preview=preview, approver=self.supervisor.approver)
+        desk = self.supervisor.desk
+        return await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
@@ -31,16 +32,18 @@ from retinue.core.limits import (
 )
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, Ticket
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Row, RuleBook, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
 from retinue.supervisor import seats
+from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of, row_of, system_of
+from retinue.supervisor.policy import narrowed
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.trees import Tree
 
@@ -78,12 +81,14 @@ class Supervisor:
         clock: Clock,
         policy: Policy,
         approver: Approver | None,
+        terms: Terms,
+        book: RuleBook | None,
         limits: Limits,
         timeouts: Timeouts,
     ) -> None:
         self.log = log
         self.policy = policy
-        self.approver = approver
+        self.desk = Desk(clock, approver=approver, terms=terms, book=book, project=state.project)
         self.trees: dict[str, Tree] = {}
         self._planner = planner
         self._runtime = runtime
@@ -156,6 +161,9 @@ class Supervisor:
         subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
         node = Node(ref, plan, task, parent, folders_of(self._state, ref, parent, plan.profile, task, readable))
+        rules = plan.profile.approvals
+        above = self.policy if parent is None else parent.policy
+        node.policy = above if rules is None else narrowed(above, rules, project=self._state.project)
         tree.nodes.append(node)
         if parent is not None:
             parent.children += (node,)
@@ -267,6 +275,7 @@ class Supervisor:
             pass  # the result stands; that the log did not take it is told by whoever closes the log
         if node.parent is None:
             self.trees.pop(tree.id, None)
+            self.desk.forget(tree.id)
         elif node.background and not node.parent.ending:
             self._notify(tree, node.parent, node)
         node.finish()
@@ -318,6 +327,15 @@ class Supervisor:
         node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
         return node.context
 
+    def pending(self, tree: str | None = None) -> list[Approval]:
+        """The questions that wait for an answer, in the order they came."""
+        return self.desk.pending(tree)
+
+    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        """Answers a question, whoever else was asked: the first answer is taken, a later one is stale. With a digest
+        it counts only for exactly the action that was shown with it."""
+        return self.desk.answer(approval_id, decision, by=by, digest=digest)
+
     async def cancel(self, tree: str, run: int = 0, *, status: Status = "cancelled") -> bool:
         """Stops a run and all below it; False when there is nothing to stop (ended, stopping already, unknown)."""
         found = self.trees.get(tree)
@@ -344,6 +362,7 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
+        await self.desk.close()
         await self._files.close()
         await self.log.close()
         self._state.remove_temporary()

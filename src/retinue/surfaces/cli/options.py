@@ -16,6 +16,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help="scripted:FILE; the default is `model:` in retinue.yaml")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument("--yes", action="store_true", help="run every tool without asking")
+    parser.add_argument(
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=_seconds,
+        help="where nobody can be asked, wait this long for somebody to answer (0)",
+    )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
     limits.add_argument(

@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:
     """What the project's files say, and the options over them."""
     mode = "yes" if args.yes else None
-    return build.project_parts(Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits)
+    given = {"model": model_of(args), "mode": mode, "limits": limits, "wait_approvals": args.wait_approvals}
+    return build.project_parts(Path.cwd(), config=args.config, **given)
 
 
 def choose(project: Any, name: str | None) -> Profile:
