@@ -174,7 +174,7 @@ def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", *
 
 def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
     asked, call = seen.asked.pop(decided.approval_id, None), seen.calls.get(decided.call_id)
-    if asked is None and decided.allowed:
+    if asked is None and decided.allowed and decided.by.startswith("rule"):
         return None  # a rule let it pass: that is no news
     if call is not None and decided.args is not None:
         call = seen.calls[decided.call_id] = structs.replace(call, args=decided.args)
