@@ -39,8 +39,9 @@ def pages(*names: str) -> dict[str, Any]:
 
 async def waiting(r: Retinue, count: int) -> list[Approval]:
     """The questions, once there are so many."""
-    while len(r.supervisor.pending()) < count:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while len(r.supervisor.pending()) < count:
+            await asyncio.sleep(0)
     return r.supervisor.pending()
 
 
@@ -148,9 +149,10 @@ async def test_two_answer_at_the_same_moment_and_exactly_one_wins() -> None:
 
 
 async def test_the_approver_and_another_answer_the_same_question() -> None:
-    made, cancelled = Pages(), asyncio.Event()
+    made, begun, cancelled = Pages(), asyncio.Event(), asyncio.Event()
 
     async def hangs(question: Approval) -> Allow:
+        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -161,10 +163,12 @@ async def test_the_approver_and_another_answer_the_same_question() -> None:
     async with retinue.open(approver=hangs) as r:
         run = await r.spawn(main({"main": [pages("anna"), pages("bert"), {"text": "x"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
+        await begun.wait()
         assert r.supervisor.answer(question.id, Allow(), by="user") == "taken"
         await cancelled.wait()
+        begun.clear()
         cancelled.clear()
-        await waiting(r, 1)
+        await begun.wait()
         await run.cancel()
         result = await run.result()
         await cancelled.wait()
@@ -181,7 +185,7 @@ async def test_500_at_once_from_100_runs() -> None:
     script = {"main": [{"tools": [order["tools"][0] for order in orders]}, {"text": "end"}], "*": [pages(*names), "ok"]}
     everybody = Limits(concurrent=None)
     async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"], limits=everybody) as r:
-        run = await r.spawn(main(script), "go")
+        run = await r.spawn(main(script, tools=["spawn_subagents", made.tool]), "go")
         questions = await waiting(r, 500)
         assert len({q.id for q in questions}) == len({q.digest for q in questions}) == 500
         assert len({q.run for q in questions}) == 100
@@ -236,7 +240,12 @@ async def test_a_question_outlives_the_turns_of_the_parent() -> None:
     made = Pages()
     kid = Profile("kid", tools=[made.tool])
     script = {
-        "main": [call("subagent_kid", task="k", background=True), call("list_agents"), call("list_agents"), "on my way"],
+        "main": [
+            call("subagent_kid", task="k", background=True),
+            call("list_agents"),
+            call("list_agents"),
+            "on my way",
+        ],
         "kid": [pages("anna"), {"text": "paged"}],
     }
     async with retinue.open(wait_approvals=WAIT, allow=["subagent_*"]) as r:

@@ -24,7 +24,7 @@ async def test_yes_to_this_run_is_for_this_tool_and_run_and_for_what_waits() -> 
     made = Pages()
     kid = Profile("kid", tools=[made.tool])
     async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
-        run = await r.spawn(main(family(made)), "go")
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
         mine = next(q for q in four if q.run == 1)
         assert r.supervisor.answer(mine.id, Allow("run"), by="user") == "taken"
@@ -47,7 +47,7 @@ async def test_yes_to_this_tool_is_for_the_tree_and_ends_with_it() -> None:
     made = Pages()
     kid = Profile("kid", tools=[made.tool])
     async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
-        run = await r.spawn(main(family(made)), "go")
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
         assert r.supervisor.answer(four[0].id, Allow("tool"), by="user") == "taken"
         assert r.supervisor.pending() == []
@@ -65,7 +65,7 @@ async def test_one_answer_for_all_that_a_run_asks_now(decision: Allow | Deny) ->
     made = Pages()
     kid = Profile("kid", tools=[made.tool])
     async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
-        run = await r.spawn(main(family(made)), "go")
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
         mine = next(q for q in four if q.run == 2)
         assert r.supervisor.answer(mine.id, decision, by="user") == "taken"

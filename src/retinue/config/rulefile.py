@@ -19,6 +19,7 @@ import yaml
 from retinue.config.files import exists, read_text
 from retinue.config.places import Place
 from retinue.config.yaml import parse_yaml
+from retinue.core.errors import ConfigError
 
 NEW = "# retinue.yaml\n"
 
@@ -27,16 +28,16 @@ def add_allowed(path: Path, rule: str) -> None:
     """Adds a rule to `approvals.allow`; makes the file when there is none. Raises ConfigError when it cannot."""
     path = Path(os.path.realpath(path))
     old = _raw(path) if exists(path) else NEW
-    before = parse_yaml(old, str(path)).plain() or {}
-    wanted = _with_rule(before, rule)
-    if wanted == before:
-        return
+    before = _plain(old, path)
     by_hand = Place(str(path)).error(f"cannot be changed here; add this to approvals.allow by hand: {rule}")
     try:
+        wanted = _with_rule(before, rule)
+        if wanted == before:
+            return
         new = _inserted(old, rule)
-        if parse_yaml(new, str(path)).plain() != wanted:
+        if _plain(new, path) != wanted:
             raise by_hand
-    except (yaml.YAMLError, ValueError, AttributeError, TypeError):
+    except (ConfigError, yaml.YAMLError, ValueError, AttributeError, TypeError):
         raise by_hand from None
     try:
         _replace(path, new)
@@ -47,6 +48,10 @@ def add_allowed(path: Path, rule: str) -> None:
 def _raw(path: Path) -> str:
     read_text(path)  # says what is wrong with the file, if anything is
     return path.read_bytes().decode("utf-8-sig")
+
+
+def _plain(text: str, path: Path) -> Any:
+    return parse_yaml(text.replace("\r\n", "\n"), str(path)).plain() or {}
 
 
 def _with_rule(settings: dict[str, Any], rule: str) -> dict[str, Any]:
