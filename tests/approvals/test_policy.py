@@ -146,15 +146,17 @@ async def test_an_agent_cannot_edit_its_own_rules_unasked(tmp_path: Path) -> Non
     config.write_text('approvals: {allow: ["edit(**)", "write(**)"]}\n')
     asked: list[Approval] = []
 
-    async def approver(question: Approval) -> retinue.Deny:
+    async def approver(question: Approval) -> retinue.Allow | retinue.Deny:
         asked.append(question)
-        return retinue.Deny()
+        return retinue.Deny() if len(asked) == 2 else retinue.Allow("tool")
 
-    script = [call("write", path="a", content="1"), call("write", path="./retinue.yaml", content=""), {"text": "x"}]
+    own = call("write", path="./retinue.yaml", content="approvals: {mode: yes}\n")
+    script = [call("write", path="a", content="1"), call("write", path="/x", content=""), own, own, {"text": "x"}]
     async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
         await r.run(main({"main": script}), "go")
     assert (tmp_path / "a").exists()
-    assert [(q.args["path"], q.rule) for q in asked] == [("./retinue.yaml", "")]
+    # Also after a yes to the tool in the whole tree, it is asked about each time.
+    assert [(q.args["path"], q.rule) for q in asked] == [("./retinue.yaml", "")] * 2
 
 
 STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}

@@ -150,11 +150,9 @@ def test_a_derived_rule_lets_just_that_command_pass(command: str) -> None:
     assert derive("shell", "a | b") is None and derive("edit", "/etc/passwd") is None
 
 
-PIECES = st.sampled_from([
-    "ok", "bad", "ba", "d", "b", "ad", " ", " ", "'", '"', "\\", ";", "|", "||", "&&", "&", "$", "`", "(", ")", "{", "}", ",",
-    "<", ">", "\n", "#", "x=1", "x=bad", "$x", "${x}", "$(", "eval", "command", "exec", "builtin", "!", "time", "if", "then",
-    "fi", "do", "while", "*", "?", "~", "\t", "\r", "$'", "\\x62", "[", "]", "-c", "bash", "alias", "=", "\u00a0", "\\\n",
-])  # fmt: skip
+SIGNS = [*"'\"\\;|&$`(){},<>\n#!*?~\t\r[]=\u00a0", " ", " ", "||", "&&", "$x", "${x}", "$(", "$'", "\\x62", "\\\n"]
+WORDS = [*"ok bad ba d b ad x=1 x=bad eval command exec builtin time if then fi do while -c bash alias".split(" ")]  # noqa: SIM905
+PIECES = st.sampled_from([*SIGNS, *WORDS])
 # The real thing: a shell in which `bad` tells that it ran.
 STAGE = 'ok() { :; }; bad() { printf BAD-RAN >&9; }; ad() { :; }; PATH=; shopt -u expand_aliases; eval "$1"'
 

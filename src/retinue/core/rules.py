@@ -50,10 +50,12 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What a call needs before it runs. `rule` is why, where it was not the mode and the tier alone."""
+    """What a call needs before it runs. `rule` is why, where it was not the mode and the tier alone; a `firm` ask is
+    not answered by what was said of other calls."""
 
     what: Literal["allow", "ask", "deny"]
     rule: str = ""
+    firm: bool = False
 
 
 ALLOW, ASK = Verdict("allow"), Verdict("ask")

@@ -56,7 +56,7 @@ class Desk:
         self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
     ) -> Decision:
         """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
-        standing = self._stands(tree.id, node.ref.run, call.name) if verdict.what == "ask" else ""
+        standing = self._stands(tree.id, node.ref.run, call.name, verdict)
         if verdict.what != "ask" or standing:
             allowed = verdict.what != "deny"
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
@@ -200,11 +200,11 @@ class Desk:
                 self._resolve(question, decision, by=by, scope=scope)
 
     def _stands_for(self, question: Question) -> str:
-        return self._stands(question.tree.id, question.node.ref.run, question.call.name)
+        return self._stands(question.tree.id, question.node.ref.run, question.call.name, question.judged())
 
-    def _stands(self, tree: str, run: int, tool: str) -> str:
+    def _stands(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
         """The answer given before that covers this, in words."""
-        if not self._standing:
+        if not self._standing or verdict.what != "ask" or verdict.firm:
             return ""
         return self._standing.get((tree, run, tool)) or self._standing.get((tree, None, tool)) or ""
 

@@ -49,7 +49,7 @@ class RunLink:
         if spec.tier == "none":
             return _NOTHING
         verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
-        if verdict is ALLOW:
+        if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
             return _ALLOW
         desk = self.supervisor.desk
         return await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)

@@ -64,8 +64,8 @@ class RulePolicy:
         tool, _, _ = key
         default, rules = self._default(*key), self._rules
         deny, allow = _about(rules.deny, tool), _about(rules.allow, tool)
-        ask = _about((*rules.ask, *self._protected), tool)
-        if not (deny or ask or allow):
+        ask, protected = _about(rules.ask, tool), _about(self._protected, tool)
+        if not (deny or ask or allow or protected):
             if len(self._known) >= CACHED:
                 self._known.clear()
             self._known[key] = default
@@ -73,9 +73,11 @@ class RulePolicy:
         subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
         if rule := stops(deny, tool, args, subjects):
             return Verdict("deny", rule)
+        if rule := stops(protected, tool, args, subjects):
+            return Verdict("ask", rule, firm=True)
         if rule := stops(ask, tool, args, subjects):
             return Verdict("ask", rule)
-        if unclear((*deny, *ask), tool, subjects):
+        if unclear((*deny, *ask, *protected), tool, subjects):
             return Verdict("ask", UNCLEAR.format(tool=tool))
         if default.what == "ask" and (rule := allows(allow, tool, args, subjects[0] if subjects else None)):
             return Verdict("allow", rule)
@@ -99,7 +101,7 @@ class Narrowed:
         first = self._parent.judge(spec, args, primary=primary, workspace=workspace)
         # Its own `strict` is about its own tools: in its own layer everybody is a primary.
         second = self._own.judge(spec, args, primary=True, workspace=workspace)
-        return second if _STRICTNESS[second.what] > _STRICTNESS[first.what] else first
+        return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
 
 
 def narrowed(policy: Policy, rules: Rules, *, project: str) -> Policy:

@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that runs agents."""
     parser.add_argument("--model", metavar="MODEL", help="scripted:FILE; the default is `model:` in retinue.yaml")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
-    parser.add_argument("--yes", action="store_true", help="run every tool without asking")
+    parser.add_argument("--yes", action="store_true", help="run every tool without asking, but for rules")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
