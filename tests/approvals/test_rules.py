@@ -150,6 +150,22 @@ def test_a_derived_rule_lets_just_that_command_pass(command: str) -> None:
     assert derive("shell", "a | b") is None and derive("edit", "/etc/passwd") is None
 
 
+@pytest.mark.parametrize(
+    ("tool", "subject"), [("*", None), ("do it", None), ("", None), ("edit", " a"), ("edit", "a\nb")]
+)
+def test_no_rule_is_derived_that_would_say_something_else(tool: str, subject: str | None) -> None:
+    assert derive(tool, subject) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_a_derived_rule_is_about_one_file_only(path: str, other: str) -> None:
+    rule = derive("edit", path)
+    if rule is not None:
+        assert allows((rule,), "edit", {}, path)
+        assert other == path or not allows((rule,), "edit", {}, other)
+
+
 SIGNS = [*"'\"\\;|&$`(){},<>\n#!*?~\t\r[]=\u00a0", " ", " ", "||", "&&", "$x", "${x}", "$(", "$'", "\\x62", "\\\n"]
 WORDS = [*"ok bad ba d b ad x=1 x=bad eval command exec builtin time if then fi do while -c bash alias".split(" ")]  # noqa: SIM905
 PIECES = st.sampled_from([*SIGNS, *WORDS])

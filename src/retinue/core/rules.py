@@ -24,6 +24,7 @@ SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 ALWAYS_ASK = ("edit", "write", "shell", "_edit_file", "_write_file", "_shell")
 _RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:\((.*)\))?", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 _GLOB = "*?["
 
@@ -123,13 +124,19 @@ def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool
 
 
 def derive(tool: str, subject: str | None) -> Rule | None:
-    """The narrowest rule that lets exactly this call pass the next time; None when there is none."""
+    """The narrowest rule that lets exactly this call pass the next time; None when there is none that a person can
+    read and a file can hold."""
+    rule: Rule | None = None
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
-        return Rule(tool, escape(exact(line.parts[0]))) if line.plain and len(line.parts) == 1 else None
-    if is_a(tool, FILES):
-        return Rule(tool, escape(subject)) if subject and not subject.startswith("/") else None
-    return Rule(tool)
+        rule = Rule(tool, escape(exact(line.parts[0]))) if line.plain and len(line.parts) == 1 else None
+    elif is_a(tool, FILES):
+        rule = Rule(tool, escape(subject)) if subject and not subject.startswith("/") else None
+    else:
+        rule = Rule(tool)
+    if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
+        return None
+    return rule if parse_rule(str(rule)) == rule else None
 
 
 def escape(text: str) -> str:
