@@ -145,16 +145,19 @@ async def test_the_first_answer_is_taken_and_the_second_is_stale(kind: str, tmp_
         assert await told(c.answer(question.id, Allow(), by="the second")) == "stale"
         assert await told(c.pending()) == []
         decided = await first(c, node.ref.tree, ApprovalDecided)
-        assert decided.body == ApprovalDecided(question.id, question.call_id, False, "no, because", "the first")
+        assert decided.body == ApprovalDecided(
+            question.id, question.call_id, False, "no, because", "the first", tool="write"
+        )
         await node.join()
         assert not (tmp_path / "a.txt").exists()
         assert "no, because" in node.result().tool_logs[0].result
 
 
 async def test_an_approver_that_is_too_slow_is_called_off(kind: str, tmp_path: Path) -> None:
-    called_off = asyncio.Event()
+    begun, called_off = asyncio.Event(), asyncio.Event()
 
     async def slow(question: Approval) -> Allow:
+        begun.set()
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
@@ -165,7 +168,8 @@ async def test_an_approver_that_is_too_slow_is_called_off(kind: str, tmp_path: P
     async with control(kind, tmp_path, approver=slow, wait=None) as (h, c):
         node = h.run({"main": [WRITE, "end"]})
         [question] = await h.questions()
+        await begun.wait()
         assert await told(c.answer(question.id, Allow(), by="other")) == "taken"
         await node.join()
-        assert called_off.is_set()
+        await called_off.wait()
         assert (tmp_path / "a.txt").read_text() == "x"

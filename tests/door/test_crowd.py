@@ -59,7 +59,7 @@ async def test_a_terminal_and_the_door_answer_at_the_same_moment(tmp_path: Path)
         await node.join()
         events = h.supervisor.log.read(node.ref.tree)
     decided = [event.body.by for event in events if isinstance(event.body, ApprovalDecided)]
-    assert decided == ["door" if outcome == "taken" else "user" for outcome in outcomes]
+    assert decided == ["door" if outcome == "taken" else "function" for outcome in outcomes]
 
 
 async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Path) -> None:

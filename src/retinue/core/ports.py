@@ -13,6 +13,7 @@ from retinue.core.events import Body, Delta, Event
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.rules import Verdict
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -170,9 +171,17 @@ class Approver(Protocol):
 
 
 class Policy(Protocol):
-    """Says what a call needs before it runs."""
+    """Says what a call needs before it runs: of the primary or another run, which works in that folder."""
 
-    def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]: ...
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict: ...
+
+
+class RuleBook(Protocol):
+    """Keeps a rule that a person gave for the whole project, and has the policy follow it from now on."""
+
+    def keep(self, rule: str) -> None:
+        """Raises ConfigError when it cannot be kept."""
+        ...
 
 
 class Timer(Protocol):

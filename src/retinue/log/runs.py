@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import structs
+
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -166,6 +168,11 @@ def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
 
 def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
     run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
+    if body.args is not None:  # what runs is the call as it was edited
+        args = body.args
+        run.calls = tuple(
+            structs.replace(call, args=args) if call.call_id == body.call_id else call for call in run.calls
+        )
 
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:

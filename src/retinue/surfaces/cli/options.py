@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
-    parser.add_argument("--yes", action="store_true", help="run every tool without asking")
+    parser.add_argument("--yes", action="store_true", help="run every tool without asking, but for rules")
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
     limits.add_argument(
