@@ -54,8 +54,8 @@ fmt: env-dev ## Format, and fix what lint can fix
 bench: env-dev ## Measure against the reference in bench/
 	@$(BIN)/python -m bench $(ARGS)
 
-soak: system env-dev ## Run the long sweeps
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+soak: system env-dev ## Run the long sweeps, one after the other, and print their figures
+	@$(BIN)/python -m pytest -n 0 -q -m soak $(ARGS)
 
 picture: env-dev ## Draw the demo's output for the README
 	@$(BIN)/python scripts/picture.py docs/demo.svg

@@ -17,14 +17,17 @@ from typing import Any
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices
+from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
+from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
+from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
-from retinue.supervisor.policy import MODES, Mode, ModePolicy
-from retinue.supervisor.supervisor import Supervisor, Timeouts
+from retinue.supervisor.policy import RulePolicy
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timeouts import Timeouts
 
 MAIN = Profile(
     "main",
@@ -36,15 +39,21 @@ MAIN = Profile(
 
 @dataclass(frozen=True)
 class Parts:
-    """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode`."""
+    """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
+    `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
+    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
 
     project: Path
     state: Path | None = None
     profiles: Sequence[Profile] = ()
     model: str | Model | None = None
     approver: Approver | None = None
-    mode: Mode = "ask"
+    mode: Mode | None = None
+    rules: Rules = Rules()  # noqa: RUF009 - frozen
+    rules_file: Path | None = None
     policy: Policy | None = None
+    approval_timeout: float | None = None
+    wait_approvals: float | None = None
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
@@ -54,10 +63,9 @@ class Parts:
 
 def supervisor(parts: Parts) -> Supervisor:
     """Must be called in the event loop the runs will live in."""
-    if parts.mode not in MODES:
-        raise ConfigError(f"unknown approval mode {parts.mode!r}; there is {', '.join(MODES)}")
     clock = parts.clock or SystemClock()
     models = ModelSource(parts.project, clock)
+    policy, book = _approvals(parts)
     return Supervisor(
         log(parts.state),
         planner=ProfilePlanner(
@@ -69,13 +77,39 @@ def supervisor(parts: Parts) -> Supervisor:
         runtime=Inherited(),
         state=StateFolder(parts.state, project=parts.project),
         clock=clock,
-        policy=parts.policy or ModePolicy(parts.mode),
+        policy=policy,
         approver=parts.approver,
+        terms=Terms(parts.approval_timeout, parts.wait_approvals),
+        book=book,
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
         on_close=models.close,
     )
+
+
+def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
+    """The policy, and who writes down what a person adds to its rules."""
+    mode = parts.mode or parts.rules.mode or "ask"
+    if mode not in MODES:
+        raise ConfigError(f"unknown approval mode {mode!r}; there is {', '.join(MODES)}")
+    if mode == "walled":
+        raise ConfigError(NO_WALLS)
+    file = parts.rules_file
+    policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
+    return parts.policy or policy, None if file is None else _Book(file, policy)
+
+
+class _Book:
+    """Rules for the project: in its retinue.yaml, and in force at once."""
+
+    def __init__(self, file: Path, policy: RulePolicy) -> None:
+        self._file = file
+        self._policy = policy
+
+    def keep(self, rule: str) -> None:
+        importlib.import_module("retinue.config.rulefile").add_allowed(self._file, rule)
+        self._policy.learn(parse_rule(rule))
 
 
 def log(state: Path | None) -> Log:
@@ -173,6 +207,9 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "profiles": project.profiles,
             "model": settings.model or default_model(os.environ),
             "limits": limits.over(settings.limits),
+            "rules": _merged(given.pop("rules", None), settings.rules),
+            "rules_file": settings.file or project.folder / "retinue.yaml",
+            "approval_timeout": settings.approval_timeout,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
@@ -181,6 +218,13 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
         },
     )
     return parts, project
+
+
+def _merged(given: Rules | None, base: Rules) -> Rules:
+    """Both sets of rules; the mode is that of the first which has one."""
+    if given is None:
+        return base
+    return Rules(given.mode or base.mode, base.allow + given.allow, base.ask + given.ask, base.deny + given.deny)
 
 
 def with_profiles(parts: Parts, profiles: Sequence[Profile]) -> Parts:

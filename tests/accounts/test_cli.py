@@ -183,10 +183,10 @@ async def test_show_tools_is_an_audit(project: Project) -> None:
     assert result.status == "done"
     page = project.retinue("show", "--tools", "shell,edit").stdout
     assert "✓ edit(a.txt)  /main  " in page
-    assert "  approved by user\n  -> edited" in page
+    assert "  approved by function\n  -> edited" in page
     assert "    -one\n    +two\n" in page
     assert "✗ shell(rm -rf /)  /main/kid-1  " in page
-    assert "  denied by user: not today\n" in page
+    assert "  denied by function: not today\n" in page
     assert "glob" not in page
     found = json.loads(project.retinue("show", "--tools", "*", "--json").stdout)
     assert [(action["tool"], action["permission"]) for action in found if action["tool"] == "glob"] == [
@@ -194,3 +194,19 @@ async def test_show_tools_is_an_audit(project: Project) -> None:
     ]
     assert project.retinue("show", "/main/kid-1", "--tools", "edit").stdout.startswith("No such tool ran in ")
     assert "not allowed with" in one_line_error(project.retinue("show", "--tools", "edit", "--markdown"))
+
+
+async def test_show_tools_tells_rules_and_edited_calls(project: Project) -> None:
+    async def answer(question: retinue.Approval) -> Any:
+        return retinue.Allow(args={"command": "echo edited"})
+
+    commands = [call("shell", command=f"echo {word}") for word in ("ruled", "asked")]
+    async with retinue.open(project.folder / ".retinue", approver=answer, allow=["shell(echo ruled)"]) as r:
+        await r.run(Profile("main", model=scripted({"main": [*commands, {"text": "end"}]}), workspace="shared"), "go")
+    ruled, edited = json.loads(project.retinue("show", "--tools", "shell", "--json").stdout)
+    assert (ruled["asked"], ruled["permission"]) == (False, "approved by rule: shell(echo ruled)")
+    assert (edited["asked"], edited["permission"]) == (True, "approved by function")
+    assert edited["args"] == {"command": "echo edited"}
+    page = project.retinue("show", "--tools", "shell").stdout
+    assert "✓ shell(echo edited)" in page
+    assert "echo asked" not in page

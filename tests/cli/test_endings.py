@@ -43,11 +43,14 @@ def test_a_run_that_failed_says_so_on_stderr_and_nothing_on_stdout(project: Proj
     assert "Traceback" not in done.stderr
 
 
+HELP = "--yes runs tools without asking, --wait-approvals waits for `retinue approve`"
+
+
 def test_no_approver_says_what_would_help(project: Project) -> None:
     replies, *_ = ENDINGS["no approver"]
     done = project.run(agents={"main": replies})
     error = "Run 'main' requested confirmation, and no approver is attached"
-    assert done.stderr.endswith(f"retinue: failed: {error}; --yes runs tools without asking\n")
+    assert done.stderr.endswith(f"retinue: failed: {error}; {HELP}\n")
 
 
 def test_the_answer_is_raw_when_stdout_is_no_terminal(project: Project) -> None:

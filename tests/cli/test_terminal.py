@@ -17,12 +17,12 @@ UNSEEN = {"\x1b", "\x07", "\u202e", "\u2069", "\x9b", "\x08"}
 class Terminal:
     """One process with a terminal as stdin, stdout and stderr."""
 
-    def __init__(self, project: Project, *arguments: str) -> None:
+    def __init__(self, project: Project, *arguments: str, **more: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=project.folder,
-            env=environment(TERM="xterm"),
+            env=environment(TERM="xterm", **more),
             stdin=slave,
             stdout=slave,
             stderr=slave,

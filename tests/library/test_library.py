@@ -407,3 +407,13 @@ async def test_a_text_too_large_for_an_event_is_whole_in_a_file(tmp_path: Path) 
     assert result.status == "done"
     [_, first, _, last] = thread(events, 0)
     assert (first.text, first.thoughts[0].text, last.text) == (words, words, words)
+
+
+async def test_a_run_is_told_something_while_it_works() -> None:
+    async with retinue.open() as r:
+        model = scripted({"main": [{"tools": [{"name": "glob", "args": {"pattern": "*"}}], "delay": 0.05}, "end"]})
+        run = await r.spawn(Profile("main", "x", model=model), "go")
+        assert (await run.send("look here")).state == "queued"
+        await run.result()
+        assert (await run.send("and here")).state == "too_late"
+        assert [e.body.text async for e in run.events() if e.kind == "inbox"] == ["look here"]

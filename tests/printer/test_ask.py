@@ -8,7 +8,8 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.events import ApprovalAsked, Thinking
-from retinue.surfaces.printer.ask import NOBODY, PROMPT, TerminalApprover, decide
+from retinue.surfaces.printer.answers import decide
+from retinue.surfaces.printer.ask import NOBODY, PROMPT, TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 from tests.printer.facts import ANNA, Facts
 

@@ -16,6 +16,7 @@ from retinue.build import Parts
 from retinue.build import supervisor as built
 from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
+from retinue.core.rules import Verdict
 from retinue.log.threads import thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.tree.kit import bodies, call, main, spawn, tree, until
@@ -151,13 +152,13 @@ async def test_fanning_out_in_a_callable_needs_no_second_slot() -> None:
 
 async def test_a_policy_that_denies_is_not_asked_about() -> None:
     class Never:
-        def judge(self, spec: Any, *, primary: bool) -> str:
-            return "deny"
+        def judge(self, spec: Any, args: Any, *, primary: bool, workspace: str) -> Verdict:
+            return Verdict("deny", "nothing")
 
     supervisor = built(Parts(project=Path.cwd(), approver=allow_all, policy=Never()))  # type: ignore[arg-type]
     node = supervisor.spawn(main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go"))
     await node.join()
-    assert node.result().final_response == "The user denied this call: the policy does not allow it"
+    assert node.result().final_response == "The user denied this call: the rule nothing forbids it"
     await supervisor.close()
 
 

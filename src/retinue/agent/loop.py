@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from retinue.core.approvals import Deny, denial
+from retinue.core.approvals import Allow, Deny, denial, edited
 from retinue.core.errors import Limited, Stop, ToolError
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job
-from retinue.core.ports import Link, Outcome
+from retinue.core.ports import Link, Outcome, Tool
 from retinue.core.results import Ending
 from retinue.tools import answer
 from retinue.tools.cut import cut
@@ -88,7 +88,7 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
             raise ToolError(call.problem)
         preview = tool.preview(call, job.folders)
     except ToolError as error:  # it cannot work, so nobody is asked
-        spec = ToolSpec(call.name, "", {}, tier="observe")
+        spec = ToolSpec(call.name, "", {}, tier="none")
         await link.begin(call, spec, "")
         outcome = Outcome(str(error), success=False)
     else:
@@ -97,7 +97,7 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
             outcome = Outcome(denial(decision), success=False)
         else:
             try:
-                outcome = await tool(call, job.folders, link)
+                outcome = await _run_allowed(tool, call, decision, job, link)
             except ToolError as error:
                 outcome = Outcome(str(error), success=False)
             except Stop:
@@ -108,6 +108,14 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
         outcome = _inline(outcome, call, job)
     link.finish(call, outcome, round((time.monotonic() - started) * 1000))
     return outcome
+
+
+async def _run_allowed(tool: Tool, call: Call, decision: Allow, job: Job, link: Link) -> Outcome:
+    """The call as it was allowed: with the arguments a person gave it, and then the model is told."""
+    if decision.args is None:
+        return await tool(call, job.folders, link)
+    outcome = await tool(Call(call.id, call.name, decision.args), job.folders, link)
+    return msgspec.structs.replace(outcome, text=f"{edited(decision.args)}\n{outcome.text}")
 
 
 def _inline(outcome: Outcome, call: Call, job: Job) -> Outcome:

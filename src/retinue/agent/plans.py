@@ -198,4 +198,5 @@ def _describe(profile: Profile) -> dict[str, Any]:
         "leaf": profile.leaf,
         "nickname": profile.nickname,
         "source": profile.source,
+        **({} if profile.approvals is None else {"approvals": profile.approvals}),
     }

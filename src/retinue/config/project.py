@@ -98,6 +98,7 @@ def _allow(profile: Profile, given: ProfileSettings) -> Profile:
         runtime=given.runtime or profile.runtime,
         workspace=given.workspace or profile.workspace,
         leaf=profile.leaf if given.leaf is None else given.leaf,
+        approvals=given.approvals or profile.approvals,
     )
 
 

@@ -9,6 +9,12 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
+approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
+approvals:
+  mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
+  allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
+  ask: [edit(docs/**)]
+  deny: [shell(git push*)]
 orchestrator:
   coordination:
     subagent_types: [explorer]   # null: the default ones; []: none
@@ -23,6 +29,7 @@ profiles:
     runtime: inherited
     workspace: scratch
     leaf: true
+    approvals: {deny: [shell]}   # on top of the rules above: stricter, never laxer
   poet:                          # a name that no SUBAGENT.md has: this defines it
     description: Writes verse.
     instructions: You write verse.
@@ -43,6 +50,7 @@ from retinue.config.values import Node, Section
 from retinue.config.yaml import read_yaml
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
+from retinue.core.rules import MODES, NO_WALLS, Rule, Rules, parse_rule
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class ProfileSettings:
     runtime: RuntimeName | None = None
     workspace: WorkspaceName | None = None
     leaf: bool | None = None
+    approvals: Rules | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ class Settings:
 
     model: str | None = None
     limits: Limits = Limits()  # noqa: RUF009 - frozen
+    rules: Rules = Rules()  # noqa: RUF009 - frozen
+    approval_timeout: float | None = None
     subagent_types: tuple[str, ...] | None = None
     subagent_default_timeout: float = SPAWNED_SECONDS
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
@@ -103,12 +114,16 @@ def _settings(section: Section, path: Path) -> Settings:
     )
     retention = section.number("retention_days", minimum=0)
     profiles = section.section("profiles")
+    rules = _rules(section.section("approvals"))
+    approval_timeout = section.number("approval_timeout", minimum=0)
     coordination = _coordination(section.section("orchestrator"))
     section.finish()
     minimum, default, maximum = _timeouts(coordination)
     settings = Settings(
         model=None if model is None else model.word(),
         limits=limits,
+        rules=rules or Rules(),
+        approval_timeout=approval_timeout,
         subagent_types=None if coordination is None else coordination.texts("subagent_types"),
         subagent_default_timeout=default,
         subagent_min_timeout=minimum,
@@ -176,9 +191,27 @@ def _profile(name: str, node: Node) -> ProfileSettings:
         runtime=None if runtime is None else runtime.choice(RUNTIMES),
         workspace=None if workspace is None else workspace.choice(WORKSPACES),
         leaf=section.flag("leaf"),
+        approvals=_rules(section.section("approvals")),
     )
     section.finish()
     return settings
+
+
+def _rules(section: Section | None) -> Rules | None:
+    if section is None:
+        return None
+    mode = section.given("mode")
+    chosen = None if mode is None else mode.choice(MODES)
+    if mode is not None and chosen == "walled":
+        raise mode.error(NO_WALLS)
+    kinds = (section.given(kind) for kind in ("allow", "ask", "deny"))
+    rules = Rules(chosen, *(() if node is None else _rule_list(node) for node in kinds))
+    section.finish()
+    return rules
+
+
+def _rule_list(node: Node) -> tuple[Rule, ...]:
+    return tuple(item.checked(parse_rule) for item in node.items(what="a list of rules"))
 
 
 def _limits(section: Section | None) -> Limits:

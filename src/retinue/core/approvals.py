@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from typing import Any, Literal
 
 import msgspec
 
+Scope = Literal["call", "run", "tool", "project"]
+SCOPES: tuple[Scope, ...] = ("call", "run", "tool", "project")
+Answered = Literal["taken", "stale", "unknown"]
+
 
 class Approval(msgspec.Struct, frozen=True, gc=False):
-    """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen."""
+    """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen.
+
+    `rule` is what an answer for the whole project would write, empty where no rule says just this; `digest` stands
+    for the action shown, so that an answer can say which one it means."""
 
     id: str
     tree: str
@@ -20,16 +28,24 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
     call_id: str
     label: str | None = None
     preview: str = ""
+    rule: str = ""
+    digest: str = ""
 
 
-class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow"):
-    """Yes, this call."""
+class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow", omit_defaults=True):
+    """Yes: to this call, to this tool for the rest of this run, to this tool in the whole tree, or always in this
+    project. `args` are the arguments to run it with instead; `all_pending_of_run` answers all that run asks now."""
+
+    scope: Scope = "call"
+    args: dict[str, Any] | None = None
+    all_pending_of_run: bool = False
 
 
-class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny"):
+class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True):
     """No; the model reads the reason."""
 
     reason: str = ""
+    all_pending_of_run: bool = False
 
 
 Decision = Allow | Deny
@@ -38,3 +54,20 @@ Decision = Allow | Deny
 def denial(decision: Deny) -> str:
     """What the model reads when it was told no."""
     return f"The user denied this call: {decision.reason}" if decision.reason else "The user denied this call."
+
+
+def edited(args: dict[str, Any]) -> str:
+    """What the model reads before the result of a call whose arguments were changed."""
+    return f"[The user changed the arguments of this call to {_plain(args).decode()}]"
+
+
+def digest_of(tree: str, *, run: int, call_id: str, tool: str, args: dict[str, Any]) -> str:
+    """Stands for exactly this action of this run."""
+    return hashlib.sha256(_plain([tree, run, call_id, tool, args])).hexdigest()[:32]
+
+
+def _plain(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):  # half a character, or no JSON at all
+        return ascii(value).encode()

@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from retinue.core.approvals import Allow, denial
+from retinue.core.approvals import Deny, denial, edited
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome
@@ -74,13 +74,18 @@ class Context:
         return other
 
     async def approve(self, action: str, **args: Any) -> bool:
-        """Asks the user. False means no; without an approver the run ends."""
+        """Asks the user. False means no, also to just these arguments; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
         decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), "")
-        allowed = isinstance(decision, Allow)
-        self.link.finish(call, Outcome("allowed" if isinstance(decision, Allow) else denial(decision), allowed), 0)
-        return allowed
+        if isinstance(decision, Deny):
+            said = denial(decision)
+        elif decision.args is not None and decision.args != args:
+            said = edited(decision.args)
+        else:
+            said = ""
+        self.link.finish(call, Outcome(said or "allowed", not said), 0)
+        return not said
 
     async def spawn(self, profile: Profile | str, task: str | Task) -> Child:
         """Makes a child run; raises SpawnRefused. Its result is waited for with `await child.result()`."""

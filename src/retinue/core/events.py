@@ -119,7 +119,8 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
 
 
 class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
-    """A person is asked; `label` is None for the primary."""
+    """A person is asked; `label` is None for the primary. `rule` is what an answer for the project would write,
+    `digest` stands for exactly this action."""
 
     kind: ClassVar[str] = "approval.asked"
     approval_id: str
@@ -128,10 +129,13 @@ class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
     args: dict[str, Any]
     label: str | None = None
     preview: str = ""
+    rule: str = ""
+    digest: str = ""
 
 
 class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
-    """The one answer that took effect."""
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `scope` is
+    how far it goes (call, run, tool, project, or pending for all a run had asked); `args` are edited arguments."""
 
     kind: ClassVar[str] = "approval.decided"
     approval_id: str
@@ -139,6 +143,9 @@ class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
     allowed: bool
     reason: str = ""
     by: str = ""
+    tool: str = ""
+    scope: str = "call"
+    args: dict[str, Any] | None = None
 
 
 class Inbox(Body, frozen=True, gc=False, tag="inbox"):

@@ -70,9 +70,10 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
-    `tier` is `observe` (never asks) or `confirm` (asks). `repeatable` says that running it twice does no
-    harm. `waits` marks the tools that only wait for children: while one runs, the run gives its slot back. `host` marks
-    what a host-side function asks about: no tool of the model's.
+    `tier` is `observe` (never asks), `confirm` (asks) or `none` (a call that cannot work, so nothing will run).
+    `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
+    children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
+    of the model's.
     """
 
     name: str

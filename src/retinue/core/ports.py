@@ -9,11 +9,12 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from retinue.core.approvals import Approval, Decision
+from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.events import Body, Delta, Event
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.rules import Verdict
 from retinue.core.usage import Usage
 
 
@@ -172,9 +173,17 @@ class Approver(Protocol):
 
 
 class Policy(Protocol):
-    """Says what a call needs before it runs."""
+    """Says what a call needs before it runs: of the primary or another run, which works in that folder."""
 
-    def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]: ...
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict: ...
+
+
+class RuleBook(Protocol):
+    """Keeps a rule that a person gave for the whole project, and has the policy follow it from now on."""
+
+    def keep(self, rule: str) -> None:
+        """Raises ConfigError when it cannot be kept."""
+        ...
 
 
 class Prices(Protocol):
@@ -220,8 +229,22 @@ class Log(Protocol):
     async def close(self) -> None: ...
 
 
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What became of words for a run. `queued`: written at place `seq` of the tree's order, read at the run's next
+    turn, which is its first `turn.started` after that place. `too_late`: it will have no next turn, and why."""
+
+    state: Literal["queued", "too_late"]
+    seq: int = 0
+    why: str = ""
+
+
 class Control(Protocol):
-    """Commands plus watch: the supervisor itself, or the client of another process's door."""
+    """Commands plus watch: the supervisor itself, or the client of another process's door.
+
+    The supervisor knows what is pending at once; a client has to ask for it."""
 
     async def cancel(self, tree: str, run: int = 0) -> bool: ...
+    async def send(self, tree: str, run: int, text: str) -> Receipt: ...
+    def pending(self, tree: str | None = None) -> list[Approval] | Awaitable[list[Approval]]: ...
+    def answer(self, approval_id: str, decision: Decision, *, by: str) -> Answered | Awaitable[Answered]: ...
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

@@ -11,6 +11,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
+from retinue.core.rules import Rules
 
 RuntimeName = Literal["inherited"]
 WorkspaceName = Literal["scratch", "shared"]
@@ -34,7 +35,8 @@ class Profile:
 
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
-    `call` makes `async fn(task, ctx)` the agent instead of a model.
+    `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
+    them, on top of those it is under anyway: they make it stricter, never laxer.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Profile:
     leaf: bool = False
     nickname: str | None = None
     source: str = "python"
+    approvals: Rules | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -7,7 +7,7 @@ who writes them is asked of the lock beside the file, so a process that died lea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import msgspec
 
 from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, decode
-from retinue.log.locks import first_row_of_holder
+from retinue.log.locks import first_row_of_holder, holder
 from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines
 
 POLL_SECONDS = 0.1
@@ -92,7 +92,12 @@ class Archive:
         with _reading(stored.file) as db:
             return _is_live(db, stored)
 
-    async def follow(self, stored: Stored, *, after: int = 0) -> AsyncIterator[bytes]:
+    def process(self, stored: Stored) -> int | None:
+        """The number of the process that writes this tree, if one does."""
+        found = holder(stored.file)
+        return found[0] if found is not None and self.is_live(stored) else None
+
+    async def follow(self, stored: Stored, *, after: int = 0) -> AsyncGenerator[bytes, None]:
         """The lines after that place, then new ones, until the tree has ended or nobody is left who could write it."""
         with _reading(stored.file) as db:
             row, version, ended = stored.first_row, None, False

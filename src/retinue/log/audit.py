@@ -14,7 +14,7 @@ EVERY_TOOL = "*"
 
 class Action(msgspec.Struct):
     """One tool call. `asked` says that a person was asked; `allowed` is None while nobody has answered, and for a
-    call nobody was asked about; `success` is None until there is a result."""
+    call that neither a person nor a rule decided; `success` is None until there is a result."""
 
     run: int
     path: str
@@ -36,10 +36,8 @@ class Action(msgspec.Struct):
     @property
     def permission(self) -> str:
         """Who approved, in words."""
-        if not self.asked:
-            return "nobody was asked"
         if self.allowed is None:
-            return "nobody has answered"
+            return "nobody has answered" if self.asked else "nobody was asked"
         words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"
         return f"{words}: {self.reason}" if self.reason else words
 
@@ -65,7 +63,9 @@ def _tell(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResult) ->
     match body:
         case ApprovalAsked(preview=preview):
             action.asked, action.preview = True, preview
-        case ApprovalDecided(allowed=allowed, by=by, reason=reason):
-            action.asked, action.allowed, action.by, action.reason = True, allowed, by, reason
+        case ApprovalDecided(allowed=allowed, by=by, reason=reason, args=args):
+            action.allowed, action.by, action.reason = allowed, by, reason
+            if args is not None:  # what runs is the call as it was edited, and no longer what was shown
+                action.args, action.preview = args, ""
         case ToolResult(success=success, text=text, duration_ms=took, file=file):
             action.success, action.text, action.duration_ms, action.file = success, text, took, file

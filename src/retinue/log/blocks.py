@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from retinue.core.events import (
     ApprovalAsked,
@@ -171,13 +172,32 @@ def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", *
     )
 
 
-def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block:
-    asked = seen.asked.pop(decided.approval_id, None)
-    about = () if asked is None else (("plain", " "), *question_spans(asked.label, asked.tool, asked.args)[1:])
+def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | None:
+    asked, call = seen.asked.pop(decided.approval_id, None), seen.calls.get(decided.call_id)
+    if asked is None and decided.allowed and decided.by.startswith("rule"):
+        return None  # a rule let it pass: that is no news
+    if call is not None and decided.args is not None:
+        call = seen.calls[decided.call_id] = structs.replace(call, args=decided.args)
+    args = decided.args or (asked.args if asked is not None else {} if call is None else call.args)
+    label = seen.label if event.run and asked is None else None if asked is None else asked.label
+    tool = decided.tool if asked is None else asked.tool
+    about = (("plain", " "), *question_spans(label, tool, args)[1:]) if tool else ()
+    if decided.by not in ("", "user"):
+        about = (*about, ("faint", f" by {decided.by}"))
     if decided.allowed:
-        return _about(event, seen, (("good", "✓ approved"), *about), line=True, call_id=decided.call_id)
+        how = _REACH.get(decided.scope, "") + (", with edited arguments" if decided.args is not None else "")
+        spans = (("good", "✓ approved"), *about, ("plain", how))
+        return _about(event, seen, spans, line=True, call_id=decided.call_id)
     reason: Span = ("plain", f": {decided.reason}" if decided.reason else "")
     return _about(event, seen, (("bad", "✗ denied"), *about, reason), line=True, call_id=decided.call_id, success=False)
+
+
+_REACH = {
+    "run": ", and in this run",
+    "tool": ", and in this tree",
+    "project": ", and always in this project",
+    "pending": ", with all that it asked",
+}
 
 
 def _lifecycle(event: Event, seen: _Seen) -> Block:

@@ -17,12 +17,13 @@ LATEST = 10
 
 @dataclass(frozen=True)
 class Listing:
-    """One tree as its events tell it, whether somebody still writes it, and when it was last heard of."""
+    """One tree as its events tell it, whether somebody (`pid`) still writes it, and when it was last heard of."""
 
     stored: Stored
     runs: Runs
     live: bool
     last_at: float
+    pid: int | None = None
 
     @property
     def tree(self) -> str:
@@ -68,6 +69,7 @@ class Listing:
             "duration_ms": round(self.seconds(run, now) * 1000),
             "task": spawned.task,
             "workspace": spawned.workspace,
+            "pid": self.pid if run.ended is None else None,
         }
 
     def result(self, run: RunView, now: float) -> dict[str, Any]:
@@ -100,12 +102,12 @@ class Listing:
 
 def listing(archive: Archive, stored: Stored) -> Listing:
     """Asks whether it is live before reading, so that an ending written in between is seen."""
-    live = archive.is_live(stored)
+    pid = archive.process(stored)
     runs, last_at = Runs(stored.tree), stored.at
     for event in archive.events(stored):
         runs.apply(event)
         last_at = event.at
-    return Listing(stored, runs, live, last_at)
+    return Listing(stored, runs, pid is not None, last_at, pid)
 
 
 def listings(archive: Archive, *, everything: bool = False, since: float | None = None) -> tuple[list[Listing], int]:

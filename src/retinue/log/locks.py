@@ -30,7 +30,13 @@ def sign(lock: int, first_row: int) -> None:
 
 
 def first_row_of_holder(file: Path) -> int | None:
-    """From which row on the process that holds this log file writes it; None when nobody holds it.
+    """From which row on the process that holds this log file writes it; None when nobody holds it."""
+    found = holder(file)
+    return None if found is None else found[1]
+
+
+def holder(file: Path) -> tuple[int, int] | None:
+    """The process that holds this log file and the row it writes from; zeros while it has not yet signed.
 
     Looking takes the lock for a moment, if it is free: a process that wants it just then takes another file."""
     try:
@@ -41,7 +47,7 @@ def first_row_of_holder(file: Path) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         words = os.pread(lock, 64, 0).split()
-        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        return (int(words[0]), int(words[1])) if len(words) > 1 and b"".join(words[:2]).isdigit() else (0, 0)
     finally:
         os.close(lock)
     return None

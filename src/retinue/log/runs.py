@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
+from msgspec import structs
+
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -177,6 +179,11 @@ def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
 
 def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
     run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
+    if body.args is not None:  # what runs is the call as it was edited
+        args = body.args
+        run.calls = tuple(
+            structs.replace(call, args=args) if call.call_id == body.call_id else call for call in run.calls
+        )
 
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:

@@ -18,7 +18,8 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.supervisor import approvals, seats, spending
+from retinue.core.rules import ALLOW
+from retinue.supervisor import seats, spending
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
+_NOTHING = Deny("there is nothing to run")
 
 
 class RunLink:
@@ -47,19 +49,19 @@ class RunLink:
         body = ToolCall(
             call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host
         )
-        node.inflight += 1
+        node.inflight += spec.host  # a model's calls are counted when its reply comes, all at once
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event.
             written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
             if written is not None:
                 await written
-            verdict = self.supervisor.policy.judge(spec, primary=node.parent is None)
-            if verdict == "allow":
+            if spec.tier == "none":
+                return _NOTHING
+            verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
+            if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
-            if verdict == "deny":
-                return Deny("the policy does not allow it")
-            asked = approvals.ask(self.tree, node, call, preview=preview, approver=self.supervisor.approver)
-            decision = await asked
+            desk = self.supervisor.desk
+            decision = await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
             self._still_wanted()
             return decision
         except BaseException:
@@ -91,7 +93,9 @@ class RunLink:
             raise
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
-        reply = self._with_own_ids(reply) if reply.calls else reply
+        if reply.calls:
+            reply = self._with_own_ids(reply)
+            self.node.inflight += len(reply.calls)
         self._report(reply, plan.model_name)
         return reply
 
@@ -192,4 +196,7 @@ def own(args: dict[str, Any]) -> dict[str, Any]:
 def _timeout(call: Call) -> float | None:
     """The seconds a call gives itself, for the header that shows it."""
     value = call.args.get("executionTimeout", call.args.get("timeout"))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None

@@ -10,7 +10,7 @@ import msgspec
 from retinue.core.context import Context
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Plan
-from retinue.core.ports import Timer
+from retinue.core.ports import Policy, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -29,8 +29,8 @@ class Node:
     __slots__ = (
         "account", "background", "call_ids", "children", "context", "deadline", "depth", "driving", "ending",
         "finished", "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news",
-        "parent", "partial", "place", "plan", "queues", "ref", "seconds", "stall", "started", "stopping", "task",
-        "view", "waiters", "waiting", "wish",
+        "parent", "partial", "place", "plan", "policy", "queues", "ref", "seconds", "stall", "started", "stopping",
+        "task", "view", "waiters", "waiting", "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
@@ -42,6 +42,7 @@ class Node:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.max_depth = 0
         self.max_turns: int | None = None
+        self.policy: Policy = None  # type: ignore[assignment]  # set by the supervisor right after
         self.seconds: float | None = None
         self.background = False
         self.queues = False

@@ -1,20 +1,139 @@
-"""What a tool call needs before it runs, by its tier and the mode the user chose."""
+"""What a tool call needs before it runs: by rules, by its tier, by the mode the user chose. Fulfils the Policy port.
+
+Rules are values (core/rules.py); here they meet the disk: a path is what it resolves to, whatever it is called.
+Judged once per call, so what no rule concerns is looked up, not worked out.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from typing import Any
 
 from retinue.core.messages import ToolSpec
+from retinue.core.ports import Policy
+from retinue.core.rules import (
+    ALLOW,
+    ALWAYS_ASK,
+    ASK,
+    FILES,
+    SHELLS,
+    Mode,
+    Rule,
+    Rules,
+    Verdict,
+    allows,
+    concerns,
+    escape,
+    is_a,
+    stops,
+    unclear,
+)
 
-Mode = Literal["ask", "yes"]
-MODES: tuple[Mode, ...] = ("ask", "yes")
+CACHED = 1024
+UNCLEAR = "it is not clear whether a rule for {tool} is meant"
+_SEARCHES = frozenset({"glob", "grep"})
+_STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
-class ModePolicy:
-    """`ask`: the confirm tier asks, whoever calls. `yes`: nothing asks."""
+class RulePolicy:
+    """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell. `strict`: so does
+    every tool of the primary. `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is
+    never edited without a question, or an agent could give itself rules."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, rules: Rules, *, mode: Mode, project: str = "", config: str = "") -> None:
         self.mode = mode
+        self._project = os.path.realpath(project) if project else ""
+        own = escape(os.path.realpath(config)) if config and mode != "yes" else ""
+        changers = ("edit", "write", "*_edit_file", "*_write_file")
+        self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
+        self._rules = rules
+        self._known: dict[tuple[str, str, bool], Verdict] = {}
 
-    def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]:
-        return "allow" if self.mode == "yes" or spec.tier == "observe" else "ask"
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        key = (spec.name, spec.tier, primary)
+        known = self._known.get(key)
+        return known if known is not None else self._judge(key, args, workspace)
+
+    def learn(self, rule: Rule) -> None:
+        """One more rule that allows."""
+        rules = self._rules
+        self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
+        self._known.clear()
+
+    def _judge(self, key: tuple[str, str, bool], args: dict[str, Any], workspace: str) -> Verdict:
+        tool, _, _ = key
+        default, rules = self._default(*key), self._rules
+        deny, allow = _about(rules.deny, tool), _about(rules.allow, tool)
+        ask, protected = _about(rules.ask, tool), _about(self._protected, tool)
+        if not (deny or ask or allow or protected):
+            if len(self._known) >= CACHED:
+                self._known.clear()
+            self._known[key] = default
+            return default
+        subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
+        if rule := stops(deny, tool, args, subjects):
+            return Verdict("deny", rule)
+        if rule := stops(protected, tool, args, subjects):
+            return Verdict("ask", rule, firm=True)
+        if rule := stops(ask, tool, args, subjects):
+            return Verdict("ask", rule)
+        if unclear((*deny, *ask, *protected), tool, subjects):
+            return Verdict("ask", UNCLEAR.format(tool=tool))
+        if default.what == "ask" and (rule := allows(allow, tool, args, subjects[0] if subjects else None)):
+            return Verdict("allow", rule)
+        return default
+
+    def _default(self, tool: str, tier: str, primary: bool) -> Verdict:
+        if self.mode == "yes":
+            return ALLOW
+        asks = tier != "observe" or is_a(tool, ALWAYS_ASK) or (self.mode == "strict" and primary)
+        return ASK if asks else ALLOW
+
+
+class Narrowed:
+    """What both say: a child under rules of its own is still under all of its parent's."""
+
+    def __init__(self, parent: Policy, own: Policy) -> None:
+        self._parent = parent
+        self._own = own
+
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        first = self._parent.judge(spec, args, primary=primary, workspace=workspace)
+        # Its own `strict` is about its own tools: in its own layer everybody is a primary.
+        second = self._own.judge(spec, args, primary=True, workspace=workspace)
+        return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
+
+
+def narrowed(policy: Policy, rules: Rules, *, project: str) -> Policy:
+    """The policy of a run whose profile has these rules."""
+    return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
+
+
+def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str) -> tuple[str, ...]:
+    """What a pattern is held against: the command, or the path a call means. First the one that rules which allow
+    look at (a path inside the workspace relative to it, another one absolute), then its other names."""
+    if is_a(tool, SHELLS):
+        command = args.get("command", args.get("cmd"))
+        return (command,) if isinstance(command, str) else ()
+    if not is_a(tool, FILES):
+        return ()
+    raw = args.get("path") or args.get("file_path") or ("." if tool in _SEARCHES else None)
+    if not isinstance(raw, str) or "\0" in raw:
+        return ()
+    home = os.path.realpath(workspace)
+    path = os.path.realpath(os.path.join(home, raw))  # noqa: PTH118 - as text: no Path is worth its time here
+    names = [_below(path, home) or path, path, _below(path, project)]
+    if project and project != home:  # what is not in a workspace is looked for in the folders above it
+        names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
+    return tuple(name for name in names if name)
+
+
+def _below(path: str, folder: str) -> str:
+    """The path relative to a folder that holds it, else nothing."""
+    if path == folder:
+        return "."
+    return path.removeprefix(f"{folder}/") if folder and path.startswith(f"{folder}/") else ""
+
+
+def _about(rules: tuple[Rule, ...], tool: str) -> tuple[Rule, ...]:
+    return tuple(rule for rule in rules if concerns(rule, tool))

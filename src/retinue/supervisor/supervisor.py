@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
+from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
@@ -24,27 +24,27 @@ from retinue.core.limits import (
     DEFAULT_CONCURRENT,
     DEFAULT_DEPTH,
     DEFAULT_TURNS,
-    MODEL_ASKED_SECONDS,
-    SPAWNED_SECONDS,
     Limits,
-    clamp_asked,
 )
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Row, Ticket
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
-from retinue.supervisor import seats
+from retinue.supervisor import seats, steering
+from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of, row_of, system_of
+from retinue.supervisor.policy import narrowed
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
+from retinue.supervisor.timeouts import Timeouts, child_seconds
 from retinue.supervisor.trees import Tree
 
 DEPTH_EXCEEDED = (
@@ -60,14 +60,6 @@ LABEL_CHARACTERS = 30
 _LOG = logging.getLogger(__name__)
 
 
-class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds for spawned runs: the default, and the bounds of what a model may ask for."""
-
-    default: float = SPAWNED_SECONDS
-    minimum: float = MODEL_ASKED_SECONDS[0]
-    maximum: float = MODEL_ASKED_SECONDS[1]
-
-
 class Supervisor:
     """Owns every tree of one process and log."""
 
@@ -81,6 +73,8 @@ class Supervisor:
         clock: Clock,
         policy: Policy,
         approver: Approver | None,
+        terms: Terms,
+        book: RuleBook | None,
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
@@ -88,7 +82,7 @@ class Supervisor:
     ) -> None:
         self.log = log
         self.policy = policy
-        self.approver = approver
+        self.desk = Desk(clock, approver=approver, terms=terms, book=book, project=state.project)
         self.prices = prices
         self.trees: dict[str, Tree] = {}
         self._planner = planner
@@ -161,7 +155,7 @@ class Supervisor:
         limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
         node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
-        node.seconds = self._child_seconds(order, limits)
+        node.seconds = child_seconds(order, limits, self._timeouts)
         node.account = account
         node.stall = stall_of(node, limits.stall, self._clock, tree.write)
         node.background = order.background
@@ -181,6 +175,9 @@ class Supervisor:
         subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
         node = Node(ref, plan, task, parent, folders_of(self._state, ref, parent, plan.profile, task, readable))
+        rules = plan.profile.approvals
+        above = self.policy if parent is None else parent.policy
+        node.policy = above if rules is None else narrowed(above, rules, project=self._state.project)
         tree.nodes.append(node)
         if parent is not None:
             parent.children += (node,)
@@ -219,16 +216,6 @@ class Supervisor:
         if order.files:
             self._files.keep(tree.id, ref.run)
         node.task = asyncio.create_task(self._drive(tree, node, written))
-
-    def _child_seconds(self, order: Order, limits: Limits) -> float | None:
-        own = self._timeouts.default if limits.seconds is UNSET else limits.seconds
-        asked = order.task.timeout_seconds
-        if asked is None:
-            return own
-        if not order.asked_by_model:
-            return asked
-        asked = clamp_asked(asked, (self._timeouts.minimum, self._timeouts.maximum))
-        return asked if own is None or limits.seconds is UNSET else min(asked, own)
 
     # Driving
 
@@ -297,6 +284,7 @@ class Supervisor:
             pass  # the result stands; that the log did not take it is told by whoever closes the log
         if node.parent is None:
             self.trees.pop(tree.id, None)
+            self.desk.forget(tree.id)
         elif node.background and not node.parent.ending:
             self._notify(tree, node.parent, node)
         node.finish()
@@ -352,12 +340,25 @@ class Supervisor:
         node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
         return node.context
 
+    def pending(self, tree: str | None = None) -> list[Approval]:
+        """The questions that wait for an answer, in the order they came."""
+        return self.desk.pending(tree)
+
+    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        """Answers a question, whoever else was asked: the first answer is taken, a later one is stale. With a digest
+        it counts only for exactly the action that was shown with it."""
+        return self.desk.answer(approval_id, decision, by=by, digest=digest)
+
     async def cancel(self, tree: str, run: int = 0, *, status: Status = "cancelled") -> bool:
         """Stops a run and all below it; False when there is nothing to stop (ended, stopping already, unknown)."""
         found = self.trees.get(tree)
         if found is None or not 0 <= run < len(found.nodes):
             return False
         return found.nodes[run].stop(status)
+
+    async def send(self, tree: str, run: int, text: str) -> Receipt:
+        """The user's words for a run, read at its next turn."""
+        return await steering.send(self.trees.get(tree), run, text)
 
     def kill(self, tree: str) -> None:
         """The second Ctrl-C: whatever still cleans up is told again, and ends at once."""
@@ -378,6 +379,7 @@ class Supervisor:
             node.stop("cancelled")
         for node in primaries:
             await node.join()
+        await self.desk.close()
         try:
             if self._on_close is not None:
                 await self._on_close()

@@ -16,11 +16,11 @@ from retinue.core.context import CURRENT
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Model, Prices
+from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.policy import Mode
 from retinue.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -73,6 +73,10 @@ class Run:
     async def cancel(self) -> bool:
         """Stops the run and all below it; False when it has ended or is stopping already."""
         return await self._supervisor.cancel(self.tree, self.number)
+
+    async def send(self, text: str) -> Receipt:
+        """Words of the user for the run, read at its next turn; `too_late` when it will have none."""
+        return await self._supervisor.send(self.tree, self.number, text)
 
 
 class Retinue:
@@ -149,7 +153,12 @@ def open(  # noqa: PLR0913 - the one front door
     path: str | Path | None = None,
     *,
     approver: Approver | None = None,
-    mode: Mode = "ask",
+    mode: Mode | None = None,
+    allow: Sequence[str] = (),
+    ask: Sequence[str] = (),
+    deny: Sequence[str] = (),
+    approval_timeout: float | None = None,
+    wait_approvals: float | None = None,
     limits: Limits | None = None,
     model: str | Model | None = None,
     profiles: Sequence[Profile] = (),
@@ -161,20 +170,33 @@ def open(  # noqa: PLR0913 - the one front door
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
     `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
-    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking.
-    `prices` says what models cost instead of the price library."""
+    names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking,
+    `strict` asks for every tool of a primary, `ask` (the default) for those that change something. `allow`, `ask` and
+    `deny` are rules such as `shell(git status*)`: deny wins, then ask, then allow, then the mode. A question nobody
+    answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
+    wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
+    instead of the price library."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
         base = Path(project).resolve() if project is not None else state.parent if state is not None else Path.cwd()
-        given: dict[str, Any] = {"state": state, "approver": approver, "model": model, "clock": clock}
-        given |= {"limits": limits, "prices": prices}
+        rules = Rules(None, *(tuple(map(parse_rule, texts)) for texts in (allow, ask, deny)))
+        given: dict[str, Any] = {
+            "state": state,
+            "approver": approver,
+            "model": model,
+            "clock": clock,
+            "limits": limits,
+            "prices": prices,
+            "mode": mode,
+        }
+        given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         if config is not None:
-            found, _ = build.project_parts(base, config=Path(config), mode=mode, **given)
+            found, _ = build.project_parts(base, config=Path(config), **given)
             found = replace(found, state=state)
             return found if not profiles else build.with_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
-        return build.Parts(project=base, profiles=profiles, mode=mode, **set_values)
+        return build.Parts(project=base, profiles=profiles, **set_values)
 
     return Retinue(parts)
 

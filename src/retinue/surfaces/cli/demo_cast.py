@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any
 
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.messages import ToolSpec
 from retinue.core.profiles import Profile
+from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.supervisor.clock import SystemClock
 
 EDITED = "till/pricing.py"
@@ -32,9 +33,9 @@ PROFILES = (EXPLORER, SCOUT, TESTER, CRITIC, FIXER)
 class DemoPolicy:
     """Spawning and running the checks need nobody; the edit does."""
 
-    def judge(self, spec: ToolSpec, *, primary: bool) -> Literal["allow", "ask", "deny"]:
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         unasked = spec.tier == "observe" or spec.name in UNASKED or spec.name.startswith("subagent_")
-        return "allow" if unasked else "ask"
+        return ALLOW if unasked else ASK
 
 
 class Hurried(SystemClock):

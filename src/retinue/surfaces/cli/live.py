@@ -7,16 +7,19 @@ it, so that a terminal that does not take its text holds up no run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
-from retinue.core.errors import LogError
+from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.door.server import DoorServer
 from retinue.log.runs import Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
@@ -25,6 +28,7 @@ from retinue.surfaces.printer.ask import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 
 LAST_WORDS_SECONDS = 1.0
+WRITTEN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,49 @@ async def drive(
     printer: Printer,
     terminal: bool = False,
     limits: Limits | None = None,
+    door: bool = True,
+    announce: Callable[[Node], None] | None = None,
 ) -> Shown:
-    """Runs a primary to its ending. `terminal` asks on the printer's terminal. Events are written in every case."""
+    """Runs a primary to its ending. `terminal` asks on the printer's terminal, `door` lets other processes in,
+    `announce` is told of the run when its first event is written. Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = build.supervisor(parts)
     shown: Shown | None = None
     with Signals(supervisor) as signals:
+        doors = AsyncExitStack()
         try:
+            if door and parts.state is not None:
+                await _open(doors, DoorServer(supervisor, parts.state), printer)
             node = supervisor.spawn(profile, task, limits=limits)
+            if announce is not None:
+                await _written(supervisor, node)
+                announce(node)
             shown = await _Screen(supervisor, node, printer, in_thread=not terminal).to_the_end(signals)
         finally:
             try:
+                await doors.aclose()
                 await supervisor.close()
             except LogError as error:
                 if shown is None:
                     raise
                 shown = replace(shown, log_error=str(error))
     return shown
+
+
+async def _open(doors: AsyncExitStack, server: DoorServer, printer: Printer) -> None:
+    try:
+        await doors.enter_async_context(server)
+    except RetinueError as error:  # the run does not need its door, but whoever looks for it should know
+        printer.note(f"warning: no door for other terminals: {error}")
+
+
+async def _written(supervisor: Supervisor, node: Node) -> None:
+    """Until somebody who looks for the run finds it; a log that takes nothing is told of elsewhere."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WRITTEN_SECONDS):
+            async for _ in supervisor.watch(node.ref.tree):
+                return
 
 
 class _Screen:

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
-    parser.add_argument("--yes", action="store_true", help="run every tool without asking")
+    parser.add_argument("--yes", action="store_true", help="run every tool without asking, but for rules")
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
     limits.add_argument(
@@ -36,11 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-turns", metavar="N", type=_whole_or_none, default=_UNSET, help="turns of each run (100); none: no limit"
     )
-    limits.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="for the whole run (no limit)")
+    limits.add_argument("--timeout", metavar="SECONDS", type=seconds, help="for the whole run (no limit)")
     limits.add_argument(
         "--stall",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         help="in which nothing may happen in a run and below it; after as long again it ends (no limit)",
     )
     limits.add_argument(
@@ -101,7 +101,7 @@ def age(text: str) -> float:
     return float(found[1]) * AGES[found[2]]
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
+from retinue.door.files import find
 from retinue.log.accounts import cost_text
+from retinue.log.archive import Archive
 from retinue.log.listing import LATEST, Listing, listings
 from retinue.surfaces.cli import screen
 from retinue.surfaces.cli.options import age
@@ -55,9 +57,18 @@ def run(args: argparse.Namespace) -> int:
     if not any(view.cost for each in found for view in each.in_order()):  # nothing but "unknown" says nothing
         table = [row[:COST] + row[COST + 1 :] for row in table]
     print("\n".join(screen.table(table[0], table[1:], right=NUMBERS)))
+    for each in found:
+        if each.pid is not None and any(view.ended is None for view in each.in_order()):
+            print(f"\n{_process(archive, each)}")
     if left_out:
         print(f"\n{left_out} older {'tree is' if left_out == 1 else 'trees are'} not shown: retinue ps --all")
     return 0
+
+
+def _process(archive: Archive, listing: Listing) -> str:
+    """Which process runs a tree, and whether it can be told something."""
+    how = "its door is open" if find(archive.folder.parent / "doors", listing.pid or 0) else "it has no door"
+    return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
 def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:

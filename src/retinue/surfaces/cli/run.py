@@ -17,16 +17,17 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import detach, screen
 from retinue.surfaces.cli.live import Shown, drive
-from retinue.surfaces.cli.options import add_options, limits_of, model_of
+from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.printer import paint, safe
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.summary import summary
 
 EPILOG = """\
 stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
-at the terminal; without a terminal they are refused, unless --yes says that nothing asks.
+at the terminal, or from another one (`retinue approvals`); without a terminal they are refused, unless
+--wait-approvals says how long to wait for that other terminal, or --yes that nothing asks.
 Ctrl-C cancels the run and everything below it; a second one kills it.
 
 exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
@@ -35,6 +36,7 @@ examples:
   retinue run "find the riskiest file" --model scripted:script.yaml
   retinue run @task.md --profile explorer --max-turns 20
   git diff | retinue run - --yes --timeout 600
+  retinue run "fix the tests" --detach        then: retinue tail -f, retinue approvals, retinue send
   retinue run "audit src/" --json --quiet | jq .usage"""
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
@@ -49,6 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much = parser.add_mutually_exclusive_group()
     how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    parser.add_argument("--detach", action="store_true", help="print the tree's id and go on without the terminal")
+    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument(
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=seconds,
+        help=f"without a terminal, wait so long for answers from another ({detach.WAIT_SECONDS:g} with --detach)",
+    )
     add_options(parser)
 
 
@@ -63,18 +73,38 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
+    if args.detach and args.no_door and not args.yes:
+        raise ConfigError("--detach with --no-door can never be asked anything: give --yes, or leave --no-door out")
+    away = detach.leave() if args.detach else None
+    if isinstance(away, int):
+        return away
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    printer = Printer(sys.stderr, level=level)
-    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty() and args.task != "-"
+    printer = Printer(sys.stderr, level=level, color=False if away else None)
+    terminal = away is None and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     wish = Task(task, model=model_of(args))
-    shown = asyncio.run(drive(parts, profile, wish, printer=printer, terminal=terminal, limits=limits))
+    driving = drive(
+        parts,
+        profile,
+        wish,
+        printer=printer,
+        terminal=terminal,
+        limits=limits,
+        door=not args.no_door,
+        announce=None if away is None else away.announce,
+    )
+    shown = asyncio.run(driving)
     return finish(shown, printer, as_json=args.json)
 
 
 def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:
     """What the project's files say, and the options over them."""
     mode = "yes" if args.yes else None
-    return build.project_parts(Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits)
+    wait = args.wait_approvals
+    if wait is None and args.detach:
+        wait = detach.WAIT_SECONDS
+    return build.project_parts(
+        Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait
+    )
 
 
 def choose(project: Any, name: str | None) -> Profile:
@@ -137,4 +167,8 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
 
 def _hint(result: Result[Any]) -> str:
     unconfirmed = unconfirmed_texts(name=result.name, primary=True)
-    return "; --yes runs tools without asking" if result.error_details == unconfirmed[1] else ""
+    return (
+        "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
+        if result.error_details == unconfirmed[1]
+        else ""
+    )

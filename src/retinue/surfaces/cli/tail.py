@@ -6,16 +6,23 @@ import argparse
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
+from retinue.core.errors import NotFound
+from retinue.core.events import Delta
+from retinue.door.client import DoorGone
 from retinue.log.archive import Archive, Stored, event_of
 from retinue.log.lookup import find
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.cli.speech import Speech
 from retinue.surfaces.printer.printer import Printer
+from retinue.wire.door import decode_item
 
 EPILOG = """\
 Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen.
-With -f it ends when the tree does, or when the process that ran it is gone.
+With -f it ends when the tree does, or when the process that ran it is gone; on a terminal the last line shows what is
+being said this moment.
 
 examples:
   retinue tail                            the latest tree, as blocks
@@ -31,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
     parser.add_argument("--after", metavar="SEQ", type=_place, default=0, help="only events after this number")
     parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
+    parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
     parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
 
 
@@ -47,14 +55,24 @@ def run(args: argparse.Namespace) -> int:
 async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
     stdout = _Stdout()
     printer = Printer(stdout, level="verbose" if args.verbose else "normal")
-    async for line in _lines(archive, stored, args):
-        if args.json:
+    speech = Speech(printer) if printer.color and not args.json else None
+    async for line in _lines(archive, stored, args, deltas=args.deltas or speech is not None):
+        item = None if args.json else decode_item(line)
+        if isinstance(item, Delta):
+            if speech is not None:
+                speech.hear(item)
+        elif args.json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
         else:
-            printer.show(event_of(line, stored.file))
+            event = event_of(line, stored.file)
+            if speech is not None:
+                speech.over(event)
+            printer.show(event)
             if stdout.broken:
                 raise BrokenPipeError
+    if speech is not None:
+        speech.end()
     if args.follow and not archive.has_ended(stored):
         screen.warn(f"the process that ran {stored.tree} is gone; the tree has no ending")
 
@@ -78,12 +96,23 @@ class _Stdout:
         return sys.stdout.isatty()
 
 
-async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace) -> AsyncIterator[bytes]:
-    if args.follow:
-        async for line in archive.follow(stored, after=args.after):
+async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, deltas: bool) -> AsyncIterator[bytes]:
+    after = args.after
+    if not args.follow:
+        for line in archive.lines(stored, after=after):
             yield line
         return
-    for line in archive.lines(stored, after=args.after):
+    door = doors.open_door(archive, stored)
+    if door is not None:
+        try:
+            async with aclosing(door.lines(stored.tree, after=after, deltas=deltas)) as lines:
+                async for line in lines:
+                    item = decode_item(line)
+                    after = after if isinstance(item, Delta) else item.seq
+                    yield line
+        except (DoorGone, NotFound):
+            pass  # the file has what the door did not say
+    async for line in archive.follow(stored, after=after):
         yield line
 
 

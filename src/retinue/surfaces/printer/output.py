@@ -16,9 +16,21 @@ class Output:
         self._fd = _descriptor(stream)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.gone = False
+        self._held: list[str] | None = None
+
+    def hold(self) -> None:
+        """Keeps what is written until `release`: the terminal is somebody else's."""
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held or [], None
+        self.write("".join(held))
 
     def write(self, text: str) -> None:
         if self.gone or not text:
+            return
+        if self._held is not None:
+            self._held.append(text)
             return
         try:
             self._stream.flush()

@@ -5,7 +5,8 @@ Gets events, or lines of its owner; knows no supervisor. Made by a surface with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from retinue.core.approvals import Approval
@@ -88,6 +89,15 @@ class Printer:
         if self._prompt and not answered:
             self._output.write("\n")
         self._prompt = ""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The terminal is somebody else's; what happens meanwhile is printed afterwards."""
+        self._output.hold()
+        try:
+            yield
+        finally:
+            self._output.release()
 
     def _put(self, text: str, *, loose: bool) -> None:
         before = "\n" if self._loose and not loose else ""

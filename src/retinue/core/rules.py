@@ -1,0 +1,196 @@
+"""Rules for what may run without asking: `shell(git status*)`, `edit(src/**)`, `read`, `mcp__*`. Parsed and matched.
+
+A rule is a tool's name and, in brackets, a pattern for the argument that matters: the command of a shell, the path of
+a file tool, or `name=pattern` for an argument of any other tool. Pure: which path a call really means (links, `..`)
+is found out by whoever has the disk, and comes in as the call's `subject`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.commands import exact, read_command, readings
+from retinue.core.errors import ConfigError
+
+Mode = Literal["ask", "strict", "walled", "yes"]
+MODES: tuple[Mode, ...] = ("ask", "strict", "walled", "yes")
+NO_WALLS = "approval mode 'walled' needs walls around a run, and this version has none: use ask, strict or yes"
+SHELLS = ("shell", "_shell")
+FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
+ALWAYS_ASK = ("edit", "write", "shell", "_edit_file", "_write_file", "_shell")
+_RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:\((.*)\))?", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
+_GLOB = "*?["
+
+
+class Rule(msgspec.Struct, frozen=True, gc=False):
+    """`pattern` is None for a rule about every call of the tool; `argument` names the one it is held against."""
+
+    tool: str
+    pattern: str | None = None
+    argument: str = ""
+
+    def __str__(self) -> str:
+        named = f"{self.argument}=" if self.argument else ""
+        return self.tool if self.pattern is None else f"{self.tool}({named}{self.pattern})"
+
+
+class Rules(msgspec.Struct, frozen=True, gc=False):
+    """What a file or a profile says of approvals. Deny goes before ask, ask before allow, allow before the mode."""
+
+    mode: Mode | None = None
+    allow: tuple[Rule, ...] = ()
+    ask: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """What a call needs before it runs. `rule` is why, where it was not the mode and the tier alone; a `firm` ask is
+    not answered by what was said of other calls."""
+
+    what: Literal["allow", "ask", "deny"]
+    rule: str = ""
+    firm: bool = False
+
+
+ALLOW, ASK = Verdict("allow"), Verdict("ask")
+
+
+def is_a(tool: str, kinds: tuple[str, ...]) -> bool:
+    """Whether a tool is one of these by name or, for those that begin with `_`, by how its name ends."""
+    return tool in kinds or tool.endswith(tuple(kind for kind in kinds if kind[0] == "_"))
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule; a ConfigError says what is wrong with it."""
+    found = _RULE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
+    tool, pattern = found[1], found[2]
+    try:
+        _regex(pattern or "", True)
+    except re.error:
+        raise ConfigError(f"'{text}' has a range in [...] that is none") from None
+    if pattern is None:
+        return Rule(tool)
+    if not pattern.strip():
+        raise ConfigError(f"'{text}' has an empty pattern: leave the brackets out to mean every call")
+    if is_a(tool, SHELLS) or is_a(tool, FILES):
+        return Rule(tool, pattern.strip())
+    named = _NAMED.fullmatch(pattern)
+    if named is None:
+        raise ConfigError(f"'{text}' must name the argument: {tool}(argument=pattern)")
+    return Rule(tool, named[2], named[1])
+
+
+def concerns(rule: Rule, tool: str) -> bool:
+    """Whether the rule is about this tool at all."""
+    return rule.tool == tool or _regex(rule.tool, False).fullmatch(tool) is not None
+
+
+def allows(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
+    """The rule (or rules, for a line of several commands) that lets the call pass; empty when none does."""
+    if is_a(tool, SHELLS):
+        return _allows_command(rules, subject)
+    return next((str(rule) for rule in rules if rule.pattern is None or _hit(rule, tool, args, subject)), "")
+
+
+def stops(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
+    """The rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
+    for rule in rules:
+        if rule.pattern is None:
+            return str(rule)
+        if is_a(tool, SHELLS):
+            words = [words for subject in subjects for words in read_command(subject).parts]
+            pattern = _regex(rule.pattern, False)
+            if any(pattern.fullmatch(reading) for command in words for reading in readings(command)):
+                return str(rule)
+        elif any(_hit(rule, tool, args, subject) for subject in subjects or (None,)):
+            return str(rule)
+    return ""
+
+
+def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
+    """Whether one of these rules might be meant and nobody can tell: then the call is asked about, in every mode."""
+    if not any(rule.pattern is not None and not rule.argument for rule in rules):
+        return False
+    return not subjects or (is_a(tool, SHELLS) and not all(read_command(subject).plain for subject in subjects))
+
+
+def derive(tool: str, subject: str | None) -> Rule | None:
+    """The narrowest rule that lets exactly this call pass the next time; None when there is none that a person can
+    read and a file can hold."""
+    rule: Rule | None = None
+    if is_a(tool, SHELLS):
+        line = read_command(subject or "")
+        rule = Rule(tool, escape(exact(line.parts[0]))) if line.plain and len(line.parts) == 1 else None
+    elif is_a(tool, FILES):
+        rule = Rule(tool, escape(subject)) if subject and not subject.startswith("/") else None
+    else:
+        rule = Rule(tool)
+    if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
+        return None
+    return rule if parse_rule(str(rule)) == rule else None
+
+
+def escape(text: str) -> str:
+    """The pattern that matches this text only."""
+    return "".join(f"[{char}]" if char in _GLOB else char for char in text)
+
+
+def _allows_command(rules: tuple[Rule, ...], command: str | None) -> str:
+    everything = next((str(rule) for rule in rules if rule.pattern is None), "")
+    if everything or command is None:
+        return everything
+    line = read_command(command)
+    if not line.plain:
+        return ""
+    used: dict[str, None] = {}
+    for words in line.parts:
+        text = exact(words)
+        rule = next((r for r in rules if r.pattern is not None and _regex(r.pattern, False).fullmatch(text)), None)
+        if rule is None:
+            return ""
+        used[str(rule)] = None
+    return ", ".join(used)
+
+
+def _hit(rule: Rule, tool: str, args: dict[str, Any], subject: str | None) -> bool:
+    assert rule.pattern is not None
+    if rule.argument:
+        value = args.get(rule.argument)
+        text = value if isinstance(value, str) else None if value is None else msgspec.json.encode(value).decode()
+        return text is not None and _regex(rule.pattern, False).fullmatch(text) is not None
+    return subject is not None and _regex(rule.pattern, is_a(tool, FILES)).fullmatch(subject) is not None
+
+
+@lru_cache(4096)
+def _regex(pattern: str, paths: bool) -> re.Pattern[str]:
+    """`*` is any text (in paths: up to the next `/`, and `**` any text), `?` one character, `[...]` one of these."""
+    made, at = "", 0
+    while at < len(pattern):
+        char = pattern[at]
+        if paths and pattern.startswith("**/", at):
+            made, at = made + "(?:.*/)?", at + 3
+        elif char == "*":
+            stars = len(pattern) - at - len(pattern[at:].lstrip("*"))
+            made, at = made + ("[^/]*" if paths and stars == 1 else ".*"), at + stars
+        elif char == "?":
+            made, at = made + ("[^/]" if paths else "."), at + 1
+        elif char == "[" and (end := pattern.find("]", at + 2)) > 0:
+            made, at = made + _one_of(pattern[at + 1 : end]), end + 1
+        else:
+            made, at = made + re.escape(char), at + 1
+    return re.compile(made, re.DOTALL)
+
+
+def _one_of(inside: str) -> str:
+    turned = inside[0] == "!" and len(inside) > 1
+    safe = re.sub(r"([\\\[\]^&|~])", r"\\\1", inside[1:] if turned else inside)
+    return f"[{'^' if turned else ''}{safe}]"

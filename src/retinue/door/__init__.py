@@ -1,0 +1,1 @@
+"""Control over loopback: the server in the process that runs trees, the client in every other."""

@@ -1,0 +1,174 @@
+"""The door: Control of this process over HTTP on the loopback interface, for other processes of the same user.
+
+Every request is checked before its body is read: its Host and Origin, so that no web page can knock, and the token
+that stands in a file only the user can read. GETs change nothing. Opened and closed by the surface that runs trees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from retinue.core.errors import RetinueError
+from retinue.door import http
+from retinue.door.files import DoorFile
+from retinue.door.http import Head, Refused
+from retinue.door.watching import stream
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.trees import Tree
+from retinue.wire import door as wire
+
+HOST = "127.0.0.1"
+MOST_CONNECTIONS = 256
+LAST_WORDS_SECONDS = 1.0
+Get = Callable[[dict[str, str]], Any]
+Post = Callable[[bytes], Awaitable[Any]]
+
+
+class DoorServer:
+    """`async with DoorServer(supervisor, state_folder)`: open inside, closed and its file gone after."""
+
+    def __init__(self, supervisor: Supervisor, state: Path) -> None:
+        self._supervisor = supervisor
+        self._folder = state / "doors"
+        self._token = secrets.token_urlsafe(32)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._hosts: frozenset[str] = frozenset()
+        self._get: dict[str, Get] = {wire.TREES: self._trees, wire.PENDING: self._pending}
+        self._post: dict[str, Post] = {wire.CANCEL: self._cancel, wire.SEND: self._send, wire.ANSWER: self._answer}
+
+    async def __aenter__(self) -> DoorServer:
+        try:
+            self._server = await asyncio.start_server(self._accept, HOST, 0, limit=http.MAX_HEAD)
+        except OSError as error:
+            raise RetinueError(f"cannot listen on {HOST}: {error.strerror or error}") from None
+        port = self._server.sockets[0].getsockname()[1]
+        self._hosts = frozenset({f"{HOST}:{port}", f"localhost:{port}"})
+        self.address = wire.Address(wire.VERSION, os.getpid(), port, self._token)
+        try:
+            self._file = DoorFile(self._folder, self.address)
+        except RetinueError:
+            self._server.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.remove()
+        self._server.close()
+        if self._connections:  # a watcher of a tree that has ended gets its last words
+            await asyncio.wait(self._connections, timeout=LAST_WORDS_SECONDS)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if await self._respond(reader, writer):
+                await http.hang_up(reader, writer)
+        except OSError:
+            pass  # the peer is gone; nobody is left to tell
+        finally:
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; False when there was none."""
+        try:
+            if len(self._connections) > MOST_CONNECTIONS:
+                raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
+            head = await http.read_head(reader)
+            if head is None:
+                return False
+            self._check(head)
+            if head.path == wire.WATCH and head.method == "GET":
+                await stream(self._supervisor, head.query, reader, writer)
+                return True
+            writer.write(http.response(200, wire.encode(await self._do(head, reader))))
+        except Refused as refused:
+            body = wire.encode(wire.Problem(str(refused)))
+            writer.write(http.response(refused.status, body, **refused.headers))
+        except Exception as error:
+            if isinstance(error, OSError):
+                raise
+            # the surface's edge: a bug here must cost the peer an answer, not the process its runs
+            text = f"internal error: {type(error).__name__}: {error}"
+            writer.write(http.response(500, wire.encode(wire.Problem(text))))
+        return True
+
+    def _check(self, head: Head) -> None:
+        """Before anything else of the request is looked at."""
+        if head.headers.get("host") not in self._hosts:
+            raise Refused(403, "this door is not open under that Host")
+        origin = head.headers.get("origin")
+        if origin is not None and origin.removeprefix("http://") not in self._hosts:
+            raise Refused(403, "this door is not open to that Origin")
+        scheme, _, token = head.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+        known = wire.WATCH, *self._get, *self._post
+        if head.path not in known:
+            raise Refused(404, "there is no such route")
+        allowed = "POST" if head.path in self._post else "GET"
+        if head.method != allowed:
+            raise Refused(405, f"this route takes {allowed} only", Allow=allowed)
+
+    async def _do(self, head: Head, reader: asyncio.StreamReader) -> Any:
+        try:
+            if head.method == "GET":
+                return self._get[head.path](head.query)
+            if head.query:
+                raise Refused(400, "this route takes no parameters in its address")
+            return await self._post[head.path](await http.read_body(reader, head))
+        except (wire.BadBody, RetinueError) as error:
+            raise Refused(400, str(error)) from None
+
+    # The commands
+
+    def _trees(self, query: dict[str, str]) -> wire.Process:
+        _only(query)
+        return wire.Process(wire.VERSION, os.getpid(), [_live(tree) for tree in self._supervisor.trees.values()])
+
+    def _pending(self, query: dict[str, str]) -> list[wire.Question]:
+        _only(query, "tree")
+        return [wire.Question(asked, asked.digest) for asked in self._supervisor.pending(query.get("tree"))]
+
+    async def _cancel(self, body: bytes) -> wire.Cancelled:
+        order = wire.read(body, wire.Cancel)
+        return wire.Cancelled(await self._supervisor.cancel(order.tree, order.run))
+
+    async def _send(self, body: bytes) -> Any:
+        order = wire.read(body, wire.Send)
+        return await self._supervisor.send(order.tree, order.run, order.text)
+
+    async def _answer(self, body: bytes) -> wire.Outcome:
+        order = wire.read(body, wire.Answer)
+        if order.digest is not None:
+            for asked in self._supervisor.pending():
+                if asked.id == order.approval_id and asked.digest != order.digest:
+                    return wire.Outcome("stale")  # the question is not the one that was shown
+        by = order.by[: wire.LONGEST_NAME] or "door"
+        return wire.Outcome(self._supervisor.answer(order.approval_id, order.decision, by=by))
+
+
+def _only(query: dict[str, str], *known: str) -> None:
+    for name in query:
+        if name not in known:
+            raise Refused(400, f"unknown parameter {name[: wire.LONGEST_NAME]!r}")
+
+
+def _live(tree: Tree) -> wire.LiveTree:
+    views = tree.runs.runs.values()
+    runs = [wire.LiveRun(v.number, v.spawned.parent, v.path, v.label, v.agent, v.state) for v in views]
+    return wire.LiveTree(tree.id, runs)

@@ -1,0 +1,34 @@
+"""Words of the user for a run that is at work: written, then read at its next turn. Children never speak here."""
+
+from __future__ import annotations
+
+from retinue.core.errors import ConfigError
+from retinue.core.events import Inbox
+from retinue.core.messages import UserTurn
+from retinue.core.ports import Receipt
+from retinue.supervisor.trees import Tree
+
+SOURCE = "user"
+LONGEST = 256 * 1024
+
+
+async def send(tree: Tree | None, run: int, text: str) -> Receipt:
+    """Told and written in one step, so that the log has the words before the turn that reads them."""
+    words = text.encode("utf-8", "replace").decode()
+    if not words.strip():
+        raise ConfigError("there is nothing to send: the text is empty")
+    if len(words.encode()) > LONGEST:
+        raise ConfigError(f"the text is larger than {LONGEST // 1024} KiB: put it in a file that the agent can read")
+    if tree is None or not 0 <= run < len(tree.nodes):
+        return Receipt("too_late", why="no such run is at work here")
+    node = tree.nodes[run]
+    if node.ended:
+        return Receipt("too_late", why=f"the run has ended: {node.view.status}")
+    if node.ending or node.stopping is not None:
+        return Receipt("too_late", why="the run is stopping")
+    written = tree.write(node, Inbox(words, source=SOURCE), wait=True)
+    seq = tree.seq
+    node.tell(UserTurn(words, SOURCE))
+    if written is not None:
+        await written
+    return Receipt("queued", seq)

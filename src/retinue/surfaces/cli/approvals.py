@@ -1,0 +1,93 @@
+"""`retinue approvals`: the questions that wait for an answer, in every process of the project."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from retinue.core.approvals import Approval
+from retinue.log.archive import Archive
+from retinue.log.spans import question_spans
+from retinue.surfaces.cli import questions, screen
+from retinue.surfaces.cli.questions import Waiting
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import Printer
+
+EPILOG = """\
+A question's number is its place among all that its tree has asked. When two trees have one of the same number, give
+its id. The first answer is taken, wherever it is given.
+
+examples:
+  retinue approvals                 what is waiting now
+  retinue approvals --watch         and what comes, each as it would be asked at the terminal
+  retinue approve 2
+  retinue deny 3 "not in this folder"
+  retinue approvals --json | jq -r '.[].id'"""
+HEADS = ("NO", "RUN", "AGENT", "QUESTION", "ID")
+POLL_SECONDS = 0.3
+QUESTION_WIDTH = 60
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the questions that wait for an answer, whatever process asks them."
+    parser.epilog = EPILOG
+    parser.add_argument("--watch", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON array; with --watch one object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    if args.watch:
+        asyncio.run(_watch(archive, as_json=args.json))
+        return 0
+    found = asyncio.run(questions.waiting(archive))
+    if args.json:
+        screen.print_json([each.to_json() for each in found])
+    elif not found:
+        print("Nothing waits for an answer.")
+    else:
+        print("\n".join(screen.table(HEADS, [_row(each) for each in found], right=frozenset({"NO"}))))
+    return 0
+
+
+def asked(approval: Approval) -> str:
+    """The question on a line: `[label] edit(src/lib.rs)`."""
+    spans = question_spans(approval.label, approval.tool, approval.args)[1:]
+    return safe.line("".join(text for _, text in spans))
+
+
+def _row(each: Waiting) -> tuple[str, ...]:
+    about = each.approval
+    question = screen.shortened(asked(about), QUESTION_WIDTH)
+    return str(each.number), f"{about.tree}/{about.run}", safe.line(about.agent), question, safe.line(about.id)
+
+
+async def _watch(archive: Archive, *, as_json: bool) -> None:
+    printer = Printer(sys.stdout)
+    seen: dict[str, Waiting] = {}
+    while True:
+        now = {each.approval.id: each for each in await questions.waiting(archive)}
+        for each in [each for name, each in now.items() if name not in seen]:
+            if as_json:
+                screen.print_json(each.to_json())
+                sys.stdout.flush()
+            else:
+                printer.question(each.approval)
+                number, name = each.number, f"{each.approval.tree}/{each.approval.run}"
+                printer.note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
+        for each in [each for name, each in seen.items() if name not in now and not as_json]:
+            printer.note(f"{each.number}  {what_came(archive, each)}")
+        seen = now
+        if printer.gone:
+            raise BrokenPipeError
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def what_came(archive: Archive, each: Waiting) -> str:
+    """Who decided what of a question that is no longer open."""
+    decided = questions.decision(archive, each.approval)
+    if decided is None:
+        return "no longer needed"
+    reason = f": {decided.reason}" if decided.reason else ""
+    return f"{'approved' if decided.allowed else 'denied'} by {decided.by or 'somebody'}{reason}"

@@ -1,0 +1,54 @@
+"""`retinue approve ID`: says yes to a question of another process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from retinue.core.approvals import Allow, Decision
+from retinue.surfaces.cli import doors, questions, screen
+from retinue.surfaces.cli.approvals import asked, what_came
+
+EPILOG = """\
+Without an option the answer is for this call alone, exactly as it was asked. The first answer is taken, wherever it is
+given; exit code 1 when somebody was faster.
+
+examples:
+  retinue approvals
+  retinue approve 2
+  retinue approve 2 --run
+  retinue approve toje555k2w/3/41"""
+SCOPES = {
+    "run": "and to this tool for the rest of that run",
+    "tool": "and to this tool in the whole tree",
+    "project": "and always in this project: writes the rule that `retinue approvals --json` shows into retinue.yaml",
+}
+ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Say yes to a question that waits, whatever process asks it."
+    parser.epilog = EPILOG
+    parser.add_argument("id", metavar="ID", help=ID_HELP)
+    scope = parser.add_mutually_exclusive_group()
+    scope.set_defaults(scope="call")
+    for name, words in SCOPES.items():
+        scope.add_argument(f"--{name}", dest="scope", action="store_const", const=name, help=words)
+
+
+def run(args: argparse.Namespace) -> int:
+    return asyncio.run(answer(args.id, Allow(scope=args.scope)))
+
+
+async def answer(name: str, decision: Decision) -> int:
+    """Gives the answer and says what became of it."""
+    archive = screen.open_archive()
+    chosen = questions.choose(await questions.waiting(archive), name)
+    about = chosen.approval
+    outcome = await chosen.door.answer(about.id, decision, by=doors.who(), digest=chosen.digest)
+    if outcome == "taken":
+        word = "approved" if isinstance(decision, Allow) else "denied"
+        print(f"{word} {asked(about)} of {about.tree}/{about.run}")
+        return 0
+    screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what_came(archive, chosen)}")
+    return 1

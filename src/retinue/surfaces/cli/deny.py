@@ -1,0 +1,29 @@
+"""`retinue deny ID REASON`: says no to a question of another process, and tells the model why."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+
+from retinue.core.approvals import Deny
+from retinue.surfaces.cli.approve import ID_HELP, answer
+
+EPILOG = """\
+The run goes on; its model reads the reason. The first answer is taken, wherever it is given; exit code 1 when somebody
+was faster.
+
+examples:
+  retinue deny 2
+  retinue deny 2 "use the copy in build/ instead" """
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Say no to a question that waits, whatever process asks it."
+    parser.epilog = EPILOG.rstrip()
+    parser.add_argument("id", metavar="ID", help=ID_HELP)
+    parser.add_argument("reason", metavar="REASON", nargs="?", default="", help="what the model reads")
+
+
+def run(args: argparse.Namespace) -> int:
+    return asyncio.run(answer(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))

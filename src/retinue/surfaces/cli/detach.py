@@ -1,0 +1,68 @@
+"""`run --detach`: the command goes on in a process of its own, in a session of its own, without the terminal.
+
+The first process waits until the second has a tree, prints its id and is done. Until then the second complains on the
+terminal like any command; from then on what it says goes to files in the folder of its run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from retinue.supervisor.nodes import Node
+
+WAIT_SECONDS = 600.0
+FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
+
+
+class Away:
+    """The second process: knows how to tell the first."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def announce(self, node: Node) -> None:
+        """There is a tree. Leaves the terminal and says so."""
+        folder = _private(Path(node.folders.own))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, name in FILES:
+            file = os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.dup2(file, fd)
+            os.close(file)
+        os.write(self._pipe, node.ref.tree.encode())
+        os.close(self._pipe)
+
+
+def leave() -> int | Away:
+    """In the second process what it needs; in the first the exit code, when all is said.
+
+    Forks: must be called before there is a thread or an event loop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
+        os.close(nowhere)
+        return Away(tell)
+    os.close(tell)
+    with os.fdopen(told, "rb") as pipe:
+        tree = pipe.read().decode()
+    if tree:
+        print(tree)
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _private(folder: Path) -> Path:
+    """The folder and those above it, for nobody but us."""
+    for path in reversed([folder, *folder.parents]):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+    return folder

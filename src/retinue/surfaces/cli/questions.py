@@ -1,0 +1,93 @@
+"""The questions that wait in all processes of a project, numbered, and how one is found by what a person typed.
+
+A question's number is its place among all that its tree has asked, so it never changes and never means another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from retinue.core.approvals import Approval
+from retinue.core.errors import ConfigError, NotFound, RetinueError
+from retinue.core.events import ApprovalAsked, ApprovalDecided
+from retinue.door import files
+from retinue.door.client import DoorClient, DoorGone
+from retinue.log.archive import Archive, Stored
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.doors import doors_of
+from retinue.wire.door import Question
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A pending question, its number in its tree, and the door its answer goes through."""
+
+    number: int
+    approval: Approval
+    digest: str
+    door: DoorClient
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = msgspec.to_builtins(self.approval)
+        return {"number": self.number, **fields, "digest": self.digest, "pid": self.door.address.pid}
+
+
+async def waiting(archive: Archive) -> list[Waiting]:
+    """Every pending question of every process with a door, the oldest of each tree first."""
+    clients = [DoorClient(address) for address in files.find_all(doors_of(archive))]
+    pending = await asyncio.gather(*map(_ask, clients))
+    numbers: dict[str, dict[str, int]] = {}
+    found = []
+    for door, questions in zip(clients, pending, strict=True):
+        for question in questions:
+            asked = question.approval
+            if asked.tree not in numbers:
+                numbers[asked.tree] = _numbers(archive, asked.tree)
+            number = numbers[asked.tree].get(asked.id)
+            if number is not None:  # else it is being written this moment
+                found.append(Waiting(number, asked, question.digest, door))
+    return sorted(found, key=lambda each: (each.approval.tree, each.number))
+
+
+async def _ask(door: DoorClient) -> list[Question]:
+    try:
+        return await door.questions()
+    except DoorGone:
+        return []  # it closed this moment, and its questions with it
+    except RetinueError as error:
+        screen.warn(f"process {door.address.pid} does not say what it asks: {error}")
+        return []
+
+
+def choose(found: Sequence[Waiting], name: str) -> Waiting:
+    """The question with that number or id; what could mean several, or none, is an error that lists what there is."""
+    by_id = [each for each in found if each.approval.id == name]
+    by_number = [each for each in found if name.isascii() and name.isdigit() and each.number == int(name)]
+    matching = by_id or by_number or [each for each in found if each.approval.id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{each.number} ({each.approval.id})" for each in (matching or found)[:10])
+    if matching:
+        raise ConfigError(f"'{name}' could be any of {listed}: give the id")
+    raise NotFound(f"no question '{name}' is waiting; " + (f"there is {listed}" if found else "there is none"))
+
+
+def decision(archive: Archive, approval: Approval) -> ApprovalDecided | None:
+    """What was decided, as the log has it."""
+    for stored in archive.trees():
+        if stored.tree == approval.tree:
+            for event in archive.events(stored):
+                if isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id:
+                    return event.body
+    return None
+
+
+def _numbers(archive: Archive, tree: str) -> dict[str, int]:
+    stored: Stored | None = next((each for each in archive.trees() if each.tree == tree), None)
+    asked = [] if stored is None else [e.body for e in archive.events(stored) if isinstance(e.body, ApprovalAsked)]
+    return {body.approval_id: number for number, body in enumerate(asked, 1)}

@@ -1,0 +1,78 @@
+"""`retinue send RUN TEXT`: words of the user for a run at work, and a receipt that says when it has read them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from retinue.core.events import Event, RunEnded, TurnStarted
+from retinue.log.archive import Archive
+from retinue.log.lookup import Found, find
+from retinue.surfaces.cli import doors, screen
+from retinue.surfaces.cli.options import seconds
+from retinue.surfaces.cli.run import read_task
+from retinue.surfaces.cli.show import RUN_HELP
+
+EPILOG = """\
+The run reads it at its next turn, as words of the user. The receipt is one of
+  delivered at turn N   the run has read it
+  queued                it is written, and is read at the next turn; the run is in the middle of one
+  too late              the run has ended, or ended before it had another turn (exit code 1)
+
+examples:
+  retinue send toje555k2w "leave the tests alone"
+  retinue send /main/explorer-1 @notes.md --wait 60
+  git diff | retinue send toje -"""
+WAIT_SECONDS = 5.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Tell a run something while it works; it reads it at its next turn."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
+    parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin, @FILE from a file")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=seconds, default=WAIT_SECONDS, help="how long to wait for it to be read (5)"
+    )
+    parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    text = read_task(args.text)
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    receipt = asyncio.run(_send(archive, found, text, args.wait))
+    if args.json:
+        screen.print_json(receipt)
+    elif receipt["state"] == "too_late":
+        screen.complain(f"too late: {receipt['why']}")
+    elif receipt["state"] == "delivered":
+        print(f"delivered at turn {receipt['turn']}")
+    else:
+        print("queued: the run reads it at its next turn")
+    return int(receipt["state"] == "too_late")
+
+
+async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[str, Any]:
+    receipt: dict[str, Any] = {"tree": found.stored.tree, "run": found.run, "state": "too_late", "turn": None}
+    door = doors.reach(archive, found)
+    if door is None:
+        ended = doors.ending(archive, found)
+        return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
+    given = await door.send(found.stored.tree, found.run, text)
+    if given.state == "too_late":
+        return receipt | {"why": given.why}
+
+    def is_news(event: Event) -> bool:
+        return event.run == found.run and isinstance(event.body, TurnStarted | RunEnded)
+
+    event = await doors.wait_for(archive, found.stored, is_news, after=given.seq, seconds=wait)
+    if event is not None and isinstance(event.body, TurnStarted):
+        return receipt | {"state": "delivered", "turn": event.body.turn}
+    if event is not None:
+        return receipt | {"why": "the run ended before it read it"}
+    return receipt | {"state": "queued"}

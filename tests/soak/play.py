@@ -1,0 +1,108 @@
+"""Playing a case to its end, with a log that can be asked afterwards and a wire that can be pulled on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import retinue
+from retinue import Event, Limits, Result, Retinue
+from retinue.core.ports import Clock
+from retinue.surfaces.library import Run
+from tests.soak.checks import check_no_tasks
+from tests.soak.wild import Wild
+from tests.soak.witness import KIDS, Tee, Witness
+
+QUIET_TURNS = 200
+SECONDS = 20.0
+
+Wire = Callable[[Retinue, Run], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class Played:
+    """What is left of a tree: all that was given to the log, all that a watcher saw, and what the log holds now."""
+
+    witness: Witness
+    result: Result[Any]
+    given: list[Event]
+    seen: list[Event]
+    held: list[Event]
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A wire that is pulled `turns` turns of the loop after event number `at`. A tree that `hangs` says nothing more
+    at some time: then it is pulled whatever the count, and the next time the primary is cancelled."""
+
+    wire: Wire
+    at: int
+    turns: int = 0
+    hangs: bool = False
+    clock: Clock | None = None
+    limits: Limits | None = None
+
+
+async def play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None = None) -> Played:
+    """To the end, or an error that shows what it waits for: leaving a Retinue waits for its runs."""
+    playing = asyncio.create_task(_play(case, folder, durable=durable, trip=trip))
+    if not (await asyncio.wait({playing}, timeout=SECONDS))[0]:
+        stuck = "\n".join(str(task) for task in asyncio.all_tasks())
+        for _ in range(2):  # the second time it stops waiting for what does not end
+            playing.cancel()
+            await asyncio.wait({playing}, timeout=1)
+        raise AssertionError(f"the tree has not ended after {SECONDS:g} s; there is:\n{stuck}")
+    return playing.result()
+
+
+async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -> Played:
+    before = asyncio.all_tasks()
+    clock = None if trip is None else trip.clock
+    witness = Witness(case, clock=clock)
+    folder.mkdir(exist_ok=True)
+    async with retinue.open(
+        folder / ".retinue" if durable else None,
+        project=folder,
+        mode="yes" if case.mode == "yes" else "ask",
+        approver=witness.decide if case.mode == "ask" else None,
+        limits=case.limits,
+        profiles=KIDS,
+        clock=clock,
+    ) as r:
+        r.supervisor.log = tee = Tee(r.supervisor.log)
+        if trip is not None:
+            tee.at, tee.turns = trip.at, trip.turns
+        run = await r.spawn(witness.primary(), "go", limits=None if trip is None else trip.limits)
+        if trip is not None:
+            tee.wire = lambda: trip.wire(r, run)
+        watching = asyncio.create_task(_watch(run))
+        ending = asyncio.create_task(run.result())
+        if trip is not None and trip.hangs:
+            await _when_quiet(tee, ending, tee.pull)
+            await _when_quiet(tee, ending, lambda: asyncio.ensure_future(run.cancel()))
+        result = await ending
+        seen = await watching
+        held = r.supervisor.log.read(run.tree)
+        tee.wire = None  # too late now
+        if tee.pulled is not None:
+            await tee.pulled
+    await check_no_tasks(before)
+    return Played(witness, result, tee.memory.read(run.tree), seen, held)
+
+
+async def _watch(run: Run) -> list[Event]:
+    return [event async for event in run.events()]
+
+
+async def _when_quiet(tee: Tee, ending: asyncio.Task[Any], then: Callable[[], Any]) -> None:
+    count, quiet = tee.count, 0
+    while not ending.done() and quiet < QUIET_TURNS:
+        await asyncio.sleep(0)
+        quiet = quiet + 1 if tee.count == count else 0
+        count = tee.count
+    if not ending.done():
+        tee.turns = 0
+        then()
