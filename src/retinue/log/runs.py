@@ -82,7 +82,7 @@ class RunView:
         return "running"
 
     def apply(self, event: Event) -> None:
-        fold = _FOLDS.get(type(event.body))
+        fold = FOLDS.get(type(event.body))
         if fold is not None and self.ended is None:
             fold(self, event, event.body)
 
@@ -190,7 +190,7 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
     run.approvals = ()
 
 
-_FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
+FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
     RunStarted: _started,
     TurnStarted: _turn,
     Message: _message,

@@ -234,8 +234,10 @@ class Supervisor:
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
-        hosts = plan.host or plan.profile.call is not None
-        CURRENT.set(self._context(node) if hosts else None)
+        if plan.host or plan.profile.call is not None:
+            CURRENT.set(self._context(node))
+        elif CURRENT.get() is not None:  # the parent's, which is not this run's
+            CURRENT.set(None)
         thread = (UserTurn(task.text),)
         return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
 
@@ -250,9 +252,10 @@ class Supervisor:
                     await child.join()
         except asyncio.CancelledError:
             pass  # told twice; the ending below is written all the same
-        for timer in (node.deadline, node.grace):
-            if timer is not None:
-                timer.stop() if isinstance(timer, Deadline) else timer.cancel()
+        if node.deadline is not None:
+            node.deadline.stop()
+        if node.grace is not None:
+            node.grace.cancel()
         seats.leave(tree, node)
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
