@@ -151,7 +151,7 @@ def test_a_derived_rule_lets_just_that_command_pass(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "subject"), [("*", None), ("do it", None), ("", None), ("edit", " a"), ("edit", "a\nb")]
+    ("tool", "subject"), [("*", None), ("do it", None), ("", None), ("edit", " a"), ("edit", "a\nb"), ("edit", " ")]
 )
 def test_no_rule_is_derived_that_would_say_something_else(tool: str, subject: str | None) -> None:
     assert derive(tool, subject) is None

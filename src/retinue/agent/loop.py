@@ -10,10 +10,11 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from retinue.core.approvals import Allow, Deny, denial, edited
+from retinue.core.approvals import Deny, denial, edited
 from retinue.core.errors import Limited, Stop, ToolError
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.limits import INLINE_BYTES
@@ -97,7 +98,10 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
             outcome = Outcome(denial(decision), success=False)
         else:
             try:
-                outcome = await _run_allowed(tool, call, decision, job, link)
+                if decision.args is None:
+                    outcome = await tool(call, job.folders, link)
+                else:
+                    outcome = await _run_edited(tool, call, decision.args, job, link)
             except ToolError as error:
                 outcome = Outcome(str(error), success=False)
             except Stop:
@@ -110,12 +114,10 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
     return outcome
 
 
-async def _run_allowed(tool: Tool, call: Call, decision: Allow, job: Job, link: Link) -> Outcome:
-    """The call as it was allowed: with the arguments a person gave it, and then the model is told."""
-    if decision.args is None:
-        return await tool(call, job.folders, link)
-    outcome = await tool(Call(call.id, call.name, decision.args), job.folders, link)
-    return msgspec.structs.replace(outcome, text=f"{edited(decision.args)}\n{outcome.text}")
+async def _run_edited(tool: Tool, call: Call, args: dict[str, Any], job: Job, link: Link) -> Outcome:
+    """The call with the arguments a person gave it, of which the model is told."""
+    outcome = await tool(Call(call.id, call.name, args), job.folders, link)
+    return msgspec.structs.replace(outcome, text=f"{edited(args)}\n{outcome.text}")
 
 
 def _inline(outcome: Outcome, call: Call, job: Job) -> Outcome:

@@ -136,7 +136,10 @@ def derive(tool: str, subject: str | None) -> Rule | None:
         rule = Rule(tool)
     if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
         return None
-    return rule if parse_rule(str(rule)) == rule else None
+    try:
+        return rule if parse_rule(str(rule)) == rule else None
+    except ConfigError:  # such as a file whose name is a space
+        return None
 
 
 def escape(text: str) -> str:

@@ -92,7 +92,7 @@ class RunView:
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        fold = _FOLDS.get(type(event.body))
+        fold = FOLDS.get(type(event.body))
         if fold is not None and self.ended is None:
             fold(self, event, event.body)
 
@@ -208,7 +208,7 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
     run.approvals = ()
 
 
-_FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
+FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
     RunStarted: _started,
     TurnStarted: _turn,
     Message: _message,

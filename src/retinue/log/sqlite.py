@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
-from itertools import islice
 from pathlib import Path
 
 from retinue.core.errors import LogError
@@ -128,14 +127,19 @@ class SqliteLog:
                 yield at, decode(line)
 
     def _older(self, tree: str) -> Callable[[int], list[Event]]:
-        """Reads on in chunks, each from the row the last one ended in."""
+        """Reads on by whole rows, so that none is taken apart twice."""
         row = self._first_row(tree)
 
         def read(after: int) -> list[Event]:
             nonlocal row
-            found = list(islice(self._read_on(tree, after, row), READ_CHUNK))
-            row = found[-1][0] if found else row
-            return [event for _, event in found]
+            found: list[Event] = []
+            for at, event in self._read_on(tree, after, row):
+                if at != row and len(found) >= READ_CHUNK:
+                    row = at
+                    break
+                row = at
+                found.append(event)
+            return found
 
         return read
 

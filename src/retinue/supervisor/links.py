@@ -148,9 +148,8 @@ class RunLink:
     def _with_own_ids(self, reply: Reply) -> Reply:
         """The reply with call ids that no earlier call of the run has: answers, approvals and results go by them."""
         seen = self.node.call_ids
-        ids = [call.id for call in reply.calls]
-        if seen.isdisjoint(ids) and len(set(ids)) == len(ids):
-            seen.update(ids)
+        if len(reply.calls) == 1 and reply.calls[0].id not in seen:
+            seen.add(reply.calls[0].id)
             return reply
         calls = []
         for call in reply.calls:
@@ -158,7 +157,7 @@ class RunLink:
             while name in seen:
                 name, number = f"{call.id}-{number}", number + 1
             seen.add(name)
-            calls.append(msgspec.structs.replace(call, id=name))
+            calls.append(call if name == call.id else msgspec.structs.replace(call, id=name))
         return msgspec.structs.replace(reply, calls=tuple(calls))
 
     def _delta(self, kind: str, text: str) -> None:

@@ -19,13 +19,7 @@ from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
-from retinue.core.limits import (
-    CANCEL_ASK_SECONDS,
-    DEFAULT_CONCURRENT,
-    DEFAULT_DEPTH,
-    DEFAULT_TURNS,
-    Limits,
-)
+from retinue.core.limits import CANCEL_ASK_SECONDS, DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket
@@ -255,8 +249,10 @@ class Supervisor:
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
-        hosts = plan.host or plan.profile.call is not None
-        CURRENT.set(self._context(node) if hosts else None)
+        if plan.host or plan.profile.call is not None:
+            CURRENT.set(self._context(node))
+        elif CURRENT.get() is not None:  # the parent's, which is not this run's
+            CURRENT.set(None)
         thread = (UserTurn(task.text),)
         return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
 

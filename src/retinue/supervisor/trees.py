@@ -6,10 +6,11 @@ import itertools
 import random
 import time
 from collections.abc import Awaitable
+from functools import lru_cache
 
 from retinue.core.events import Body, Event
 from retinue.core.ports import Clock, Log
-from retinue.log.runs import Runs
+from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.slots import Slots
 
@@ -27,7 +28,12 @@ def _base36(number: int, width: int) -> str:
 
 def new_tree_id() -> str:
     """Ten characters that sort by time: the second, then a count that starts at a random place in each process."""
-    return _base36(int(time.time()), 6) + _base36(next(_counter), 4)
+    return _second(int(time.time())) + _base36(next(_counter), 4)
+
+
+@lru_cache(1)
+def _second(now: int) -> str:
+    return _base36(now, 6)
 
 
 class Tree:
@@ -59,7 +65,10 @@ class Tree:
         if view is None:
             node.view = self.runs.apply(event)
         else:
-            view.apply(event)
+            view.last_seq = seq
+            fold = FOLDS.get(type(body))  # as `Runs.apply` does, for a run already at hand
+            if fold is not None:
+                fold(view, event, body)
         return self._log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
