@@ -108,7 +108,7 @@ class RunLink:
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = self.supervisor.spawn_children(self.tree, self.node, orders)
-        if any(order.files and order.background for order in orders):
+        if orders[0].files and orders[0].background:
             await self.supervisor.files_begun(self.tree, tickets)
         return tickets
 

@@ -39,7 +39,7 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_clock", "_log", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
+    __slots__ = ("_log", "_now", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
 
     def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
         self.id = new_tree_id()
@@ -49,7 +49,7 @@ class Tree:
         self.slots = Slots(concurrent)
         self.labels: dict[str, int] = {}
         self._log = log
-        self._clock = clock
+        self._now = clock.wall
         self.seq = 0
 
     def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
@@ -61,7 +61,7 @@ class Tree:
             node.stall.touch()
         self.seq = seq = self.seq + 1
         ref = node.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._clock.wall(), body)
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         if view is None:
             node.view = self.runs.apply(event)
         else:
