@@ -35,6 +35,8 @@ def context(name: str, args: dict[str, Any]) -> str:
 def lines_of(text: str) -> list[str]:
     """The lines as a terminal and `wc` count them: ended by a newline, with or without a carriage return before it.
     Form feeds, Unicode separators and the like are text (`str.splitlines` breaks there)."""
+    if "\n" not in text:
+        return [text] if text else []
     *whole, rest = text.split("\n")
     lines = [line.removesuffix("\r") for line in whole]
     return [*lines, rest] if rest else lines

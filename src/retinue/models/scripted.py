@@ -44,12 +44,15 @@ class ScriptedModel:
 
     def _reply_for(self, request: Request) -> ScriptedReply:
         agents, ref = self._script.agents, request.ref
-        for key in (ref.path, ref.label, ref.subagent_id, ref.agent, "*"):
-            replies = agents.get(key)
-            if replies is not None:
-                break
-        else:
-            replies = ()
+        replies = agents.get(ref.path)
+        if replies is None:
+            replies = agents.get(ref.label)
+        if replies is None:
+            replies = agents.get(ref.subagent_id)
+        if replies is None:
+            replies = agents.get(ref.agent)
+        if replies is None:
+            replies = agents.get("*", ())
         if request.turn <= len(replies):
             return replies[request.turn - 1]
         if self._script.strict:

@@ -45,7 +45,8 @@ class RunLink:
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
         node = self.node
-        self._still_wanted()
+        if node.stopping is not None or node.ending:
+            raise asyncio.CancelledError
         body = ToolCall(
             call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host
         )
@@ -75,8 +76,9 @@ class RunLink:
         seats.leave_if_only_waiting(self.tree, self.node)
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        plan = self.node.plan
-        self._still_wanted()
+        node, plan = self.node, self.node.plan
+        if node.stopping is not None or node.ending:
+            raise asyncio.CancelledError
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)

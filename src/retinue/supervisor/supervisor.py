@@ -87,6 +87,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._files = RunFiles(log, state)
         self._closing = False
+        self._loop = asyncio.get_running_loop()
         self._on_close = on_close
 
     # Spawning
@@ -209,7 +210,7 @@ class Supervisor:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
             self._files.keep(tree.id, ref.run)
-        node.task = asyncio.create_task(self._drive(tree, node, written))
+        node.task = self._loop.create_task(self._drive(tree, node, written))
 
     # Driving
 

@@ -1,0 +1,43 @@
+"""The contract of a clock, for the one of the event loop: alarms ring in order, once, and not when cancelled."""
+
+import asyncio
+import random
+
+from retinue.supervisor.clock import CANCELLED_KEPT, SystemClock
+
+
+async def test_alarms_ring_in_order_and_cancelled_ones_do_not() -> None:
+    clock, rung, over = SystemClock(), [], asyncio.Event()
+    order = list(range(40))
+    random.Random(7).shuffle(order)
+    alarms = {n: clock.call_later(0.002 * n, lambda n=n: rung.append(n)) for n in order}  # type: ignore[misc]
+    for n in range(0, 40, 3):
+        alarms[n].cancel()
+        alarms[n].cancel()
+    clock.call_later(0.1, over.set)
+    await over.wait()
+    assert rung == [n for n in range(40) if n % 3]
+    alarms[1].cancel()  # one that has rung
+
+
+async def test_an_earlier_alarm_overtakes_and_one_set_while_ringing_rings() -> None:
+    clock, rung, over = SystemClock(), [], asyncio.Event()
+    clock.call_later(60, lambda: rung.append("never"))
+
+    def first() -> None:
+        rung.append("first")
+        clock.call_later(0, lambda: (rung.append("second"), over.set()))  # type: ignore[func-returns-value]
+
+    clock.call_later(0.001, first)
+    await over.wait()
+    assert rung == ["first", "second"]
+
+
+async def test_cancelled_alarms_are_not_kept_for_long() -> None:
+    clock = SystemClock()
+    for _ in range(20 * CANCELLED_KEPT):
+        clock.call_later(1800, lambda: None).cancel()
+    assert len(clock._due) <= 2 * CANCELLED_KEPT
+    rung = asyncio.Event()
+    clock.call_later(0.001, rung.set)
+    await rung.wait()
