@@ -15,6 +15,7 @@ from bench.work import MODEL_CALLS, bare, ours
 
 COUNT = 1000
 DELAY = 0.05
+REPEATS = 12  # the fastest counts, of the reference too: on a shared machine every slower one is somebody else's
 
 
 async def durable(folder: str, *, count: int, delay: float, at_once: bool) -> int:
@@ -30,13 +31,13 @@ def rows() -> Iterator[Row]:
 
 
 def rows_in(folder: str) -> Iterator[Row]:
-    reference = best(lambda: bare(count=COUNT, delay=0, at_once=True), times=7)
+    reference = best(lambda: bare(count=COUNT, delay=0, at_once=True), times=REPEATS)
     yield Row("reference: bare tasks, per parent and subagent", micros(reference, COUNT))
-    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=False), times=5)
+    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=False), times=REPEATS)
     yield Row("in memory, one by one", micros(seconds, COUNT), seconds / reference, 8)
-    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=7)
+    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=REPEATS)
     yield Row("in memory, 1,000 at once", micros(seconds, COUNT), seconds / reference, 8)
-    seconds = best(lambda: durable(folder, count=COUNT, delay=0, at_once=True), times=7)
+    seconds = best(lambda: durable(folder, count=COUNT, delay=0, at_once=True), times=REPEATS)
     yield Row("durable log, 1,000 at once", micros(seconds, COUNT), seconds / reference, 20)
     few = 200
     commits: list[int] = []
@@ -48,7 +49,7 @@ def rows_in(folder: str) -> Iterator[Row]:
     yield Row("durable log, one by one", micros(seconds, few))
     yield Row("durable log, one by one: commits per subagent", f"{min(commits)} / {few}", min(commits) / few, 8, "")
     ideal = MODEL_CALLS * DELAY
-    seconds = best(lambda: durable(folder, count=COUNT, delay=DELAY, at_once=True), times=3)
+    seconds = best(lambda: durable(folder, count=COUNT, delay=DELAY, at_once=True), times=REPEATS)
     yield Row("durable log, 1,000 at once, 50 ms a model call", f"{seconds:.3f} s", seconds / ideal, 1.5, "ideal")
 
 

@@ -150,6 +150,8 @@ class RunLink:
     def _with_own_ids(self, reply: Reply) -> Reply:
         """The reply with call ids that no earlier call of the run has: answers, approvals and results go by them."""
         seen = self.node.call_ids
+        if seen is None:
+            seen = self.node.call_ids = set()
         if len(reply.calls) == 1 and reply.calls[0].id not in seen:
             seen.add(reply.calls[0].id)
             return reply

@@ -65,7 +65,7 @@ class Node:
         self.place: asyncio.Future[None] | None = None
         self.holds_slot = False
         self.inflight = 0
-        self.call_ids: set[str] = set()
+        self.call_ids: set[str] | None = None
         self.waiting = 0
         self.inbox: tuple[UserTurn, ...] = ()
         self.news: asyncio.Event | None = None
