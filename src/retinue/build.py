@@ -41,7 +41,8 @@ MAIN = Profile(
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
-    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
+    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `log_file` is the
+    one to write, where that is not just any free one."""
 
     project: Path
     state: Path | None = None
@@ -59,6 +60,7 @@ class Parts:
     skills: Callable[[Profile], str] = lambda _: ""
     clock: Clock | None = None
     prices: Prices | None = None
+    log_file: Path | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -67,7 +69,7 @@ def supervisor(parts: Parts) -> Supervisor:
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
     return Supervisor(
-        log(parts.state),
+        _with_failpoint(log(parts.state, parts.log_file)),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -112,7 +114,16 @@ class _Book:
         self._policy.learn(parse_rule(rule))
 
 
-def log(state: Path | None) -> Log:
+def _with_failpoint(made: Log) -> Log:
+    """The log, or for a test of crashes one that kills this process at the named point."""
+    point = os.environ.get("RETINUE_FAILPOINT")
+    if not point:
+        return made
+    failing: Log = importlib.import_module("retinue.log.failpoints").FailingLog(made, point)
+    return failing
+
+
+def log(state: Path | None, file: Path | None = None) -> Log:
     """The log in memory, or the durable one in a state folder, which ignores itself in git."""
     if state is None:
         made: Log = importlib.import_module("retinue.log.memory").MemoryLog()
@@ -124,7 +135,7 @@ def log(state: Path | None) -> Log:
             ignore.write_text("*\n")
     except OSError as error:
         raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
-    durable: Log = importlib.import_module("retinue.log.sqlite").SqliteLog(state / "logs")
+    durable: Log = importlib.import_module("retinue.log.sqlite").SqliteLog(state / "logs", file)
     return durable
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,21 +19,26 @@ from retinue.core.errors import Limited, Stop, ToolError
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
-from retinue.core.plans import Job
+from retinue.core.plans import Job, Past
 from retinue.core.ports import Link, Outcome, Tool
 from retinue.core.results import Ending
 from retinue.tools import answer
 from retinue.tools.cut import cut
 
 REMINDER = "You have not given your answer yet: call the final_answer tool with it."
+NONE: Mapping[str, Outcome] = {}
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
 
 
 async def run_loop(job: Job, link: Link) -> Ending:
-    """One run from its first turn to its ending."""
+    """One run from its first turn, or from where it stopped, to its ending."""
     thread: list[Turn] = list(job.thread)
-    reminded = False
-    for turn in itertools.count(1):
+    first = 1
+    if job.past is not None:
+        first, ending = await _go_on(job.past, thread, job, link)
+        if ending is not None:
+            return ending
+    for turn in itertools.count(first):
         if job.max_turns is not None and turn > job.max_turns:
             raise Limited(f"limit of {job.max_turns} turns reached")
         thread += link.inbox()
@@ -52,30 +57,65 @@ async def run_loop(job: Job, link: Link) -> Ending:
         link.emit(TurnEnded(turn))
         for call, outcome in zip(reply.calls, outcomes, strict=True):
             if call.name == answer.NAME and outcome.success:
-                return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+                return _answered(outcome)
         if reply.calls or await link.children_done():
             continue
-        if answer.NAME not in job.plan.by_name:
-            break
-        if reminded:
-            text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
-            return Ending("failed", text, error=text)
-        reminded = True
-        thread.append(UserTurn(REMINDER, "notice"))
-        link.emit(Inbox(REMINDER))
-    return Ending("done", last_text(thread) or "")
+        ending = _nothing_more(thread, job, link)
+        if ending is not None:
+            return ending
+    raise AssertionError("the loop has no other end")
 
 
-async def _run_calls(reply: Reply, job: Job, link: Link) -> Sequence[Outcome]:
-    """All calls of one reply at once; their outcomes in the order of the calls."""
-    tasks = [asyncio.create_task(_run_call(call, job, link)) for call in reply.calls]
+def _answered(outcome: Outcome) -> Ending:
+    return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+
+
+def _nothing_more(thread: list[Turn], job: Job, link: Link) -> Ending | None:
+    """The ending of a run that wants nothing any more; None for one that is reminded, once, that an answer is due."""
+    if answer.NAME not in job.plan.by_name:
+        return Ending("done", last_text(thread) or "")
+    if any(isinstance(turn, UserTurn) and turn.text == REMINDER for turn in thread):
+        text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
+        return Ending("failed", text, error=text)
+    thread.append(UserTurn(REMINDER, "notice"))
+    link.emit(Inbox(REMINDER))
+    return None
+
+
+async def _go_on(past: Past, thread: list[Turn], job: Job, link: Link) -> tuple[int, Ending | None]:
+    """Ends the turn in which the run stopped; the turn that is next, or the ending."""
+    reply = past.reply
+    if reply is None:
+        return past.turn, None
+    thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
+    outcomes = await _run_calls(reply, job, link, past.outcomes)
+    for call, outcome in zip(reply.calls, outcomes, strict=True):
+        thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+    if not past.ended:
+        link.emit(TurnEnded(past.turn))
+    for call, outcome in zip(reply.calls, outcomes, strict=True):
+        if call.name == answer.NAME and outcome.success:
+            checked = await job.plan.by_name[answer.NAME](call, job.folders, link)  # the log has only its words
+            return past.turn, _answered(checked)
+    if reply.calls or await link.children_done():
+        return past.turn + 1, None
+    return past.turn + 1, _nothing_more(thread, job, link)
+
+
+async def _run_calls(reply: Reply, job: Job, link: Link, known: Mapping[str, Outcome] = NONE) -> Sequence[Outcome]:
+    """All calls of one reply at once, but for those with a known outcome; all outcomes, in the order of the calls."""
+    tasks = [asyncio.create_task(_run_call(call, job, link)) for call in reply.calls if call.id not in known]
     try:
-        return await asyncio.gather(*tasks)  # unlike a TaskGroup it passes a second cancel on, which means hurry
+        made = await asyncio.gather(*tasks)  # unlike a TaskGroup it passes a second cancel on, which means hurry
     except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+    if not known:
+        return made
+    new = iter(made)
+    return [known[call.id] if call.id in known else next(new) for call in reply.calls]
 
 
 async def _run_call(call: Call, job: Job, link: Link) -> Outcome:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from retinue.core.limits import Limits
 from retinue.core.usage import Usage
 
 
@@ -23,7 +24,9 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 
 
 class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
-    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked."""
+    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
+    `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
+    that is another one."""
 
     kind: ClassVar[str] = "run.spawned"
     parent: int | None
@@ -46,6 +49,12 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     stall_seconds: float | None = None
     trace_id: str = ""
     span_id: str = ""
+    limits: Limits | None = None
+    context_paths: tuple[str, ...] = ()
+    include_parent_workspace: bool = True
+    include_temp_workspace: bool = True
+    continues: int | None = None
+    origin: str = ""
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
@@ -106,8 +115,16 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     host: bool = False
 
 
+class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):
+    """A call that a person was asked about runs now: from here on the answer has taken effect."""
+
+    kind: ClassVar[str] = "tool.started"
+    call_id: str
+
+
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
-    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut."""
+    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. The `outcome`
+    `unknown_after_crash` says that nobody knows whether it ran."""
 
     kind: ClassVar[str] = "tool.result"
     call_id: str
@@ -116,6 +133,7 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     success: bool = True
     duration_ms: int = 0
     file: str = ""
+    outcome: str = ""
 
 
 class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):

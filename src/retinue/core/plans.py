@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.messages import RunRef, ToolSpec, Turn
+from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
 from retinue.core.ports import Folders, Link, Model, Outcome, Tool
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending
@@ -35,6 +35,20 @@ class Plan:
     parse: Callable[[Any], Any] | None = None
 
 
+class Past(msgspec.Struct, frozen=True, gc=False):
+    """What a run that goes on has behind it: the thread up to the turn it stopped in, and of that turn what is known.
+
+    Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
+    or ends then. `seconds` is how long the run has been at work."""
+
+    thread: tuple[Turn, ...]
+    turn: int = 1
+    reply: Reply | None = None
+    outcomes: Mapping[str, Outcome] = {}
+    ended: bool = False
+    seconds: float = 0.0
+
+
 class Job(msgspec.Struct, frozen=True, gc=False):
     """One run as its runtime gets it."""
 
@@ -46,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     thread: tuple[Turn, ...]
     folders: Folders
     context: Context | None
+    past: Past | None = None
 
 
 class Runtime(Protocol):

@@ -11,6 +11,7 @@ import msgspec
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.events import Body, Delta, Event
+from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
@@ -74,7 +75,8 @@ class Tool(Protocol):
 
 class Order(msgspec.Struct, frozen=True, gc=False):
     """A wish for a child run. `queue` waits for a free slot; without it a full tree refuses. `files` keeps the
-    run's log and status as files too, for callers whose replies name them."""
+    run's log and status as files too, for callers whose replies name them. `continues` is the run whose thread it goes
+    on with, of the tree `origin` where that is another one; `limits` are those a primary was given with its task."""
 
     profile: str | Profile
     task: Task
@@ -83,6 +85,9 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     queue: bool = True
     files: bool = False
     asked_by_model: bool = True
+    continues: int | None = None
+    origin: str = ""
+    limits: Limits | None = None
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +115,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     workspace: str
     created_at: float
     result: Result[Any] | None = None
+    call_id: str = ""
 
 
 class Link(Protocol):

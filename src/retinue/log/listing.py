@@ -24,10 +24,16 @@ class Listing:
     live: bool
     last_at: float
     pid: int | None = None
+    last_seq: int = 0
 
     @property
     def tree(self) -> str:
         return self.stored.tree
+
+    @property
+    def ended(self) -> bool:
+        """Whether every run has its ending."""
+        return all(run.ended is not None for run in self.runs.runs.values())
 
     def state(self, run: RunView) -> str:
         """The live state, the status of its ending, or that it never got one."""
@@ -103,11 +109,11 @@ class Listing:
 def listing(archive: Archive, stored: Stored) -> Listing:
     """Asks whether it is live before reading, so that an ending written in between is seen."""
     pid = archive.process(stored)
-    runs, last_at = Runs(stored.tree), stored.at
+    runs, last_at, last_seq = Runs(stored.tree), stored.at, 0
     for event in archive.events(stored):
         runs.apply(event)
-        last_at = event.at
-    return Listing(stored, runs, pid is not None, last_at, pid)
+        last_at, last_seq = event.at, event.seq
+    return Listing(stored, runs, pid is not None, last_at, pid, last_seq)
 
 
 def listings(archive: Archive, *, everything: bool = False, since: float | None = None) -> tuple[list[Listing], int]:

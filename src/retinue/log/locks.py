@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 from retinue.core.errors import LogError
+
+PATIENCE, STEP = 1.0, 0.05
+
+
+class HeldElsewhere(LogError):
+    """Another process writes this file."""
 
 
 def take(file: Path) -> int | None:
@@ -21,6 +28,17 @@ def take(file: Path) -> int | None:
         os.close(lock)
         return None
     return lock
+
+
+def take_held(file: Path) -> int:
+    """The lock of just this file. Somebody who only looks holds it for a moment, so it is tried for a while."""
+    pause = threading.Event()
+    for _ in range(round(PATIENCE / STEP)):
+        lock = take(file)
+        if lock is not None:
+            return lock
+        pause.wait(STEP)
+    raise HeldElsewhere(f"{file} is being written by process {(holder(file) or (0, 0))[0]}")
 
 
 def sign(lock: int, first_row: int) -> None:

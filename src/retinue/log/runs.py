@@ -19,6 +19,7 @@ from retinue.core.events import (
     Event,
     Message,
     RunEnded,
+    RunResumed,
     RunSpawned,
     RunStarted,
     ToolCall,
@@ -143,6 +144,10 @@ def _started(run: RunView, event: Event, _: RunStarted) -> None:
     run.started_at = event.at
 
 
+def _resumed(run: RunView, _: Event, __: RunResumed) -> None:
+    run.approvals = ()  # what is still a question is asked again
+
+
 def _turn(run: RunView, _: Event, body: TurnStarted) -> None:
     run.turns = body.turn
 
@@ -210,6 +215,7 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
 
 FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
     RunStarted: _started,
+    RunResumed: _resumed,
     TurnStarted: _turn,
     Message: _message,
     ToolCall: _call,

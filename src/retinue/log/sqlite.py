@@ -18,7 +18,7 @@ from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode
 from retinue.log import schema
 from retinue.log.feed import Feed
-from retinue.log.locks import sign, take
+from retinue.log.locks import sign, take, take_held
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
 LINGER = 0.004
@@ -44,8 +44,9 @@ class SqliteLog:
 
     durable = True
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self._lock = claim(folder)
+    def __init__(self, folder: Path, file: Path | None = None) -> None:
+        """Without a file the first that is free; with one, that one or none: HeldElsewhere."""
+        self.path, self._lock = claim(folder) if file is None else (file, take_held(file))
         try:
             self._db = open_writer(self.path)
             self._reader = open_reader(self.path)

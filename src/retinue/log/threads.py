@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from retinue.core.errors import LogError
 from retinue.core.events import (
+    Body,
     Event,
     Inbox,
     Message,
@@ -15,44 +17,100 @@ from retinue.core.events import (
     ToolResult,
     TurnEnded,
     TurnStarted,
+    Unknown,
 )
-from retinue.core.messages import AssistantTurn, Call, Thought, ToolTurn, Turn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Reply, Thought, ToolTurn, Turn, UserTurn
+from retinue.core.plans import Past
+from retinue.core.ports import Outcome
 
 
-def thread(events: Iterable[Event], run: int) -> list[Turn]:
-    """The turns in the order the model saw them. Tool results stand in the order of their calls."""
-    turns: list[Turn] = []
-    waiting: list[UserTurn] = []
-    thoughts: list[Thought] = []
-    text = ""
-    calls: list[Call] = []
-    results: dict[str, ToolTurn] = {}
-    for event in events:
-        if event.run != run:
-            continue
-        match event.body:
+class Thread:
+    """One run's thread: its whole turns, and what is known of the turn it is in. A turn that is begun a second time,
+    because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls."""
+
+    def __init__(self, before: Sequence[Turn] = ()) -> None:
+        self.turn = 0
+        self.ended = False
+        self.waiting: list[UserTurn] = []
+        self._turns: list[Turn] = list(before)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._text = ""
+        self._final = False
+        self._thoughts: list[Thought] = []
+        self._calls: list[Call] = []
+        self._results: dict[str, ToolTurn] = {}
+
+    def apply(self, body: Body | Unknown) -> None:
+        match body:
             case RunSpawned(task=task):
-                turns.append(UserTurn(task))
+                self._turns.append(UserTurn(task))
             case Inbox(text=words, source=source):
-                waiting.append(UserTurn(words, source))
-            case TurnStarted():
-                turns += waiting
-                waiting.clear()
-            case Thinking(text=words, file=file) as body:
-                thoughts.append(Thought(_whole(words, file), body.type, body.signature, body.block_id, body.origin))
+                self.waiting.append(UserTurn(words, source))
+            case TurnStarted(turn=turn):
+                self._turns = self._whole_turns() + list(self.waiting)
+                self.waiting.clear()
+                self.turn, self.ended = turn, False
+                self._clear()
+            case Thinking(text=words, file=file):
+                words = _whole(words, file)
+                self._thoughts.append(Thought(words, body.type, body.signature, body.block_id, body.origin))
             case Message(text=words, file=file, host=False):
-                text = _whole(words, file)
+                self._text, self._final = _whole(words, file), body.final
             case ToolCall(call_id=call_id, name=name, args=args, host=False):
-                calls.append(Call(call_id, name, args))
+                self._calls.append(Call(call_id, name, args))
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
-                results[call_id] = ToolTurn(call_id, name, words, success)
+                self._results[call_id] = ToolTurn(call_id, name, words, success)
             case TurnEnded():
-                turns.append(AssistantTurn(text, tuple(calls), tuple(thoughts)))
-                turns += [results[call.id] for call in calls if call.id in results]
-                text, calls, thoughts, results = "", [], [], {}
+                self.ended = True
             case _:
                 pass
-    return turns + list(waiting)
+
+    def _whole_turns(self) -> list[Turn]:
+        if not self.ended:
+            return self._turns
+        said = AssistantTurn(self._text, tuple(self._calls), tuple(self._thoughts))
+        return [*self._turns, said, *(self._results[call.id] for call in self._calls if call.id in self._results)]
+
+    def turns(self) -> list[Turn]:
+        """All that is whole, in the order the model saw it."""
+        return self._whole_turns() + list(self.waiting)
+
+    def past(self, seconds: float = 0.0) -> Past:
+        """Where to go on. The reply is known when it was the last, or when a call of it is written: before that none
+        of its tools has run."""
+        if not (self.ended or self._final or self._calls):
+            return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
+        reply = Reply(self._text, tuple(self._calls), tuple(self._thoughts))
+        mine = {call.id for call in self._calls}
+        outcomes = {name: Outcome(said.text, said.success) for name, said in self._results.items() if name in mine}
+        return Past(tuple(self._turns), self.turn, reply, outcomes, self.ended, seconds)
+
+
+def thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
+    """The turns of one run in the order the model saw them, behind those it began with."""
+    found = Thread(before)
+    for event in events:
+        if event.run == run:
+            found.apply(event.body)
+    return found.turns()
+
+
+def before(read: Callable[[str], Sequence[Event]], tree: str, spawned: RunSpawned) -> list[Turn]:
+    """What a run had in its thread before its own task: the thread of the run it continues, and of all before that."""
+    chain: list[tuple[str, int]] = []
+    while spawned.continues is not None:
+        tree, run = spawned.origin or tree, spawned.continues
+        found = [e.body for e in read(tree) if e.run == run and isinstance(e.body, RunSpawned)]
+        if not found or (tree, run) in chain:
+            raise LogError(f"the thread begins with that of {tree}/{run}, which is not in the log any more")
+        chain.append((tree, run))
+        spawned = found[0]
+    turns: list[Turn] = []
+    for tree, run in reversed(chain):
+        turns = thread(read(tree), run, before=turns)
+    return turns
 
 
 def _whole(text: str, file: str) -> str:

@@ -83,6 +83,11 @@ class RunFolders:
         self._spilled += 1
         return private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
 
+    def go_on(self) -> None:
+        """Files that an earlier process spilled keep their names."""
+        folder = Path(self.own, "full_logs")
+        self._spilled = len(list(folder.iterdir())) if folder.exists() else 0
+
     def fitting(self, text: str) -> tuple[str, str]:
         """Text for an event, and the file (named by its hash) that has the whole of it where it had to be cut."""
         if len(text) * 4 <= EVENT_BYTES or len(data := text.encode("utf-8", "replace")) <= EVENT_BYTES:

@@ -14,7 +14,7 @@ import msgspec
 
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, Unconfirmed
-from retinue.core.events import ApprovalDecided, Warned
+from retinue.core.events import ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, RuleBook
 from retinue.core.rules import Verdict
@@ -32,6 +32,14 @@ class Terms(msgspec.Struct, frozen=True):
 
     expiry: float | None = None
     wait: float | None = None
+
+
+async def started(tree: Tree, node: Node, call: Call) -> None:
+    """The answer takes effect now: on disk before the tool runs, so that after a crash it is known whether it may
+    have."""
+    written = tree.write(node, ToolStarted(call.id), wait=True)
+    if written is not None:
+        await written
 
 
 class Desk:
@@ -87,6 +95,8 @@ class Desk:
             await question.written
         if decision is None:
             raise Unconfirmed(question.call.name)
+        if isinstance(decision, Allow):
+            await started(question.tree, node, question.call)
         return decision
 
     def _bring(self, question: Question) -> None:
@@ -188,10 +198,14 @@ class Desk:
             rule = f"rule: {question.approval.rule}"
             self._resolve_all(lambda q: Allow() if q.judged().what == "allow" else None, rule, "project")
             return
-        where = "this run" if decision.scope == "run" else "this tree"
-        words = f"{tool} in {where}, said by {by}"
-        self._standing[tree, run if decision.scope == "run" else None, tool] = words
+        words = self.stand(tree, run, tool, scope=decision.scope, by=by)
         self._resolve_all(lambda q: Allow() if self._stands_for(q) else None, f"rule: {words}", decision.scope)
+
+    def stand(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
+        """Remembers an answer for all calls of a tool, in a run or in its tree; the answer in words."""
+        words = f"{tool} in {'this run' if scope == 'run' else 'this tree'}, said by {by}"
+        self._standing[tree, run if scope == "run" else None, tool] = words
+        return words
 
     def _resolve_all(self, choose: Callable[[Question], Decision | None], by: str, scope: str) -> None:
         for question in list(self._questions.values()):

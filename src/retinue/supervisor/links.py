@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
-_NOTHING = Deny("there is nothing to run")
+NOTHING = Deny("there is nothing to run")
 
 
 class RunLink:
@@ -57,7 +57,7 @@ class RunLink:
             if written is not None:
                 await written
             if spec.tier == "none":
-                return _NOTHING
+                return NOTHING
             verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
@@ -171,7 +171,7 @@ class RunLink:
         if kind == "retry":
             self.tree.write(self.node, Warned(text, code="retry"))
             return
-        self.supervisor.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
+        self.tree.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.messages import RunRef, UserTurn
-from retinue.core.plans import Plan
-from retinue.core.ports import Policy, Timer
+from retinue.core.messages import RunRef, Turn, UserTurn
+from retinue.core.plans import Past, Plan
+from retinue.core.ports import Order, Policy, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -23,14 +24,27 @@ if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
 
 
+class After(NamedTuple):
+    """The run that another one continues: its tree where that is another one, its number, its thread."""
+
+    tree: str
+    run: int
+    thread: Sequence[Turn]
+
+    def over(self, node: Node, order: Order) -> Order:
+        """Has the run begin with that thread; the order that says so."""
+        node.past = Past((*self.thread, UserTurn(node.wish.text)))
+        return msgspec.structs.replace(order, continues=self.run, origin=self.tree)
+
+
 class Node:
     """A run and its place in the tree. Made by `Supervisor.spawn` only."""
 
     __slots__ = (
         "account", "background", "call_ids", "children", "context", "deadline", "depth", "driving", "ending",
         "finished", "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news",
-        "parent", "partial", "place", "plan", "policy", "queues", "ref", "seconds", "stall", "started", "stopping",
-        "task", "view", "waiters", "waiting", "wish",
+        "parent", "partial", "past", "place", "plan", "policy", "queues", "ref", "seconds", "stall", "started",
+        "stopping", "task", "view", "waiters", "waiting", "wish",
     )  # fmt: skip
 
     def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
@@ -59,6 +73,7 @@ class Node:
         self.ending = False
         self.stopping: Status | None = None
         self.partial = ""
+        self.past: Past | None = None
         self.account: Account | None = None if parent is None else parent.account
         self.deadline: Deadline | None = None
         self.stall: Stall | None = None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
+from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
-from retinue.core.ports import Row
+from retinue.core.ports import Order, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.runs import RunView
 from retinue.runtime.folders import RunFolders, StateFolder
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.trees import Tree
 
 
 def folders_of(
@@ -35,6 +40,53 @@ def system_of(node: Node) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def context_of(node: Node) -> Context:
+    """For what runs with the supervisor: host-side functions and callables."""
+    metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
+    node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
+    return node.context
+
+
+def ticket_of(node: Node) -> Ticket:
+    """A child as the one who asked for it gets it."""
+    status_file = f"{node.folders.own}/full_logs/status.json"
+    return Ticket(node.ref.run, node.ref, node.folders.path, node.seconds, status_file)
+
+
+def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
+    """The first event of a run: all there is to know of it before it begins."""
+    plan, ref, task = node.plan, node.ref, node.wish
+    own = None if node.parent is not None and node.account is node.parent.account else node.account
+    return RunSpawned(
+        None if node.parent is None else node.parent.ref.run,
+        ref.label,
+        node.depth,
+        task.text,
+        ref.subagent_id,
+        node.folders.path,
+        plan.profile_json,
+        plan.tools_json,
+        task_context=task.context,
+        model=plan.model_name,
+        call_id=order.call_id,
+        background=order.background,
+        queued=node.place is not None,
+        timeout_seconds=node.seconds,
+        max_turns=node.max_turns,
+        max_tokens=None if own is None else own.tokens,
+        max_cost=None if own is None else own.cost,
+        stall_seconds=None if node.stall is None else node.stall.seconds,
+        trace_id=tree.trace_id,
+        span_id=f"{random.getrandbits(64):016x}",
+        limits=order.limits,
+        context_paths=tuple(task.context_paths),
+        include_parent_workspace=task.include_parent_workspace,
+        include_temp_workspace=task.include_temp_workspace,
+        continues=order.continues,
+        origin=order.origin,
+    )
+
+
 def row_of(view: RunView, tree: str) -> Row:
     """One run in a list."""
     spawned = view.spawned
@@ -51,4 +103,5 @@ def row_of(view: RunView, tree: str) -> Row:
         spawned.workspace,
         view.spawned_at,
         view.result(tree) if view.ended is not None else None,
+        spawned.call_id,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ class _Kept(NamedTuple):
 class RunFiles:
     """Keeps the files of the runs it was told of, one watching task a tree."""
 
-    def __init__(self, log: Log, state: StateFolder) -> None:
-        self._log = log
+    def __init__(self, log_of: Callable[[str], Log], state: StateFolder) -> None:
+        self._log_of = log_of
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -75,7 +75,7 @@ class RunFiles:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
         try:
-            async for event in self._log.watch(tree):
+            async for event in self._log_of(tree).watch(tree):
                 if isinstance(event, Delta):
                     continue
                 runs.apply(event)
@@ -99,7 +99,8 @@ class RunFiles:
         folder = Path(self._state.run_folder(tree, run.number))
         line = encode(event) + b"\n"
         live = private_folder(folder / "live_logs") / "events.ndjson"
-        with os.fdopen(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as file:
+        anew = 0 if events else os.O_TRUNC  # a run that goes on after a crash is told from its beginning
+        with os.fdopen(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY | anew, 0o600), "ab") as file:
             file.write(line)
         events.append(event)
         full = folder / "full_logs"

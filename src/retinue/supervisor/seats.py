@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
+from retinue.core.errors import ToolError
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
+
+
+def children(tree: Tree, node: Node, runs: Sequence[int]) -> list[Node]:
+    """Those of its children; a ToolError for a number that is none."""
+    found = []
+    for run in runs:
+        child = tree.nodes[run] if 0 <= run < len(tree.nodes) else None
+        if child is None or child.parent is not node:
+            raise ToolError(f"agent:{run} is not a child of this run")
+        found.append(child)
+    return found
+
+
+async def join_all(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        await node.join()
 
 
 async def take(tree: Tree, node: Node) -> None:

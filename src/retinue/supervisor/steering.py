@@ -1,4 +1,4 @@
-"""Words of the user for a run that is at work: written, then read at its next turn. Children never speak here."""
+"""Words for a run that is at work: written, then read at its next turn. The user's own, and ours; never a child's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Inbox
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Receipt
+from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
-SOURCE = "user"
+SOURCE, NOTICE = "user", "notice"
 LONGEST = 256 * 1024
 
 
@@ -32,3 +33,11 @@ async def send(tree: Tree | None, run: int, text: str) -> Receipt:
     if written is not None:
         await written
     return Receipt("queued", seq)
+
+
+def notify(tree: Tree, parent: Node, child: Node) -> None:
+    """Tells a run that a child of its background has ended."""
+    run, status = child.ref.run, child.view.status
+    text = f"agent:{run} [{child.ref.label}] has ended: {status}. get_agent with agent_id {run} gives its result."
+    tree.write(parent, Inbox(text, source=NOTICE, about=run))
+    parent.tell(UserTurn(text, NOTICE))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 from msgspec import UNSET
 
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
-from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused, ToolError
-from retinue.core.events import Delta, Event, Inbox, RunSpawned, RunStarted, Warned
+from retinue.core.context import CURRENT
+from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
+from retinue.core.events import Delta, Event, RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner, Runtime
@@ -26,15 +25,17 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
+from retinue.supervisor import resume as going_on
 from retinue.supervisor import seats, steering
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.places import folders_of, row_of, system_of
+from retinue.supervisor.nodes import After, Node
+from retinue.supervisor.places import context_of, folders_of, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
+from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
@@ -79,20 +80,23 @@ class Supervisor:
         self.desk = Desk(clock, approver=approver, terms=terms, book=book, project=state.project)
         self.prices = prices
         self.trees: dict[str, Tree] = {}
+        self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
         self._runtime = runtime
         self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
-        self._files = RunFiles(log, state)
+        self._files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._on_close = on_close
 
     # Spawning
 
-    def spawn(self, profile: Profile | str, task: Task, *, limits: Limits | None = None) -> Node:
+    def spawn(
+        self, profile: Profile | str, task: Task, *, limits: Limits | None = None, after: After | None = None
+    ) -> Node:
         """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
@@ -103,21 +107,22 @@ class Supervisor:
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
         tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
-        node = self._add(tree, None, plan, task, readable)
+        node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth = _set(merged.depth)
         node.max_turns = _set(merged.turns)
         own_seconds = None if merged.seconds is UNSET else merged.seconds
         node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
         node.account = account
         node.stall = stall_of(node, merged.stall, self._clock, tree.write)
-        self._begin(tree, node, Order(plan.profile, task))
+        order = Order(plan.profile, task, limits=limits)
+        self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
         return node
 
     def spawn_children(self, tree: Tree, parent: Node, orders: Sequence[Order]) -> list[Ticket]:
         """Runs below `parent`, all of them or none: SpawnRefused comes before the first is made."""
-        checked = [self._check(parent, order) for order in orders]
-        return [self._make(tree, parent, order, *plan) for order, plan in zip(orders, checked, strict=True)]
+        checked = [(order, *self._check(parent, order)) for order in orders]
+        return [ticket_of(self.make(tree, parent, *each)) for each in checked]
 
     def _check(self, parent: Node, order: Order) -> tuple[Plan, list[str], Account | None]:
         """Whether this may be, whoever asks. Depth is the registry's, never what a child says."""
@@ -138,9 +143,9 @@ class Supervisor:
             raise SpawnRefused(str(error)) from None
         return plan, readable, account
 
-    def _make(
+    def make(
         self, tree: Tree, parent: Node, order: Order, plan: Plan, readable: list[str], account: Account | None
-    ) -> Ticket:
+    ) -> Node:
         has_slot = tree.slots.take_now()
         if not has_slot and (not order.queue or tree.slots.limit == 0):
             raise NoSlot(NO_SLOT.format(name=plan.profile.name))
@@ -156,8 +161,7 @@ class Supervisor:
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)
-        status_file = f"{node.folders.own}/full_logs/status.json"
-        return Ticket(node.ref.run, node.ref, node.folders.path, node.seconds, status_file)
+        return node
 
     def _add(self, tree: Tree, parent: Node | None, plan: Plan, task: Task, readable: list[str]) -> Node:
         number = len(tree.nodes)
@@ -180,36 +184,24 @@ class Supervisor:
 
     def _begin(self, tree: Tree, node: Node, order: Order) -> None:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
-        plan, ref, task = node.plan, node.ref, node.wish
-        own = None if node.parent is not None and node.account is node.parent.account else node.account
-        body = RunSpawned(
-            None if node.parent is None else node.parent.ref.run,
-            ref.label,
-            node.depth,
-            task.text,
-            ref.subagent_id,
-            node.folders.path,
-            plan.profile_json,
-            plan.tools_json,
-            task_context=task.context,
-            model=plan.model_name,
-            call_id=order.call_id,
-            background=order.background,
-            queued=node.place is not None,
-            timeout_seconds=node.seconds,
-            max_turns=node.max_turns,
-            max_tokens=None if own is None else own.tokens,
-            max_cost=None if own is None else own.cost,
-            stall_seconds=None if node.stall is None else node.stall.seconds,
-            trace_id=tree.trace_id,
-            span_id=f"{random.getrandbits(64):016x}",
-        )
+        ref = node.ref
         node.link = RunLink(self, tree, node)
-        written = tree.write(node, body, wait=True)
+        written = tree.write(node, spawned_of(tree, node, order), wait=True)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
             self._files.keep(tree.id, ref.run)
+        self._go(tree, node, written)
+
+    def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
+        """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
+        return going_on.resume(self._ground(tree), tree, given)
+
+    def _ground(self, tree: str) -> Ground:
+        of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits
+        return Ground(self, *of_tree, self._files.keep, self._go)
+
+    def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
         node.task = self._loop.create_task(self._drive(tree, node, written))
 
     # Driving
@@ -238,24 +230,27 @@ class Supervisor:
 
     def _start(self, tree: Tree, node: Node) -> Job | None:
         """What the runtime gets, from now on the clock; None for a run that has no time at all."""
-        node.started = self._clock.monotonic()
+        past = node.past
+        used = 0.0 if past is None else past.seconds
+        node.started = self._clock.monotonic() - used
         if node.seconds is not None:
-            if node.seconds <= 0:
+            if node.seconds <= used:
                 node.stopping = "timed_out"
                 return None
-            node.deadline = Deadline(node.seconds, self._clock, node.time_out)
+            node.deadline = Deadline(node.seconds - used, self._clock, node.time_out)
         if node.stall is not None:
             node.stall.start()
-        tree.write(node, RunStarted())
+        if past is None or node.view.started_at is None:
+            tree.write(node, RunStarted())
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
-            CURRENT.set(self._context(node))
+            CURRENT.set(context_of(node))
         elif CURRENT.get() is not None:  # the parent's, which is not this run's
             CURRENT.set(None)
-        thread = (UserTurn(task.text),)
-        return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context)
+        thread = (UserTurn(task.text),) if past is None else past.thread
+        return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context, past)
 
     async def _end(self, tree: Tree, node: Node, ending: Ending) -> None:
         """Ends what is below, then the run; the ending is written before anybody is told."""
@@ -279,18 +274,12 @@ class Supervisor:
                 await written
         except (LogError, asyncio.CancelledError):
             pass  # the result stands; that the log did not take it is told by whoever closes the log
-        if node.parent is None:
+        if node is tree.root:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
-        elif node.background and not node.parent.ending:
-            self._notify(tree, node.parent, node)
+        elif node.background and node.parent is not None and not node.parent.ending:
+            steering.notify(tree, node.parent, node)
         node.finish()
-
-    def _notify(self, tree: Tree, parent: Node, child: Node) -> None:
-        run, status = child.ref.run, child.view.status
-        text = f"agent:{run} [{child.ref.label}] has ended: {status}. get_agent with agent_id {run} gives its result."
-        tree.write(parent, Inbox(text, source="notice", about=run))
-        parent.tell(UserTurn(text, "notice"))
 
     def give_grace(self, node: Node) -> None:
         """Some time to stop, from now on."""
@@ -307,18 +296,12 @@ class Supervisor:
     # Looking and commanding
 
     async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
-        wanted = []
-        for run in runs:
-            child = tree.nodes[run] if 0 <= run < len(tree.nodes) else None
-            if child is None or child.parent is not node:
-                raise ToolError(f"agent:{run} is not a child of this run")
-            wanted.append(child)
+        wanted = seats.children(tree, node, runs)
         if wanted and wanted[0].queues:
-            await seats.wait_without(tree, node, _join_all(wanted))
+            await seats.wait_without(tree, node, seats.join_all(wanted))
             await self._files.written(tree.id, runs)
         else:
-            for child in wanted:
-                await child.join()
+            await seats.join_all(wanted)
         return [child.result() for child in wanted]
 
     async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:
@@ -330,12 +313,6 @@ class Supervisor:
         return [
             row_of(view, tree.id) for view in sorted(node.view.walk(), key=lambda v: v.number) if view is not node.view
         ]
-
-    def _context(self, node: Node) -> Context:
-        """For what runs with the supervisor: host-side functions and callables."""
-        metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
-        node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
-        return node.context
 
     def pending(self, tree: str | None = None) -> list[Approval]:
         """The questions that wait for an answer, in the order they came."""
@@ -366,12 +343,15 @@ class Supervisor:
                 node.task.cancel()
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self.log.watch(tree, after=after, deltas=deltas)
+        return self.log_of(tree).watch(tree, after=after, deltas=deltas)
+
+    def log_of(self, tree: str) -> Log:
+        return self.others.get(tree, self.log)
 
     async def close(self) -> None:
         """Cancels what still runs, waits for the endings, and lets the log go."""
         self._closing = True
-        primaries = [tree.nodes[0] for tree in self.trees.values()]
+        primaries = [tree.root for tree in self.trees.values() if tree.root is not None]
         for node in primaries:
             node.stop("cancelled")
         for node in primaries:
@@ -382,13 +362,9 @@ class Supervisor:
                 await self._on_close()
         finally:
             await self._files.close()
-            await self.log.close()
+            for log in {id(log): log for log in (self.log, *self.others.values())}.values():
+                await log.close()
             self._state.remove_temporary()
-
-
-async def _join_all(nodes: Sequence[Node]) -> None:
-    for node in nodes:
-        await node.join()
 
 
 def _set(value: Any) -> Any:

@@ -39,7 +39,7 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_log", "_now", "id", "labels", "nodes", "runs", "seq", "slots", "trace_id")
+    __slots__ = ("_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id")
 
     def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
         self.id = new_tree_id()
@@ -48,7 +48,8 @@ class Tree:
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)
         self.labels: dict[str, int] = {}
-        self._log = log
+        self.log = log
+        self.root: Node | None = None  # with which the tree ends: its primary, or one that goes on in a finished tree
         self._now = clock.wall
         self.seq = 0
 
@@ -69,7 +70,7 @@ class Tree:
             fold = FOLDS.get(type(body))  # as `Runs.apply` does, for a run already at hand
             if fold is not None:
                 fold(view, event, body)
-        return self._log.append(event, wait)
+        return self.log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""

@@ -100,7 +100,8 @@ class SpawnSubagents:
     def _orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
         """All of them checked before the first is spawned."""
         known = {profile.name.lower(): profile for profile in link.profiles()}
-        running = {row.subagent_id for row in link.agents() if row.status is None}
+        mine = link.ref.run, call.id  # children this very call made before a crash are no obstacle to it
+        running = {row.subagent_id for row in link.agents() if row.status is None and (row.parent, row.call_id) != mine}
         orders = []
         tasks = words.read_tasks(call.args)
         busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     )
     printer.plain(_opening(project, terminal))
     with _own_python_first():
-        shown = asyncio.run(drive(parts, MAIN, Task(TASK), printer=printer, terminal=terminal))
+        shown = asyncio.run(drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from retinue.supervisor.nodes import Node
 
-WAIT_SECONDS = 600.0
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 

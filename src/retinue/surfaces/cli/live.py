@@ -16,8 +16,6 @@ from typing import Any
 from retinue import build
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, RunEnded
-from retinue.core.limits import Limits
-from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.door.server import DoorServer
 from retinue.log.runs import Runs
@@ -43,17 +41,17 @@ class Shown:
 
 async def drive(
     parts: build.Parts,
-    profile: Profile,
-    task: Task,
+    begin: Callable[[Supervisor], Node],
     *,
     printer: Printer,
     terminal: bool = False,
-    limits: Limits | None = None,
     door: bool = True,
+    after: int = 0,
     announce: Callable[[Node], None] | None = None,
 ) -> Shown:
-    """Runs a primary to its ending. `terminal` asks on the printer's terminal, `door` lets other processes in,
-    `announce` is told of the run when its first event is written. Events are written in every case."""
+    """Runs what `begin` begins to its end. `terminal` asks on the printer's terminal, `door` lets other processes in,
+    `announce` is told of the run when its first event is written; events up to `after` are known and not shown.
+    Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = build.supervisor(parts)
@@ -63,11 +61,12 @@ async def drive(
         try:
             if door and parts.state is not None:
                 await _open(doors, DoorServer(supervisor, parts.state), printer)
-            node = supervisor.spawn(profile, task, limits=limits)
+            node = begin(supervisor)
             if announce is not None:
                 await _written(supervisor, node)
                 announce(node)
-            shown = await _Screen(supervisor, node, printer, in_thread=not terminal).to_the_end(signals)
+            shown = await _Screen(supervisor, node, printer, in_thread=not terminal, after=after).to_the_end(signals)
+            await _others(supervisor, signals, printer)
         finally:
             try:
                 await doors.aclose()
@@ -77,6 +76,16 @@ async def drive(
                     raise
                 shown = replace(shown, log_error=str(error))
     return shown
+
+
+async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) -> None:
+    """Trees that other terminals had go on here are waited for, until Ctrl-C."""
+    while supervisor.trees and not signals.killed.is_set():
+        tree = next(iter(supervisor.trees.values()))
+        assert tree.root is not None
+        printer.note(f"{tree.id} still goes on here, for another terminal; Ctrl-C cancels it")
+        signals.aim(tree.id, printer.note, tree.root.ref.run)
+        await tree.root.join()
 
 
 async def _open(doors: AsyncExitStack, server: DoorServer, printer: Printer) -> None:
@@ -95,17 +104,18 @@ async def _written(supervisor: Supervisor, node: Node) -> None:
 
 
 class _Screen:
-    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool) -> None:
+    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
         self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
         self._runs = Runs(node.ref.tree)
+        self._after = after
         self._seq = 0
 
     async def to_the_end(self, signals: Signals) -> Shown:
         printing = asyncio.create_task(self._print())
-        signals.aim(self._node.ref.tree, self._say)
+        signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
         if not self._ending_is_written():
             printing.cancel()
@@ -124,10 +134,11 @@ class _Screen:
                 continue
             self._runs.apply(event)
             self._seq = event.seq
+            show = self._printer.recall if event.seq <= self._after else self._printer.show
             if self._thread is None:
-                self._printer.show(event)
+                show(event)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._printer.show, event)
+                await asyncio.get_running_loop().run_in_executor(self._thread, show, event)
 
     def _say(self, text: str) -> None:
         if self._thread is None:
@@ -137,8 +148,9 @@ class _Screen:
 
     def _ending_is_written(self) -> bool:
         """A log that takes no more never shows the ending, and then there is nothing to wait for."""
-        primary = self._runs.primary
-        if primary is not None and primary.ended is not None:
+        ref = self._node.ref
+        shown = self._runs.runs.get(ref.run)
+        if shown is not None and shown.ended is not None:
             return True
-        rest = self._supervisor.log.read(self._node.ref.tree, after=self._seq)
-        return any(event.run == 0 and isinstance(event.body, RunEnded) for event in rest)
+        rest = self._supervisor.log_of(ref.tree).read(ref.tree, after=self._seq)
+        return any(event.run == ref.run and isinstance(event.body, RunEnded) for event in rest)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 COMMANDS = {
     "run": "run an agent on a task and print its answer",
+    "resume": "go on with a tree whose process is gone",
     "demo": "see a whole tree of agents at work: no key, no network",
     "ps": "list runs and where they stand",
     "show": "show everything about one run",

@@ -11,7 +11,24 @@ from pathlib import Path
 from retinue.core.limits import Limits
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+AWAY_SECONDS = 600.0
 _UNSET = object()
+
+
+def add_live_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that shows a tree at work."""
+    parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
+    how_much = parser.add_mutually_exclusive_group()
+    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
+    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    parser.add_argument("--detach", action="store_true", help="print the tree's id and go on without the terminal")
+    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument(
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=seconds,
+        help=f"without a terminal, wait so long for answers from another ({AWAY_SECONDS:g} with --detach)",
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

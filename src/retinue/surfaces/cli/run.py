@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import detach, screen
 from retinue.surfaces.cli.live import Shown, drive
-from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
+from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.printer import paint, safe
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.summary import summary
@@ -47,18 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
     parser.add_argument("--profile", metavar="NAME", help="which agent does it (see `retinue profiles --all`)")
-    parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
-    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
-    parser.add_argument("--detach", action="store_true", help="print the tree's id and go on without the terminal")
-    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
-    parser.add_argument(
-        "--wait-approvals",
-        metavar="SECONDS",
-        type=seconds,
-        help=f"without a terminal, wait so long for answers from another ({detach.WAIT_SECONDS:g} with --detach)",
-    )
+    add_live_options(parser)
     add_options(parser)
 
 
@@ -73,6 +65,19 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
+    wish = Task(task, model=model_of(args))
+    return see(args, parts, lambda supervisor: supervisor.spawn(profile, wish, limits=limits), stdin=args.task == "-")
+
+
+def see(
+    args: argparse.Namespace,
+    parts: build.Parts,
+    begin: Callable[[Supervisor], Node],
+    *,
+    stdin: bool = False,
+    after: int = 0,
+) -> int:
+    """Runs what `begin` begins on this terminal, or away from it. `stdin` says that it is not a person's."""
     if args.detach and args.no_door and not args.yes:
         raise ConfigError("--detach with --no-door can never be asked anything: give --yes, or leave --no-door out")
     away = detach.leave() if args.detach else None
@@ -80,16 +85,13 @@ def run(args: argparse.Namespace) -> int:
         return away
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     printer = Printer(sys.stderr, level=level, color=False if away else None)
-    terminal = away is None and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
-    wish = Task(task, model=model_of(args))
     driving = drive(
         parts,
-        profile,
-        wish,
+        begin,
         printer=printer,
-        terminal=terminal,
-        limits=limits,
+        terminal=away is None and not stdin and sys.stdin.isatty() and sys.stderr.isatty(),
         door=not args.no_door,
+        after=after,
         announce=None if away is None else away.announce,
     )
     shown = asyncio.run(driving)
@@ -101,7 +103,7 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
     mode = "yes" if args.yes else None
     wait = args.wait_approvals
     if wait is None and args.detach:
-        wait = detach.WAIT_SECONDS
+        wait = AWAY_SECONDS
     return build.project_parts(
         Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait
     )

@@ -23,15 +23,15 @@ class Signals:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._tree = ""
+        self._tree, self._run = "", 0
         self._say: Callable[[str], None] = lambda _: None
         self._count = 0
         self._cancelling: asyncio.Task[bool] | None = None
         self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self.killed = asyncio.Event()
 
-    def aim(self, tree: str, say: Callable[[str], None]) -> None:
-        self._tree, self._say = tree, say
+    def aim(self, tree: str, say: Callable[[str], None], run: int = 0) -> None:
+        self._tree, self._run, self._say = tree, run, say
 
     def __enter__(self) -> Signals:
         for number in self._handled:
@@ -48,7 +48,7 @@ class Signals:
         self._count += 1
         if self._count == 1:
             self._say(CANCELLING)
-            self._cancelling = asyncio.create_task(self._supervisor.cancel(self._tree))
+            self._cancelling = asyncio.create_task(self._supervisor.cancel(self._tree, self._run))
         elif self._count == 2:
             self._say(KILLING)
             self._supervisor.kill(self._tree)

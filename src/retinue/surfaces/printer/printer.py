@@ -56,6 +56,10 @@ class Printer:
         else:
             self._put(_joined(paint.header(block.spans, color=self.color), self._body(block)), loose=False)
 
+    def recall(self, event: Event) -> None:
+        """Knows of an event that was shown before, without a word."""
+        self._blocks.apply(event)
+
     def question(self, question: Approval) -> None:
         """A question as its own block: what, by whom, and what it would change."""
         header = paint.header(question_spans(question.label, question.tool, question.args), color=self.color)

@@ -1,0 +1,131 @@
+"""What the log keeps of a run, made into a plan again. What it cannot keep (functions, models and types made in Python)
+has to be given again; without it there is a clear error, and nothing runs with less than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.events import RunSpawned
+from retinue.core.limits import Limits
+from retinue.core.plans import Plan, Planner
+from retinue.core.profiles import Profile, Task
+from retinue.core.rules import Rules
+from retinue.log.runs import RunView
+
+PYTHON = "python"
+NO_JSON = msgspec.Raw(b"null")
+AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
+T = TypeVar("T")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A profile as `run.spawned` has it."""
+
+    name: str
+    instructions: str = ""
+    description: str = ""
+    runtime: Any = "inherited"
+    workspace: Any = None
+    limits: Limits = Limits()
+    skills: tuple[str, ...] = ()
+    leaf: bool = False
+    nickname: str | None = None
+    source: str = PYTHON
+    approvals: Rules | None = None
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Plans:
+    """Makes the plans of one tree's runs. `profiles` are those given for it; `model` replaces the primary's wherever
+    that one was used."""
+
+    def __init__(
+        self, planner: Planner, tree: str, primary: RunSpawned, profiles: Sequence[Profile], model: str | None
+    ):
+        self._planner = planner
+        self._tree = tree
+        self._profiles = profiles
+        self._model = primary.model, model
+
+    def of(self, view: RunView, parent: Plan | None) -> Plan:
+        """The plan of a run that goes on."""
+        spawned = view.spawned
+        try:
+            plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
+        except ConfigError as error:
+            raise ConfigError(f"{self._tree}/{view.number} cannot go on: {error}") from None
+        return plan
+
+    def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
+        """The profile of that name: one the parent has, one that was given, one of the project, or what the log has."""
+        kept = _read(spawned.profile, _Kept)
+        known = {profile.name.casefold(): profile for profile in self._profiles}
+        known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
+        found = known.get(kept.name.casefold())
+        if found is None:
+            try:
+                found = self._planner.plan(kept.name, task=self._task(spawned, named=True), parent=parent).profile
+            except NotFound:
+                found = None
+        if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
+            return found
+        if not spawned.model:
+            raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
+        tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
+        fields = {name: getattr(kept, name) for name in kept.__struct_fields__}
+        return Profile(**fields, tools=tools)
+
+    def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
+        """The narrowest plan that has all the tools the run had."""
+        wanted = {tool.name for tool in _read(spawned.tools, list[_Tool])}
+        missing: set[str] = set()
+        for given in (False, True):
+            try:
+                plan = self._with_model(profile, spawned, parent, given=given)
+            except NotFound as error:
+                raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
+            missing = wanted - set(plan.by_name)
+            if not missing:
+                return plan
+        tools = ", ".join(sorted(missing))
+        raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
+
+    def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
+        if bool(spawned.model) == (profile.call is not None):
+            was, now = ("a Python function", "none") if profile.call is None else ("none", "one")
+            raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
+        wanted = self._wanted(spawned)
+        task = self._task(spawned, named=parent is None)
+        plan = self._planner.plan(profile, task=task, parent=parent, given=given)
+        if plan.model is not None and plan.model_name != wanted:
+            if ":" not in wanted:
+                raise ConfigError(f"its model was '{wanted}', made in Python; {AGAIN}")
+            plan = self._planner.plan(profile, task=self._task(spawned, named=True), parent=parent, given=given)
+        return plan
+
+    def _wanted(self, spawned: RunSpawned) -> str:
+        primary, instead = self._model
+        return instead if instead is not None and spawned.model == primary else spawned.model
+
+    def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
+        """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
+        wanted = self._wanted(spawned)
+        return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def plan_of_ended(view: RunView) -> Plan:
+    """For a run that will do nothing any more."""
+    profile = Profile(view.agent)
+    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON)
+
+
+def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
+    return msgspec.json.decode(kept, type=shape) if isinstance(kept, msgspec.Raw) else msgspec.convert(kept, shape)

@@ -1,0 +1,282 @@
+"""Going on with a tree whose process is gone: every run without an ending goes on where its events stop.
+
+The log is folded into what each run had behind it (`log.interrupted`), the tree is made of that, and then driven like
+any other. Nothing is done twice: a tool that may have run gets the outcome `unknown_after_crash`, children are still
+their parents', answers that had been given take effect, and what was spent stays spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.events import Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.plans import Plan, Planner
+from retinue.core.ports import Clock, Log, Outcome
+from retinue.core.profiles import Profile, Task
+from retinue.log.interrupted import interrupted, standing
+from retinue.log.runs import Runs, RunView
+from retinue.log.threads import before
+from retinue.runtime.folders import StateFolder, context_paths
+from retinue.supervisor import steering
+from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.places import folders_of
+from retinue.supervisor.policy import narrowed
+from retinue.supervisor.rebuilt import Plans, plan_of_ended
+from retinue.supervisor.resumed import ResumedLink
+from retinue.supervisor.slots import Slots
+from retinue.supervisor.stalls import stall_of
+from retinue.supervisor.trees import Tree
+
+if TYPE_CHECKING:
+    from retinue.supervisor.supervisor import Supervisor
+
+UNKNOWN = "unknown_after_crash"
+UNKNOWN_TEXT = (
+    f"{UNKNOWN}: the process died while this call was being made, so nobody knows whether it took effect. "
+    "It was not repeated. Look at how things are before you make it again."
+)
+NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
+LOST_FUNCTION = f"{UNKNOWN}: its function was running when the process died, and is not called again"
+QUEUEING = "spawn_subagents"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What trees stand on: the parts of the supervisor they are made with, and the log they are in."""
+
+    supervisor: Supervisor
+    log: Log
+    planner: Planner
+    state: StateFolder
+    clock: Clock
+    limits: Limits
+    keep_files: Callable[[str, int], None]
+    drive: Callable[[Tree, Node, Awaitable[None] | None], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
+    replaces the primary's wherever that one was used."""
+
+    profiles: Sequence[Profile] = ()
+    limits: Limits = field(default_factory=Limits)
+    model: str | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+def resume(ground: Ground, tree: str, given: Given) -> Node:
+    """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
+    if tree in ground.supervisor.trees:
+        raise ConfigError(f"{tree} is at work here already")
+    revival = Revival(ground, read(ground.log, tree))
+    if not revival.going_on:
+        status = revival.runs.runs[0].status
+        raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
+    return revival.go_on(given)
+
+
+def read(log: Log, tree: str) -> list[Event]:
+    events = log.read(tree)
+    if not events:
+        raise NotFound(f"there is no tree '{tree}' in the log")
+    return events
+
+
+class Revival:
+    """A stored tree on its way back to life."""
+
+    def __init__(self, ground: Ground, events: Sequence[Event]) -> None:
+        self.ground = ground
+        log = ground.log
+        self.id = events[0].tree
+        self.runs = Runs.of(self.id, events)
+        self.going_on = [view for view in self.runs.runs.values() if view.ended is None]
+        spawned = {view.number: view.spawned for view in self.runs.runs.values()}
+        began_with = {
+            run: before(log.read, self.id, body) for run, body in spawned.items() if body.continues is not None
+        }
+        self.known = interrupted(events, before=began_with)
+        self._events = events
+
+    def go_on(self, given: Given) -> Node:
+        """All or nothing: what cannot be made again is an error before the first event is written."""
+        tree = self.tree(given)
+        nodes = [tree.nodes[view.number] for view in self.going_on]
+        tree.root = nodes[0]
+        self._keep_files(tree)
+        written = [tree.write(node, RunResumed(), wait=True) for node in nodes]
+        for node in nodes:
+            self._settle_calls(tree, node)
+        for node in nodes:
+            self._settle_children(tree, node)
+        self._line_up(tree, nodes)
+        for node, done in zip(nodes, written, strict=True):
+            self.ground.drive(tree, node, done)
+        self.ground.supervisor.trees[tree.id] = tree
+        return tree.root
+
+    # Making the tree again
+
+    def tree(self, given: Given) -> Tree:
+        """The tree as it was, with nobody at work yet."""
+        host, primary = self.ground, self.runs.runs[0].spawned
+        plans = Plans(host.planner, self.id, primary, given.profiles, given.model)
+        tree = Tree(host.log, host.clock, concurrent=None)
+        tree.id, tree.trace_id, tree.runs = self.id, primary.trace_id, self.runs
+        tree.seq = self._events[-1].seq
+        planned = self._planned()
+        for view in self.runs.runs.values():
+            parent = None if view.spawned.parent is None else tree.nodes[view.spawned.parent]
+            above = None if parent is None else parent.plan
+            plan = plans.of(view, above) if view.number in planned else plan_of_ended(view)
+            self._bound(tree, self._node(tree, view, parent, plan), given.limits)
+            tree.labels[view.label] = 1
+        self._count_spent(tree)
+        for run, body in standing(self._events):
+            host.supervisor.desk.stand(self.id, run, body.tool, scope=body.scope, by=body.by)
+        concurrent = self._whole(given.limits, tree.nodes[0]).concurrent
+        assert concurrent is not UNSET
+        tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))
+        return tree
+
+    def _planned(self) -> set[int]:
+        """The runs that go on, and those above them: what a run may do is within what its parent may."""
+        planned: set[int] = set()
+        for view in self.going_on:
+            number: int | None = view.number
+            while number is not None and number not in planned:
+                planned.add(number)
+                number = self.runs.runs[number].spawned.parent
+        return planned
+
+    def _whole(self, given: Limits, primary: Node) -> Limits:
+        """The limits of the tree: given now, given then, of its profile, of the project."""
+        then = primary.view.spawned.limits or Limits()
+        return given.over(then.over(primary.plan.profile.limits.over(self.ground.limits)))
+
+    def _node(self, tree: Tree, view: RunView, parent: Node | None, plan: Plan) -> Node:
+        spawned, host = view.spawned, self.ground
+        ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
+        task = _task(spawned)
+        ended = view.ended is not None
+        readable = [] if ended else context_paths(spawned.context_paths, base=host.state.project)
+        node = Node(ref, plan, task, parent, folders_of(host.state, ref, parent, plan.profile, task, readable))
+        node.folders.path = spawned.workspace
+        node.view = view
+        node.background = spawned.background
+        asked_with = self.known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING)
+        node.queues = asked_with == QUEUEING
+        node.ending = node.finished = ended
+        tree.nodes.append(node)
+        if parent is not None:
+            parent.children += (node,)
+        return node
+
+    def _keep_files(self, tree: Tree) -> None:
+        for node in tree.nodes:
+            if node.queues and node.view.spawned.call_id:
+                self.ground.keep_files(tree.id, node.ref.run)
+
+    def _bound(self, tree: Tree, node: Node, given: Limits) -> None:
+        """Its limits, as the log has them, and its policy."""
+        spawned, parent, host = node.view.spawned, node.parent, self.ground
+        own = node.plan.profile.limits
+        tokens, cost = spawned.max_tokens, spawned.max_cost
+        if parent is None:
+            depth = self._whole(given, node).depth
+            node.max_depth = depth if isinstance(depth, int) else 0
+            tokens = tokens if given.tokens is UNSET else given.tokens
+            cost = cost if given.cost is UNSET else given.cost
+        else:
+            node.max_depth = parent.max_depth if own.depth is UNSET else min(parent.max_depth, node.depth + own.depth)
+        node.max_turns = spawned.max_turns
+        node.seconds = spawned.timeout_seconds
+        if parent is None and given.turns is not UNSET:
+            node.max_turns = given.turns
+        if parent is None and given.seconds is not UNSET:
+            node.seconds = given.seconds
+        if tokens is not None or cost is not None:
+            above, owner = (None, "the tree") if parent is None else (parent.account, f"'{node.name}'")
+            node.account = Account(owner, tokens=tokens, cost=cost, parent=above)
+        node.stall = stall_of(node, spawned.stall_seconds, host.clock, tree.write)
+        policy = host.supervisor.policy if parent is None else parent.policy
+        rules = node.plan.profile.approvals
+        node.policy = policy if rules is None else narrowed(policy, rules, project=host.state.project)
+
+    def _count_spent(self, tree: Tree) -> None:
+        for event in self._events:
+            account = tree.nodes[event.run].account
+            if account is not None and isinstance(event.body, UsageReported):
+                spent = Amount(event.body.usage.total_tokens, event.body.cost or NOTHING)
+                for each in account.chain:
+                    each.spent += spent
+
+    def _slots_held(self, tree: Tree) -> int:
+        """How many runs hold a slot and wait for a child that holds one too: fewer slots would never move again."""
+        held: set[int] = set()
+        for view in self.going_on:
+            node = tree.nodes[view.number]
+            if node.parent is not None and not node.queues and self.known[view.number].started:
+                held |= {view.number} | ({node.parent.ref.run} - {0})
+        return len(held)
+
+    # Settling what was open
+
+    def _settle_calls(self, tree: Tree, node: Node) -> None:
+        """Gives calls that may have run their outcome; the others are taken up when the run goes on."""
+        known = self.known[node.ref.run]
+        link = node.link = ResumedLink(self.ground.supervisor, tree, node)
+        node.call_ids = known.call_ids or None
+        node.inbox = tuple(known.thread.waiting)
+        node.folders.go_on()
+        past, outcomes = known.thread.past(known.seconds), {}
+        for call in list(known.open.values()):
+            tool = node.plan.by_name.get(call.name)
+            again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
+            if call.host or call.tier == "none" or (call.may_have_run() and not again):
+                text, outcome = (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_TEXT, UNKNOWN)
+                tree.write(node, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
+                outcomes[call.call_id] = Outcome(text, success=False)
+                del known.open[call.call_id]
+        link.go_on(known.open)
+        node.past = msgspec.structs.replace(past, outcomes={**past.outcomes, **outcomes})
+        if known.started and node.plan.profile.call is not None:
+            tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN))
+            node.stopping = "disconnected"
+
+    def _settle_children(self, tree: Tree, node: Node) -> None:
+        """Tells of children that ended when nobody could be told any more."""
+        told = self.known[node.ref.run].told
+        for child in node.children:
+            if child.background and child.ended and child.ref.run not in told:
+                steering.notify(tree, node, child)
+
+    def _line_up(self, tree: Tree, nodes: Sequence[Node]) -> None:
+        """Those that were at work get their slots before those that never had one."""
+        for node in sorted(nodes, key=lambda node: (not self.known[node.ref.run].started, node.ref.run)):
+            if node.parent is not None:
+                node.holds_slot = tree.slots.take_now()
+                node.place = None if node.holds_slot else tree.slots.line_up()
+
+
+def _task(spawned: RunSpawned) -> Task:
+    return Task(
+        spawned.task,
+        context=spawned.task_context,
+        context_paths=spawned.context_paths,
+        include_parent_workspace=spawned.include_parent_workspace,
+        include_temp_workspace=spawned.include_temp_workspace,
+        subagent_id=spawned.subagent_id,
+    )

@@ -1,0 +1,67 @@
+"""The link of a run that goes on after a crash: calls it had made before are not made again.
+
+A call that was written and has no result is asked about again, gets the answer it had been given, or is simply run
+again; children that it had spawned are its children still. New calls go the usual way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from retinue.core.approvals import Allow, Decision
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Order, Ticket
+from retinue.log.interrupted import OpenCall
+from retinue.supervisor.approvals import started
+from retinue.supervisor.links import NOTHING, RunLink
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.places import ticket_of
+from retinue.supervisor.questions import judged
+
+
+class ResumedLink(RunLink):
+    """`open` are the calls without a result, by their ids."""
+
+    __slots__ = ("open",)
+
+    open: dict[str, OpenCall]
+
+    def go_on(self, calls: Mapping[str, OpenCall]) -> None:
+        self.open = dict(calls)
+        self.node.inflight = len(self.open)
+
+    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+        before = self.open.pop(call.id, None)
+        if before is None:
+            return await super().begin(call, spec, preview)
+        self._still_wanted()
+        try:
+            return await self._begin_again(before, call, spec, preview)
+        except BaseException:
+            self.node.inflight -= 1
+            raise
+
+    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: str) -> Decision:
+        node = self.node
+        if spec.tier == "none":
+            return NOTHING
+        if before.decision is not None:
+            if isinstance(before.decision, Allow):
+                await started(self.tree, node, call)
+            return before.decision
+        verdict = judged(node, spec, call)
+        if self._children(call.id) or (verdict.what == "allow" and not verdict.rule):
+            return Allow()
+        desk = self.supervisor.desk
+        decision = await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
+        self._still_wanted()
+        return decision
+
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        made = self._children(orders[0].call_id)[: len(orders)]
+        rest = orders[len(made) :]
+        return [ticket_of(child) for child in made] + (await super().spawn(rest) if rest else [])
+
+    def _children(self, call_id: str) -> list[Node]:
+        """Those that this call spawned before the crash."""
+        return [child for child in self.node.children if call_id and child.view.spawned.call_id == call_id]

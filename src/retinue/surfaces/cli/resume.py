@@ -1,0 +1,72 @@
+"""`retinue resume [TREE]`: a tree whose process is gone goes on, seen live like any run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from retinue import build
+from retinue.core.errors import ConfigError, NotFound
+from retinue.log.archive import Archive
+from retinue.log.listing import Listing, listing
+from retinue.log.lookup import find
+from retinue.supervisor.resume import Given
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
+from retinue.surfaces.cli.run import project_parts, see
+
+EPILOG = """\
+Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
+stays spent, questions are asked again, and answers that were given take effect. A tool that was running when the
+process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is told.
+Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
+
+exit codes: as `retinue run`
+
+examples:
+  retinue resume
+  retinue resume toje555k2w --yes
+  retinue resume toje --model anthropic:NAME --json"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Go on with a tree whose process is gone, and print its answer."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
+    add_live_options(parser)
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    limits = limits_of(args)
+    parts, project = project_parts(args, limits)
+    archive = screen.open_archive()
+    try:
+        found = interrupted(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    for warning in project.warnings:
+        screen.warn(warning)
+    given = Given((build.MAIN, *project.all_profiles), limits, model_of(args))
+    parts = replace(parts, log_file=found.stored.file)
+    return see(args, parts, lambda supervisor: supervisor.resume(found.tree, given), after=found.last_seq)
+
+
+def interrupted(archive: Archive, name: str | None) -> Listing:
+    """The tree of that name, if it has no ending and no process; without a name the latest such tree."""
+    if name is None:
+        for stored in archive.trees():
+            if not archive.has_ended(stored) and not archive.is_live(stored):
+                return listing(archive, stored)
+        raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
+    found = listing(archive, find(archive, name).stored)
+    if found.ended:
+        primary = found.runs.runs[0]
+        raise ConfigError(
+            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` goes on from it"
+        )
+    if found.live:
+        raise ConfigError(
+            f"{found.tree} is not interrupted: process {found.pid} runs it (`retinue tail -f {found.tree}`)"
+        )
+    return found
