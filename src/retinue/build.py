@@ -139,6 +139,15 @@ def log(state: Path | None, file: Path | None = None) -> Log:
     return durable
 
 
+def log_with(state: Path, tree: str) -> Log:
+    """The log of that state folder that has the tree, which no other process may be writing."""
+    archive = importlib.import_module("retinue.log.archive").Archive(state)
+    for stored in archive.trees():
+        if stored.tree == tree:
+            return log(state, stored.file)
+    raise NotFound(f"there is no tree '{tree}' in {state}")
+
+
 class ModelSource:
     """Finds models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME. Each is made once, so that all
     runs on it share its connections and its back-off; `close` ends the connections."""

@@ -1,4 +1,4 @@
-"""kill -9 at every named point of a depth-3 tree, and then `resume`: nothing twice, nothing lost, the answer arrives."""
+"""kill -9 at every named point of a tree of depth 3, then `resume`: nothing twice, nothing lost, the answer arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree of depth 3 whose four leaves each leave a mark that must not be left twice, and what must hold after crashes."""
+"""A tree of depth 3 whose runs leave marks that must not be left twice, and what must hold after crashes."""
 
 from __future__ import annotations
 

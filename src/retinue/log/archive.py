@@ -17,6 +17,7 @@ import msgspec
 
 from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, decode
+from retinue.log.feed import root_of
 from retinue.log.locks import first_row_of_holder, holder
 from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines
 
@@ -162,4 +163,6 @@ def _has_ended(db: apsw.Connection, stored: Stored) -> bool:
     if last is None:
         return False
     event = event_of(last[1], stored.file)
-    return event.run == 0 and isinstance(event.body, RunEnded)
+    if not isinstance(event.body, RunEnded):
+        return False
+    return event.run == 0 or root_of(line for _, _, line in tree_lines(db, stored.tree, row=stored.first_row))[1]

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
-from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.events import Delta, Event, RunEnded, RunSpawned, decode
 
 DELTAS_KEPT = 4096
+_ENDED, _SPAWNED = b'"kind":"run.ended"', b'"kind":"run.spawned"'
+
+
+def root_of(lines: Iterable[bytes]) -> tuple[int, bool]:
+    """The run with whose ending a tree ends, and whether it has: the primary, or one that goes on after that."""
+    root, ended = 0, False
+    for line in lines:
+        if _ENDED in line or (ended and _SPAWNED in line):
+            event = decode(line)
+            if event.run == root and type(event.body) is RunEnded:
+                ended = True
+            elif ended and type(event.body) is RunSpawned:
+                root, ended = event.run, False
+    return root, ended
 
 
 class Watcher:
@@ -31,7 +45,7 @@ class Watcher:
 class Feed:
     """Written events of one tree, newest last, the oldest kept being number `first`."""
 
-    __slots__ = ("ended", "events", "first", "keep", "watchers")
+    __slots__ = ("ended", "events", "first", "keep", "root", "watchers")
 
     def __init__(self, *, keep: int | None, first: int = 1) -> None:
         self.keep = keep
@@ -39,6 +53,7 @@ class Feed:
         self.events: list[Event] = []
         self.watchers: set[Watcher] = set()
         self.ended = False
+        self.root = 0  # the run with whose ending nothing more comes
 
     def publish(self, event: Event) -> None:
         self.events.append(event)
@@ -50,8 +65,10 @@ class Feed:
 
     def announce(self, event: Event) -> None:
         """Wakes whoever watches."""
-        if event.run == 0 and type(event.body) is RunEnded:
+        if event.run == self.root and type(event.body) is RunEnded:
             self.ended = True
+        elif self.ended and type(event.body) is RunSpawned:  # it continues a run of a finished tree
+            self.root, self.ended = event.run, False
         for watcher in self.watchers:
             watcher.wake.set()
 

@@ -24,6 +24,7 @@ class Found:
     run: int
     path: str
     label: str
+    continues: str = ""
 
     @property
     def name(self) -> str:
@@ -70,7 +71,13 @@ def _by_words(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
                 exact.append(_found(stored, event, body))
             elif _begins(name, event.path) or any(word.startswith(name) for word in words[1:]):
                 begun.append(_found(stored, event, body))
-    return exact or list({run.name: run for run in begun}.values())
+    return _newest(exact) or list({run.name: run for run in begun}.values())
+
+
+def _newest(found: list[Found]) -> list[Found]:
+    """Without the runs that others of them continue: a subagent_id names the newest."""
+    continued = {run.continues for run in found}
+    return [run for run in found if run.name not in continued]
 
 
 def _begins(name: str, path: str) -> bool:
@@ -105,7 +112,8 @@ def _spawned(archive: Archive, stored: Stored) -> Iterator[tuple[Event, RunSpawn
 
 
 def _found(stored: Stored, event: Event, body: RunSpawned) -> Found:
-    return Found(stored, event.run, event.path, body.label)
+    before = "" if body.continues is None else f"{body.origin or stored.tree}/{body.continues}"
+    return Found(stored, event.run, event.path, body.label, before)
 
 
 def _primary(stored: Stored) -> Found:

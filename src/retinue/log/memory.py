@@ -21,7 +21,7 @@ class MemoryLog:
         if feed is None:
             feed = self._feeds[event.tree] = Feed(keep=None)
         feed.events.append(event)
-        if feed.watchers or type(event.body) is RunEnded:
+        if feed.watchers or feed.ended or type(event.body) is RunEnded:
             feed.announce(event)
         return None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode
 from retinue.log import schema
-from retinue.log.feed import Feed
+from retinue.log.feed import Feed, root_of
 from retinue.log.locks import sign, take, take_held
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
@@ -152,7 +152,12 @@ class SqliteLog:
         event = decode(last[1])
         feed = Feed(keep=KEEP, first=event.seq + 1)
         feed.ended = event.run == 0 and type(event.body) is RunEnded
+        if event.run != 0:
+            feed.root, feed.ended = root_of(line for _, _, line in self._lines(tree))
         return feed
+
+    def _lines(self, tree: str) -> Iterator[tuple[int, int, bytes]]:
+        return schema.tree_lines(self._reader, tree, row=self._first_row(tree))
 
     def _publish(self, event: Event) -> None:
         feed = self._feeds.get(event.tree)

@@ -129,18 +129,19 @@ class Revival:
 
     # Making the tree again
 
-    def tree(self, given: Given) -> Tree:
-        """The tree as it was, with nobody at work yet."""
+    def tree(self, given: Given, *, planned: int | None = None) -> Tree:
+        """The tree as it was, with nobody at work yet. Plans are made for runs that go on, and for the one that is
+        `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned
         plans = Plans(host.planner, self.id, primary, given.profiles, given.model)
         tree = Tree(host.log, host.clock, concurrent=None)
         tree.id, tree.trace_id, tree.runs = self.id, primary.trace_id, self.runs
         tree.seq = self._events[-1].seq
-        planned = self._planned()
+        needed = self._needed(planned)
         for view in self.runs.runs.values():
             parent = None if view.spawned.parent is None else tree.nodes[view.spawned.parent]
             above = None if parent is None else parent.plan
-            plan = plans.of(view, above) if view.number in planned else plan_of_ended(view)
+            plan = plans.of(view, above) if view.number in needed else plan_of_ended(view)
             self._bound(tree, self._node(tree, view, parent, plan), given.limits)
             tree.labels[view.label] = 1
         self._count_spent(tree)
@@ -151,15 +152,15 @@ class Revival:
         tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))
         return tree
 
-    def _planned(self) -> set[int]:
-        """The runs that go on, and those above them: what a run may do is within what its parent may."""
-        planned: set[int] = set()
-        for view in self.going_on:
-            number: int | None = view.number
-            while number is not None and number not in planned:
-                planned.add(number)
+    def _needed(self, planned: int | None) -> set[int]:
+        """With those above them: what a run may do is within what its parent may."""
+        needed: set[int] = set()
+        for start in (*(view.number for view in self.going_on), planned):
+            number = start
+            while number is not None and number not in needed:
+                needed.add(number)
                 number = self.runs.runs[number].spawned.parent
-        return planned
+        return needed
 
     def _whole(self, given: Limits, primary: Node) -> Limits:
         """The limits of the tree: given now, given then, of its profile, of the project."""
@@ -169,7 +170,7 @@ class Revival:
     def _node(self, tree: Tree, view: RunView, parent: Node | None, plan: Plan) -> Node:
         spawned, host = view.spawned, self.ground
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
-        task = _task(spawned)
+        task = task_of(spawned)
         ended = view.ended is not None
         readable = [] if ended else context_paths(spawned.context_paths, base=host.state.project)
         node = Node(ref, plan, task, parent, folders_of(host.state, ref, parent, plan.profile, task, readable))
@@ -271,7 +272,7 @@ class Revival:
                 node.place = None if node.holds_slot else tree.slots.line_up()
 
 
-def _task(spawned: RunSpawned) -> Task:
+def task_of(spawned: RunSpawned) -> Task:
     return Task(
         spawned.task,
         context=spawned.task_context,

@@ -25,8 +25,8 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
+from retinue.supervisor import continued, seats, steering
 from retinue.supervisor import resume as going_on
-from retinue.supervisor import seats, steering
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
@@ -196,6 +196,10 @@ class Supervisor:
     def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
         return going_on.resume(self._ground(tree), tree, given)
+
+    def continue_run(self, tree: str, run: int, text: str, given: Given = NOTHING_GIVEN) -> Node:
+        """A new run that begins with the thread of one that has ended, and these words."""
+        return continued.continue_run(self._ground(tree), tree, run, text, given)
 
     def _ground(self, tree: str) -> Ground:
         of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits

@@ -21,6 +21,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -125,6 +126,42 @@ class Retinue:
         """Spawns and waits."""
         return await (await self.spawn(profile, task, **options)).result()
 
+    async def resume(
+        self,
+        tree: str,
+        *,
+        profiles: Sequence[Profile] = (),
+        limits: Limits | None = None,
+        model: str | None = None,
+    ) -> Run:
+        """Goes on with a tree whose process is gone; its primary. `profiles` are those that were made in Python: the
+        log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
+        self._reach(tree)
+        given = Given(profiles, limits or Limits(), model)
+        return Run(self.supervisor, self.supervisor.resume(tree, given))
+
+    async def continue_run(
+        self,
+        run: Run | Result[Any] | str,
+        text: str,
+        *,
+        profiles: Sequence[Profile] = (),
+        limits: Limits | None = None,
+        model: str | None = None,
+    ) -> Run:
+        """A new run that begins with the thread of one that has ended, and this text. A run is named `TREE/N` too; the
+        rest is as for `resume`."""
+        tree, number = _place(run)
+        self._reach(tree)
+        given = Given(profiles, limits or Limits(), model)
+        return Run(self.supervisor, self.supervisor.continue_run(tree, number, text, given))
+
+    def _reach(self, tree: str) -> None:
+        """Sees to it that the supervisor has the log the tree is in."""
+        supervisor, state = self.supervisor, self._parts().state
+        if state is not None and tree not in supervisor.log_of(tree).trees():
+            supervisor.others[tree] = build.log_with(state, tree)
+
     def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
         """The profile as a plain async function, for agents of any framework. Called inside a run of ours, the
         subagent is a child of that run; called elsewhere, it is a tree of its own."""
@@ -147,6 +184,17 @@ class Retinue:
         )
         subagent.__annotations__ = {"task": str, "return": str}
         return subagent
+
+
+def _place(run: Run | Result[Any] | str) -> tuple[str, int]:
+    if isinstance(run, Run):
+        return run.tree, run.number
+    if isinstance(run, Result):
+        return run.tree, run.run
+    tree, _, number = run.partition("/")
+    if not (number.isascii() and number.isdigit()) and number:
+        raise ConfigError(f"{run!r} is no run: write TREE, or TREE/N")
+    return tree, int(number or 0)
 
 
 def open(  # noqa: PLR0913 - the one front door

@@ -1,0 +1,68 @@
+"""Continuing a run that has ended: a new run that begins with its thread and the new words.
+
+In a tree at work, or a finished one, it is a run of the same tree, below the same parent. The primary of a finished
+tree is continued by a tree of its own, whose origin it is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.ports import Order
+from retinue.core.profiles import Task
+from retinue.log.runs import Runs
+from retinue.log.threads import before, thread
+from retinue.runtime.folders import context_paths
+from retinue.supervisor.nodes import After, Node
+from retinue.supervisor.rebuilt import Plans
+from retinue.supervisor.resume import Given, Ground, Revival, read, task_of
+from retinue.supervisor.spending import account_of
+from retinue.supervisor.trees import Tree
+
+
+def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -> Node:
+    """The new run. Raises before anything is written when it cannot be."""
+    if not text.strip():
+        raise ConfigError("there is nothing to go on with: the text is empty")
+    host, events = ground.supervisor, read(ground.log, tree)
+    live = host.trees.get(tree)
+    views = Runs.of(tree, events) if live is None else live.runs
+    old = views.runs.get(run)
+    if old is None:
+        raise NotFound(f"{tree} has no run {run}")
+    if live is None and any(view.ended is None for view in views.runs.values()):
+        raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` goes on with it")
+    if old.ended is None:
+        raise ConfigError(f"{tree}/{run} is at work: `retinue send {tree}/{run} TEXT` tells it something")
+    said = thread(events, run, before=before(ground.log.read, tree, old.spawned))
+    plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model)
+    if old.spawned.parent is None:
+        plan = plans.of(old, None)
+        model = plan.model_name if ":" in plan.model_name else None
+        task = Task(text, context=old.spawned.task_context, context_paths=old.spawned.context_paths, model=model)
+        limits = given.limits.over(old.spawned.limits) if old.spawned.limits is not None else given.limits
+        return host.spawn(plan.profile, task, limits=limits, after=After(tree, run, said))
+    home = live or Revival(ground, events).tree(given, planned=old.spawned.parent)
+    return _below(ground, home, home.nodes[run], text, said_after=After("", run, said), plans=plans)
+
+
+def _below(ground: Ground, tree: Tree, old: Node, text: str, *, said_after: After, plans: Plans) -> Node:
+    """A run beside the old one. Its parent, if that is at work, is told of its ending as of any in the background."""
+    parent, host = old.parent, ground.supervisor
+    assert parent is not None
+    at_work = tree.id in host.trees
+    if at_work and (parent.ending or parent.stopping is not None):
+        raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
+    plan = plans.of(old.view, parent.plan)
+    task = msgspec.structs.replace(task_of(old.view.spawned), text=text)
+    readable = context_paths(task.context_paths, base=ground.state.project)
+    account = account_of(f"'{old.name}'", plan.profile.limits, parent=parent.account, plan=plan, prices=host.prices)
+    order = Order(plan.profile, task, background=True, asked_by_model=False)
+    order = msgspec.structs.replace(order, continues=said_after.run)
+    node = host.make(tree, parent, order, plan, readable, account)
+    said_after.over(node, order)
+    if not at_work:
+        tree.root = node
+        host.trees[tree.id] = tree
+    return node
