@@ -16,6 +16,7 @@ from typing import Any
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
+from retinue.core.events import Event
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
@@ -137,6 +138,16 @@ def log(state: Path | None, file: Path | None = None) -> Log:
         raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
     durable: Log = importlib.import_module("retinue.log.sqlite").SqliteLog(state / "logs", file)
     return durable
+
+
+def reader(state: Path) -> Callable[[str], Sequence[Event]]:
+    """Gives the events of any tree of that state folder, in whatever file and of whatever process."""
+    archive = importlib.import_module("retinue.log.archive").Archive(state)
+
+    def read(tree: str) -> Sequence[Event]:
+        return [event for stored in archive.trees() if stored.tree == tree for event in archive.events(stored)]
+
+    return read
 
 
 def log_with(state: Path, tree: str) -> Log:

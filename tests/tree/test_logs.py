@@ -204,7 +204,8 @@ async def test_an_unknown_event_reaches_watchers_and_breaks_no_fold(opened) -> N
 
 def test_the_kinds_are_the_agreed_ones() -> None:
     assert set(KINDS) == {
-        "run.spawned", "run.started", "run.resumed", "turn.started", "thinking", "message", "tool.call", "tool.result",
+        "run.spawned", "run.started", "run.resumed", "turn.started", "thinking", "message", "tool.call",
+        "tool.started", "tool.result",
         "approval.asked", "approval.decided", "inbox", "usage", "turn.ended", "warning", "gap", "run.ended",
     }  # fmt: skip
 

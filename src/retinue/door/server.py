@@ -20,6 +20,7 @@ from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
 from retinue.door.watching import stream
+from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.trees import Tree
 from retinue.wire import door as wire
@@ -42,6 +43,7 @@ class DoorServer:
         self._hosts: frozenset[str] = frozenset()
         self._get: dict[str, Get] = {wire.TREES: self._trees, wire.PENDING: self._pending}
         self._post: dict[str, Post] = {wire.CANCEL: self._cancel, wire.SEND: self._send, wire.ANSWER: self._answer}
+        self._post |= {wire.RESUME: self._resume, wire.CONTINUE: self._continue}
 
     async def __aenter__(self) -> DoorServer:
         try:
@@ -151,6 +153,16 @@ class DoorServer:
     async def _send(self, body: bytes) -> Any:
         order = wire.read(body, wire.Send)
         return await self._supervisor.send(order.tree, order.run, order.text)
+
+    async def _resume(self, body: bytes) -> wire.Begun:
+        order = wire.read(body, wire.Resume)
+        ref = self._supervisor.resume(order.tree, Given(model=order.model)).ref
+        return wire.Begun(ref.tree, ref.run)
+
+    async def _continue(self, body: bytes) -> wire.Begun:
+        order = wire.read(body, wire.Continue)
+        ref = self._supervisor.continue_run(order.tree, order.run, order.text, Given(model=order.model)).ref
+        return wire.Begun(ref.tree, ref.run)
 
     async def _answer(self, body: bytes) -> wire.Outcome:
         order = wire.read(body, wire.Answer)

@@ -54,14 +54,14 @@ def _items(supervisor: Supervisor, query: dict[str, str]) -> AsyncIterator[Event
         raise Refused(400, "'deltas' must be 0 or 1")
     if tree in supervisor.trees:
         return supervisor.watch(tree, after=int(after), deltas=deltas == "1")
-    if tree in supervisor.log.trees():
+    if tree in supervisor.log_of(tree).trees():
         return _stored(supervisor, tree, int(after))
     raise Refused(404, "there is no such tree here")
 
 
 async def _stored(supervisor: Supervisor, tree: str, after: int) -> AsyncIterator[Event | Delta]:
     """A tree that nobody here runs: what is written of it is all there will be."""
-    for event in supervisor.log.read(tree, after=after):
+    for event in supervisor.log_of(tree).read(tree, after=after):
         yield event
 
 

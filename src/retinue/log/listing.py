@@ -76,6 +76,7 @@ class Listing:
             "task": spawned.task,
             "workspace": spawned.workspace,
             "pid": self.pid if run.ended is None else None,
+            "continues": None if spawned.continues is None else f"{spawned.origin or self.tree}/{spawned.continues}",
         }
 
     def result(self, run: RunView, now: float) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
 
 from retinue.core.errors import LogError
+from retinue.core.events import RunSpawned
 from retinue.log import schema
 from retinue.log.archive import Archive, event_of
 from retinue.log.locks import sign, take
@@ -26,20 +28,24 @@ _TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not
 @dataclass
 class Report:
     """What was removed, or would be (then `freed_bytes` are those of folders only). `held` are files with old trees
-    that another process writes just now."""
+    that another process writes just now; `interrupted` are old trees that were kept because they can go on."""
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
     held: list[str] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def collect(state: Path, *, before: float, dry_run: bool = False) -> Report:
-    """Removes every tree of which nothing was heard since that time of the wall clock."""
+def collect(state: Path, *, before: float, dry_run: bool = False, interrupted: bool = False) -> Report:
+    """Removes every tree of which nothing was heard since that time of the wall clock, but for those that can still go
+    on (unless `interrupted` are to go too) and those that a tree which stays continues."""
     report = Report()
-    for file in Archive(state).files():
+    archive = Archive(state)
+    kept = _kept(archive, before, report, interrupted=interrupted)
+    for file in archive.files():
         try:
-            _collect(state, file, before, report, dry_run=dry_run)
+            _collect(state, file, before, report, dry_run=dry_run, kept=kept)
         except LogError as error:
             report.problems.append(str(error))
         except (apsw.Error, OSError) as error:
@@ -47,15 +53,38 @@ def collect(state: Path, *, before: float, dry_run: bool = False) -> Report:
     return report
 
 
-def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool) -> None:
-    if not _old_trees(file, before):
+def _kept(archive: Archive, before: float, report: Report, *, interrupted: bool) -> frozenset[str]:
+    """Old trees that stay all the same."""
+    origins: dict[str, str] = {}
+    old: set[str] = set()
+    for file in archive.files():
+        with suppress(LogError, apsw.Error):
+            old |= set(_old_trees(file, before))
+    stay: list[str] = []
+    for stored in archive.trees():
+        body = stored.first.body
+        origins[stored.tree] = body.origin if isinstance(body, RunSpawned) else ""
+        if stored.tree in old and not interrupted and not archive.has_ended(stored):
+            report.interrupted.append(stored.tree)
+            old.discard(stored.tree)
+        if stored.tree not in old:
+            stay.append(stored.tree)
+    kept = set(report.interrupted)
+    for name in stay:
+        while (name := origins.get(name, "")) and name not in kept:
+            kept.add(name)
+    return frozenset(kept)
+
+
+def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool, kept: frozenset[str]) -> None:
+    if not _gone(file, before, kept):
         return
     lock = take(file)
     if lock is None:
         report.held.append(str(file))
         return
     try:
-        old = _old_trees(file, before)  # again: somebody may have written it since
+        old = _gone(file, before, kept)  # again: somebody may have written it since
         if dry_run:
             report.removed += old
             report.freed_bytes += sum(_size(state / "runs" / tree) for tree in old)
@@ -72,6 +101,10 @@ def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run:
         report.freed_bytes += max(0, size - _size_of_log(file))
     finally:
         os.close(lock)
+
+
+def _gone(file: Path, before: float, kept: frozenset[str]) -> list[str]:
+    return [tree for tree in _old_trees(file, before) if tree not in kept]
 
 
 def _old_trees(file: Path, before: float) -> list[str]:

@@ -16,7 +16,7 @@ from retinue.log.threads import before, thread
 from retinue.runtime.folders import context_paths
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
-from retinue.supervisor.resume import Given, Ground, Revival, read, task_of
+from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.trees import Tree
 
@@ -25,7 +25,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
     """The new run. Raises before anything is written when it cannot be."""
     if not text.strip():
         raise ConfigError("there is nothing to go on with: the text is empty")
-    host, events = ground.supervisor, read(ground.log, tree)
+    host, events = ground.supervisor, read(ground, tree, given)
     live = host.trees.get(tree)
     views = Runs.of(tree, events) if live is None else live.runs
     old = views.runs.get(run)
@@ -35,7 +35,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
         raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` goes on with it")
     if old.ended is None:
         raise ConfigError(f"{tree}/{run} is at work: `retinue send {tree}/{run} TEXT` tells it something")
-    said = thread(events, run, before=before(ground.log.read, tree, old.spawned))
+    said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model)
     if old.spawned.parent is None:
         plan = plans.of(old, None)
@@ -43,7 +43,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
         task = Task(text, context=old.spawned.task_context, context_paths=old.spawned.context_paths, model=model)
         limits = given.limits.over(old.spawned.limits) if old.spawned.limits is not None else given.limits
         return host.spawn(plan.profile, task, limits=limits, after=After(tree, run, said))
-    home = live or Revival(ground, events).tree(given, planned=old.spawned.parent)
+    home = live or Revival(ground, events, given).tree(given, planned=old.spawned.parent)
     return _below(ground, home, home.nodes[run], text, said_after=After("", run, said), plans=plans)
 
 

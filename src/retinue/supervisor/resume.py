@@ -66,11 +66,12 @@ class Ground:
 @dataclass(frozen=True)
 class Given:
     """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
-    replaces the primary's wherever that one was used."""
+    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = field(default_factory=Limits)
     model: str | None = None
+    read: Callable[[str], Sequence[Event]] | None = None
 
 
 NOTHING_GIVEN = Given()
@@ -80,15 +81,19 @@ def resume(ground: Ground, tree: str, given: Given) -> Node:
     """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
     if tree in ground.supervisor.trees:
         raise ConfigError(f"{tree} is at work here already")
-    revival = Revival(ground, read(ground.log, tree))
+    revival = Revival(ground, read(ground, tree, NOTHING_GIVEN), given)
     if not revival.going_on:
         status = revival.runs.runs[0].status
         raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
     return revival.go_on(given)
 
 
-def read(log: Log, tree: str) -> list[Event]:
-    events = log.read(tree)
+def reader(ground: Ground, given: Given) -> Callable[[str], Sequence[Event]]:
+    return given.read or ground.log.read
+
+
+def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
+    events = reader(ground, given)(tree)
     if not events:
         raise NotFound(f"there is no tree '{tree}' in the log")
     return events
@@ -97,16 +102,14 @@ def read(log: Log, tree: str) -> list[Event]:
 class Revival:
     """A stored tree on its way back to life."""
 
-    def __init__(self, ground: Ground, events: Sequence[Event]) -> None:
+    def __init__(self, ground: Ground, events: Sequence[Event], given: Given) -> None:
         self.ground = ground
-        log = ground.log
+        stored = reader(ground, given)
         self.id = events[0].tree
         self.runs = Runs.of(self.id, events)
         self.going_on = [view for view in self.runs.runs.values() if view.ended is None]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
-        began_with = {
-            run: before(log.read, self.id, body) for run, body in spawned.items() if body.continues is not None
-        }
+        began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
         self.known = interrupted(events, before=began_with)
         self._events = events
 

@@ -137,8 +137,7 @@ class Retinue:
         """Goes on with a tree whose process is gone; its primary. `profiles` are those that were made in Python: the
         log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
         self._reach(tree)
-        given = Given(profiles, limits or Limits(), model)
-        return Run(self.supervisor, self.supervisor.resume(tree, given))
+        return Run(self.supervisor, self.supervisor.resume(tree, self._given(profiles, limits, model)))
 
     async def continue_run(
         self,
@@ -152,9 +151,14 @@ class Retinue:
         """A new run that begins with the thread of one that has ended, and this text. A run is named `TREE/N` too; the
         rest is as for `resume`."""
         tree, number = _place(run)
-        self._reach(tree)
-        given = Given(profiles, limits or Limits(), model)
+        if number != 0:  # a primary goes on in a tree of its own
+            self._reach(tree)
+        given = self._given(profiles, limits, model)
         return Run(self.supervisor, self.supervisor.continue_run(tree, number, text, given))
+
+    def _given(self, profiles: Sequence[Profile], limits: Limits | None, model: str | None) -> Given:
+        state = self._parts().state
+        return Given(profiles, limits or Limits(), model, None if state is None else build.reader(state))
 
     def _reach(self, tree: str) -> None:
         """Sees to it that the supervisor has the log the tree is in."""

@@ -17,6 +17,7 @@ from retinue.core.events import Delta, Event, decode
 VERSION = 1
 TREES, PENDING, WATCH = "/v1/trees", "/v1/pending", "/v1/watch"
 CANCEL, SEND, ANSWER = "/v1/cancel", "/v1/send", "/v1/answer"
+RESUME, CONTINUE = "/v1/resume", "/v1/continue"
 LONGEST_NAME = 200
 DEEPEST = 100
 _DELTA = b'{"delta":'
@@ -45,6 +46,25 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: str
     run: int
     text: str
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tree: str
+    model: str | None = None
+
+
+class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tree: str
+    run: int
+    text: str
+    model: str | None = None
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The run that goes on."""
+
+    tree: str
+    run: int
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,7 +35,7 @@ def reach(archive: Archive, found: Found) -> DoorClient | None:
         return None
     pid = archive.process(found.stored)
     if pid is None:
-        raise ConfigError(f"{found.name} has no ending, and the process that ran it is gone")
+        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.stored.tree}")
     door = open_door(archive, found.stored)
     if door is None:
         raise ConfigError(f"process {pid}, which runs {found.name}, has no door: it was started with --no-door")

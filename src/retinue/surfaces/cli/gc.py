@@ -15,6 +15,7 @@ from retinue.surfaces.cli.options import AGES, age
 EPILOG = """\
 A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
 workspaces of its runs. What lives is never touched; a log that another process writes just now is left for later.
+An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that another continues.
 The default is `retention_days` in retinue.yaml, else 30 days.
 
 examples:
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Remove old trees: their events and their folders."
     parser.epilog = EPILOG
     parser.add_argument("--older-than", metavar="AGE", type=age, help="30d, 12h (`retention_days` in retinue.yaml)")
+    parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
     parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
 
@@ -36,9 +38,12 @@ def run(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
     state = screen.checked(project.folder) / ".retinue"
-    report = collect(state, before=time.time() - seconds, dry_run=args.dry_run)
+    report = collect(state, before=time.time() - seconds, dry_run=args.dry_run, interrupted=args.interrupted)
     for file in report.held:
         screen.warn(f"{file} holds old trees and is being written by another process: left for later")
+    if report.interrupted and not args.json:
+        trees = ", ".join(report.interrupted)
+        screen.warn(f"kept, because `retinue resume` can go on with them (--interrupted removes them too): {trees}")
     for problem in report.problems:
         screen.warn(problem)
     if args.json:

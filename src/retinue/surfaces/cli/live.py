@@ -62,6 +62,8 @@ async def drive(
             if door and parts.state is not None:
                 await _open(doors, DoorServer(supervisor, parts.state), printer)
             node = begin(supervisor)
+            if after:
+                printer.note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
             if announce is not None:
                 await _written(supervisor, node)
                 announce(node)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 COMMANDS = {
     "run": "run an agent on a task and print its answer",
     "resume": "go on with a tree whose process is gone",
+    "continue": "go on from a run that has ended, with new words",
     "demo": "see a whole tree of agents at work: no key, no network",
     "ps": "list runs and where they stand",
     "show": "show everything about one run",
@@ -30,6 +31,7 @@ COMMANDS = {
     "doctor": "check that everything retinue needs is there",
     "completion": "print a completion script for your shell",
 }
+MODULES = {"continue": "continue_"}
 EPILOG = """\
 examples:
   retinue demo
@@ -84,7 +86,7 @@ def version() -> str:
 
 
 def module(command: str) -> Any:
-    return importlib.import_module(f"retinue.surfaces.cli.{command}")
+    return importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
 
 
 def main(argv: list[str] | None = None) -> int:

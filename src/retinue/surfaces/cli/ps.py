@@ -60,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.in_order()):
             print(f"\n{_process(archive, each)}")
+    for each in found:
+        if not each.live and not each.ended:
+            print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")
     if left_out:
         print(f"\n{left_out} older {'tree is' if left_out == 1 else 'trees are'} not shown: retinue ps --all")
     return 0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
-from retinue import build
 from retinue.core.errors import ConfigError, NotFound
 from retinue.log.archive import Archive
 from retinue.log.listing import Listing, listing
 from retinue.log.lookup import find
-from retinue.supervisor.resume import Given
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import going, screen
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.cli.run import project_parts, see
+from retinue.surfaces.cli.run import project_parts
 
 EPILOG = """\
 Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
@@ -47,9 +44,14 @@ def run(args: argparse.Namespace) -> int:
         screen.warn_of_problems(archive)
     for warning in project.warnings:
         screen.warn(warning)
-    given = Given((build.MAIN, *project.all_profiles), limits, model_of(args))
-    parts = replace(parts, log_file=found.stored.file)
-    return see(args, parts, lambda supervisor: supervisor.resume(found.tree, given), after=found.last_seq)
+    return going.in_tree(
+        args,
+        parts,
+        archive,
+        found,
+        lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
+        lambda door: door.resume(found.tree, model=model_of(args)),
+    )
 
 
 def interrupted(archive: Archive, name: str | None) -> Listing:

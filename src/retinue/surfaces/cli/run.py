@@ -83,8 +83,7 @@ def see(
     away = detach.leave() if args.detach else None
     if isinstance(away, int):
         return away
-    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    printer = Printer(sys.stderr, level=level, color=False if away else None)
+    printer = printer_of(args, color=False if away else None)
     driving = drive(
         parts,
         begin,
@@ -96,6 +95,11 @@ def see(
     )
     shown = asyncio.run(driving)
     return finish(shown, printer, as_json=args.json)
+
+
+def printer_of(args: argparse.Namespace, *, color: bool | None = None) -> Printer:
+    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+    return Printer(sys.stderr, level=level, color=color)
 
 
 def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:

@@ -121,6 +121,8 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         "started",
         f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(view.spawned_at))} ({screen.ago(now - view.spawned_at)})",
     )
+    if spawned.continues is not None:
+        yield "continues", f"{spawned.origin or tree.tree}/{spawned.continues}"
     if spawned.parent is not None:
         yield "parent", f"{tree.tree}/{spawned.parent}"
     if view.ended is not None and view.ended.file:
@@ -133,7 +135,7 @@ def _outcome(tree: Listing, view: RunView) -> Iterator[str]:
     ended = view.ended
     if ended is None:
         if tree.state(view) == INTERRUPTED:
-            yield from _part("result", "none: the process that ran it is gone, and it never ended")
+            yield from _part("result", f"none: the process that ran it is gone. Go on: retinue resume {tree.tree}")
         if view.last_message:
             yield from _part("last message", view.last_message)
         return

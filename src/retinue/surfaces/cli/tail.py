@@ -74,7 +74,7 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
     if speech is not None:
         speech.end()
     if args.follow and not archive.has_ended(stored):
-        screen.warn(f"the process that ran {stored.tree} is gone; the tree has no ending")
+        screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
 
 
 class _Stdout:
