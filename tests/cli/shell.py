@@ -62,12 +62,12 @@ class Project:
         return self.retinue("run", "the task", "--model", self.script(agents), *arguments, **more)
 
     @contextmanager
-    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
         """A command while it runs; killed when the test has had enough of it, or after SECONDS."""
         process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=self.folder,
-            env=environment(),
+            env=environment(**more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,21 +6,87 @@ import signal
 
 import pytest
 
-from retinue.log.failpoints import AFTER, BEFORE
-from tests.cli.shell import Project
-from tests.crash.tree import ANSWER, agents, check, events
+from retinue.core.events import ApprovalAsked, RunResumed, ToolResult
+from retinue.log.failpoints import AFTER, BEFORE, POINTS
+from tests.cli.shell import Project, interrupt, one_line_error, read_until
+from tests.crash.tree import ANSWER, agents, check, events, marks
 
-ASKING = {"approval_asked", "approval_answered", "tool_started", "cancel_sent", "run_resumed"}
-POINTS = sorted({*AFTER, *BEFORE} - ASKING)
+# Points that need somebody who answers or cancels, or that are of a resume itself, have tests of their own below.
+SPECIAL = {"approval_asked", "approval_answered", "tool_started", "cancel_sent", "run_resumed"}
+TWICE = ("run_resumed", "tool_call_logged", "tool_done", "run_ended")
+MARK = {"name": "shell", "args": {"command": "echo once >> marks.txt"}}
+
+
+def goes_on(project: Project, *arguments: str) -> None:
+    before = events(project)
+    done = project.retinue("resume", "--yes", *arguments)
+    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
+    check(project, before)
 
 
 @pytest.mark.requirement("P23")
-@pytest.mark.parametrize("nth", [1, 3])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_tree_goes_on_after_a_crash_at(point: str, nth: int, project: Project) -> None:
-    died = project.run("--yes", agents=agents(project.folder), RETINUE_FAILPOINT=f"{point}:{nth}")
+@pytest.mark.parametrize("point", [f"{name}:{nth}" for name in sorted({*AFTER, *BEFORE} - SPECIAL) for nth in (1, 4)])
+def test_a_tree_goes_on_after_a_crash_at(point: str, project: Project) -> None:
+    died = project.run("--yes", agents=agents(project.folder), RETINUE_FAILPOINT=point)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    before = events(project)
+    assert {row["state"] for row in project.rows()} <= {"interrupted", "done"}
+    goes_on(project)
+
+
+@pytest.mark.parametrize("point", TWICE)
+def test_a_crash_while_it_goes_on_is_survived_too(point: str, project: Project) -> None:
+    project.run("--yes", agents=agents(project.folder), RETINUE_FAILPOINT="tool_call_logged:3")
+    again = project.retinue("resume", "--yes", RETINUE_FAILPOINT=f"{point}:2")
+    assert again.returncode == -signal.SIGKILL, again.stderr
+    goes_on(project)
+    resumed = [event.run for event in events(project) if isinstance(event.body, RunResumed)]
+    assert resumed.count(0) == 2
+
+
+@pytest.mark.requirement("P15")
+@pytest.mark.parametrize(
+    ("point", "asked", "marked"), [("approval_asked", 2, 1), ("approval_answered", 1, 1), ("tool_started", 1, 0)]
+)
+def test_an_answer_takes_effect_at_most_once(point: str, asked: int, marked: int, project: Project) -> None:
+    """A question is asked again; an answer that had not reached its call does now; after that nobody knows."""
+    script = project.script({"main": [{"tools": [MARK]}, ANSWER]})
+    arguments = ("--model", script, "--wait-approvals", "30")
+    with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
+        if point != "approval_asked":
+            read_until(process.stderr, "shell(")
+            project.retinue("approve", "1")
+        assert process.wait() == -signal.SIGKILL
+    with project.running("resume", "--wait-approvals", "30") as process:
+        if point == "approval_asked":
+            read_until(process.stderr, "shell(")
+            assert project.retinue("approve", "2").returncode == 0
+        out, error = process.communicate()
+    assert (process.returncode, out) == (0, f"{ANSWER}\n"), error
+    now = events(project)
+    assert len([event for event in now if isinstance(event.body, ApprovalAsked)]) == asked
+    assert marks(project)["once"] == marked
+    outcomes = [event.body.outcome for event in now if isinstance(event.body, ToolResult)]
+    assert outcomes == (["unknown_after_crash"] if not marked else [""])
+
+
+def test_a_tree_that_was_being_cancelled_goes_on(project: Project) -> None:
+    script = project.script({"main": [{"tools": [{"name": "list_agents"}]}, {"text": ANSWER, "delay": 1.5}]})
+    with project.running("run", "go", "--model", script, "--yes", RETINUE_FAILPOINT="cancel_sent") as process:
+        read_until(process.stderr, "list_agents")
+        interrupt(process)
+        assert process.wait() == -signal.SIGKILL
     done = project.retinue("resume", "--yes")
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
-    check(project, before)
+
+
+def test_a_crash_in_the_cleanup_leaves_a_finished_tree(project: Project) -> None:
+    died = project.run("--yes", agents={"main": [ANSWER]}, RETINUE_FAILPOINT="cleanup")
+    assert died.returncode == -signal.SIGKILL
+    tree = project.rows()[0]["tree"]
+    assert one_line_error(project.retinue("resume", tree)).startswith(f"{tree} has ended: done; `retinue continue")
+    assert one_line_error(project.retinue("resume")).startswith("no tree here is interrupted")
+
+
+def test_an_unknown_point_is_an_error_that_names_the_others(project: Project) -> None:
+    error = one_line_error(project.run(agents={"main": [ANSWER]}, RETINUE_FAILPOINT="nowhere"))
+    assert error == f"RETINUE_FAILPOINT: there is no point 'nowhere'; there is {', '.join(POINTS)}"

@@ -220,10 +220,10 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
         [row] = project.rows()
         tree = row["tree"]
         assert (row["state"], row["pid"]) == ("interrupted", None)
-        assert said == f"retinue: warning: the process that ran {tree} is gone; the tree has no ending\n"
+        assert said == f"retinue: warning: the process that ran {tree} is gone; go on: retinue resume {tree}\n"
         for command in (["send", tree, "hello"], ["cancel", tree]):
             said = one_line_error(project.retinue(*command))
-            assert said == f"{tree}/0 has no ending, and the process that ran it is gone"
+            assert said == f"{tree}/0 is interrupted, its process gone: retinue resume {tree}"
         assert left.exists()
         assert project.retinue("approvals").stdout == "Nothing waits for an answer.\n"
         assert not left.exists()

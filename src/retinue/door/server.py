@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
 from retinue.door.watching import stream
+from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.trees import Tree
@@ -156,12 +158,19 @@ class DoorServer:
 
     async def _resume(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Resume)
-        ref = self._supervisor.resume(order.tree, Given(model=order.model)).ref
-        return wire.Begun(ref.tree, ref.run)
+        return await self._begun(self._supervisor.resume(order.tree, Given(model=order.model)))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
-        ref = self._supervisor.continue_run(order.tree, order.run, order.text, Given(model=order.model)).ref
+        given = Given(model=order.model)
+        return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
+
+    async def _begun(self, node: Node) -> wire.Begun:
+        """Said when it is in the log, so that whoever reads the log finds it alive."""
+        ref = node.ref
+        async with aclosing(self._supervisor.watch(ref.tree, after=node.view.last_seq - 1)) as events:
+            async for _ in events:
+                break
         return wire.Begun(ref.tree, ref.run)
 
     async def _answer(self, body: bytes) -> wire.Outcome:

@@ -154,6 +154,10 @@ class SqliteLog:
         feed.ended = event.run == 0 and type(event.body) is RunEnded
         if event.run != 0:
             feed.root, feed.ended = root_of(line for _, _, line in self._lines(tree))
+        if feed.ended:
+            for coming in list(self._pending):  # a run that goes on in a finished tree, and is not yet on disk
+                if coming.tree == tree:
+                    feed.announce(coming)
         return feed
 
     def _lines(self, tree: str) -> Iterator[tuple[int, int, bytes]]:

@@ -1,0 +1,63 @@
+"""`retinue continue RUN TEXT`: a new run that begins with the thread of one that has ended, and new words."""
+
+from __future__ import annotations
+
+import argparse
+
+from retinue.core.errors import ConfigError
+from retinue.log.listing import listing
+from retinue.log.lookup import find
+from retinue.surfaces.cli import going, screen
+from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
+from retinue.surfaces.cli.run import project_parts, read_task, see
+from retinue.surfaces.cli.show import RUN_HELP
+
+EPILOG = """\
+The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
+is; a subagent goes on in its own tree, beside the old run. A subagent_id then names the newest of them.
+A run that is at work is told something with `retinue send`; an interrupted tree goes on with `retinue resume`.
+
+exit codes: as `retinue run`
+
+examples:
+  retinue continue toje555k2w "now write the tests too"
+  retinue continue /main/explorer-1 @question.md
+  retinue continue toje - --json"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Go on from a run that has ended, with new words, and print the answer."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
+    parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
+    add_live_options(parser)
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    text = read_task(args.text)
+    parts, project = project_parts(args, limits_of(args))
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    tree = listing(archive, found.stored)
+    old = tree.runs.runs[found.run]
+    if not tree.live and not tree.ended:
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
+    if old.ended is None:
+        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    for warning in project.warnings:
+        screen.warn(warning)
+    given = going.given(args, project)
+    if found.run == 0:
+        return see(args, parts, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, given))
+    return going.in_tree(
+        args,
+        parts,
+        archive,
+        tree,
+        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
+        lambda door: door.continue_run(tree.tree, found.run, text, model=model_of(args)),
+    )

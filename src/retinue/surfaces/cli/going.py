@@ -1,0 +1,75 @@
+"""What `resume` and `continue` share: going on in the file the tree is in, here or in the process that writes it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from retinue import build
+from retinue.core.errors import ConfigError
+from retinue.core.events import RunEnded
+from retinue.door import files
+from retinue.door.client import DoorClient
+from retinue.log.archive import Archive, event_of
+from retinue.log.listing import Listing
+from retinue.log.locks import HeldElsewhere, holder
+from retinue.log.runs import Runs
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.resume import Given
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli import doors
+from retinue.surfaces.cli.live import Shown
+from retinue.surfaces.cli.options import limits_of, model_of
+from retinue.surfaces.cli.run import finish, printer_of, see
+from retinue.wire.door import Begun
+
+Through = Callable[[DoorClient], Awaitable[Begun]]
+
+
+def given(args: argparse.Namespace, project: Any) -> Given:
+    profiles = (build.MAIN, *project.all_profiles)
+    return Given(profiles, limits_of(args), model_of(args), build.reader(project.folder / ".retinue"))
+
+
+def in_tree(
+    args: argparse.Namespace,
+    parts: build.Parts,
+    archive: Archive,
+    found: Listing,
+    begin: Callable[[Supervisor], Node],
+    through: Through,
+) -> int:
+    """Goes on with a tree here if nobody writes its file, else through the door of who does."""
+    try:
+        return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
+    except HeldElsewhere:
+        return asyncio.run(_elsewhere(args, archive, found, through))
+
+
+async def _elsewhere(args: argparse.Namespace, archive: Archive, found: Listing, through: Through) -> int:
+    pid = (holder(found.stored.file) or (0, 0))[0]
+    address = files.find(doors.doors_of(archive), pid)
+    if address is None:
+        raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+    begun = await through(DoorClient(address))
+    if args.detach:
+        print(begun.tree)
+        return 0
+    printer = printer_of(args)
+    printer.note(f"{begun.tree} goes on in process {pid}, which writes its log")
+    runs = Runs(found.tree)
+    async with aclosing(archive.follow(found.stored)) as lines:
+        async for line in lines:
+            event = event_of(line, found.stored.file)
+            runs.apply(event)
+            (printer.show if event.seq > found.last_seq else printer.recall)(event)
+            if event.run == begun.run and isinstance(event.body, RunEnded):
+                break
+    view = runs.runs.get(begun.run)
+    if view is None or view.ended is None:
+        raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
+    return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)

@@ -1,0 +1,162 @@
+"""`resume` and `continue` as a person meets them: what they say, what they refuse, and through another's door."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import retinue
+from retinue import Profile
+from retinue.log.retention import collect
+from retinue.testing import scripted
+from tests.cli.shell import Project, one_line_error, read_until
+
+LOOK = {"task": "look", "subagent_id": "x"}
+TWO = {
+    "main": [
+        {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_id": "x"}]}}]},
+        "end",
+    ],
+    "x": [{"text": "x has looked", "delay": 0.3}],
+}
+
+
+def interrupted(project: Project) -> str:
+    died = project.run("--yes", agents=TWO, RETINUE_FAILPOINT="turn_started:2")
+    assert died.returncode == -signal.SIGKILL
+    return str(project.rows()[0]["tree"])
+
+
+def test_ps_and_show_say_how_to_go_on(project: Project) -> None:
+    tree = interrupted(project)
+    assert f"\n{tree} was interrupted: retinue resume {tree}\n" in project.retinue("ps").stdout
+    assert f"retinue resume {tree}" in project.retinue("show").stdout
+    error = one_line_error(project.retinue("continue", "x", "go on"))
+    assert error == f"{tree} was interrupted: `retinue resume {tree}` goes on with it"
+    done = project.retinue("resume", tree[:-1], "--json")
+    result = json.loads(done.stdout)
+    assert (result["status"], result["final_response"], result["children"][0]["status"]) == ("done", "end", "done")
+    assert f"{tree} goes on after event " in done.stderr
+    assert "○ subagent [x] resumed" in done.stderr
+    assert "spawned" not in done.stderr, "what was shown before is not shown again"
+    assert "was interrupted" not in project.retinue("ps").stdout
+
+
+def test_what_cannot_be_resumed_is_said_in_one_line(project: Project) -> None:
+    assert "there are no runs" in one_line_error(project.retinue("resume", "nothing"))
+    with project.running("run", "go", "--model", project.script({"main": [{"hang": True}]})) as process:
+        tree = ""
+        while not tree:
+            tree = next((row["tree"] for row in project.rows()), "")
+        error = one_line_error(project.retinue("resume", tree))
+        assert error == f"{tree} is not interrupted: process {process.pid} runs it (`retinue tail -f {tree}`)"
+        error = one_line_error(project.retinue("continue", tree, "more"))
+        assert error == f"{tree}/0 is at work: `retinue send {tree}/0 TEXT` tells it something"
+    (project.folder / "script.yaml").unlink()
+    assert "script.yaml" in one_line_error(project.retinue("resume", tree))
+    assert project.rows()[0]["state"] == "interrupted"
+
+
+async def test_what_was_made_in_python_is_resumed_in_python(project: Project) -> None:
+    code = (
+        "import asyncio, retinue\n"
+        "from retinue.testing import scripted\n"
+        "@retinue.tool\n"
+        "def note(text: str) -> str: return text\n"
+        "profile = retinue.Profile('clerk', tools=[note], model=scripted({'clerk': [{'text': 'done', 'delay': 9}]}))\n"
+        "retinue.run_sync(profile, 'go', path='.retinue', mode='yes')\n"
+    )
+    import subprocess
+    import sys
+
+    from tests.cli.shell import environment
+
+    died = subprocess.run(
+        [sys.executable, "-c", code], cwd=project.folder, env=environment(RETINUE_FAILPOINT="turn_started"), check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    tree = project.rows()[0]["tree"]
+    error = one_line_error(project.retinue("resume"))
+    assert error.startswith(f"{tree}/0 cannot go on: ") and "r.resume(tree, profiles=[...])" in error
+
+    @retinue.tool
+    def note(text: str) -> str:
+        """Notes."""
+        return text
+
+    profile = Profile("clerk", tools=[note], model=scripted({"clerk": ["done"]}))
+    async with retinue.open(project.folder / ".retinue") as other, retinue.open(project.folder / ".retinue") as r:
+        assert other.supervisor.log.trees() == [tree], "the first to come has the file"
+        with pytest.raises(retinue.RetinueError, match="is being written by process"):
+            await r.resume(tree, profiles=[profile])
+        run = await other.resume(tree, profiles=[profile])
+        assert (await run.result()).final_response == "done"
+
+
+def test_a_primary_is_continued_in_a_new_tree(project: Project) -> None:
+    first = project.run("--yes", agents=TWO)
+    assert first.stdout == "end\n"
+    tree = project.rows()[0]["tree"]
+    done = project.retinue("continue", tree, "and then?", "--yes", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["tree"] != tree) == (0, True)
+    rows = {(row["tree"], row["run"]): row["continues"] for row in project.rows("--all")}
+    assert rows[result["tree"], 0] == f"{tree}/0"
+    assert f"continues   {tree}/0" in project.retinue("show", result["tree"]).stdout
+
+
+def test_a_subagent_is_continued_in_its_tree_and_its_name_means_the_newest(project: Project) -> None:
+    project.run("--yes", agents=TWO)
+    tree = project.rows()[0]["tree"]
+    for number in (2, 3):
+        done = project.retinue("continue", "x", f"again {number}", "--json")
+        result = json.loads(done.stdout)
+        assert (result["tree"], result["run"], result["status"]) == (tree, number, "done")
+        assert result["final_response"] == "x has looked"
+    assert project.rows()[-1]["continues"] == f"{tree}/2"
+    assert {row["state"] for row in project.rows()} == {"done"}
+    seqs = [event["seq"] for event in project.events(tree)]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
+    tree = interrupted(project)
+    finished = project.run("--yes", agents=TWO)
+    assert finished.stdout == "end\n"
+    done_tree = project.rows()[0]["tree"]
+    slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"text": "slow", "delay": 8}]}
+    with project.running("run", "go", "--model", project.script(slow, name="slow.yaml"), "--yes") as process:
+        read_until(process.stderr, "list_agents")
+        done = project.retinue("resume", tree)
+        assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+        assert f"{tree} goes on in process {process.pid}, which writes its log" in done.stderr
+        done = project.retinue("continue", f"{done_tree}/1", "again")
+        assert (done.returncode, done.stdout) == (0, "x has looked\n"), done.stderr
+        assert process.poll() is None
+
+
+async def test_gc_keeps_what_can_go_on(tmp_path: Path) -> None:
+    state = tmp_path / ".retinue"
+    profile = Profile("p", model=scripted({"p": ["one"]}))
+    async with retinue.open(state) as r:
+        old = await r.run(profile, "go")
+        await (await r.continue_run(old, "more", profiles=[profile])).result()
+    later = time.time() + 3600
+    report = collect(state, before=later, dry_run=True)
+    assert len(report.removed) == 2 and report.interrupted == []
+    import apsw
+
+    db = apsw.Connection(str(state / "logs/0001.db"))
+    rows = db.execute("SELECT id, lines FROM batches ORDER BY id").fetchall()
+    kept = [row for row, lines in rows if b'"kind":"run.ended"' not in lines or b"origin" not in rows[0][1]]
+    newest = max(row for row, _ in rows)
+    assert newest in [row for row, _ in rows] and kept
+    db.execute("DELETE FROM batches WHERE id = ?", (newest,))  # the second tree never got its ending
+    db.close()
+    report = collect(state, before=later)
+    assert len(report.interrupted) == 1 and report.removed == []
+    assert len(collect(state, before=later, interrupted=True).removed) == 2
