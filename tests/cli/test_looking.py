@@ -159,7 +159,9 @@ def test_a_process_that_died_leaves_nothing_running(project: Project, hanging: s
         _, said = tail.communicate()
     [row] = project.rows()
     assert (row["state"], row["status"]) == ("interrupted", None)
-    assert said == f"retinue: warning: the process that ran {row['tree']} is gone; go on: retinue resume {row['tree']}\n"
+    assert (
+        said == f"retinue: warning: the process that ran {row['tree']} is gone; go on: retinue resume {row['tree']}\n"
+    )
     assert "the process that ran it is gone" in project.retinue("show").stdout
     model = project.script(HANGING, name="hang.yaml")
     with project.running("run", "again", "--model", model) as process:  # takes the same file

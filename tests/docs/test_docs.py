@@ -55,6 +55,12 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "done Finding(file='payment.py', risk=3)"
 
 
+def test_the_python_of_going_on_runs(tmp_path: Path) -> None:
+    [code] = snippets(ROOT / "docs/going-on.md", "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "nothing to do\n"
+
+
 def test_the_page_of_events_names_every_kind_and_field() -> None:
     rows = dict(re.findall(r"^\| `([a-z.]+)` \|.*\| ?(.*) \|$", (ROOT / "docs/events.md").read_text(), re.MULTILINE))
     assert set(rows) == set(KINDS)

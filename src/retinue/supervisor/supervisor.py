@@ -281,6 +281,7 @@ class Supervisor:
         if node is tree.root:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
+            tree.let_go()
         elif node.background and node.parent is not None and not node.parent.ending:
             steering.notify(tree, node.parent, node)
         node.finish()
