@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -175,7 +176,8 @@ class Revival:
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
         task = task_of(spawned)
         ended = view.ended is not None
-        readable = [] if ended else context_paths(spawned.context_paths, base=host.state.project)
+        there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
+        readable = context_paths(there, base=host.state.project)
         node = Node(ref, plan, task, parent, folders_of(host.state, ref, parent, plan.profile, task, readable))
         node.folders.path = spawned.workspace
         node.view = view
