@@ -7,7 +7,6 @@ ends it early arrives as an exception; the supervisor turns that into the run's 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,12 +32,12 @@ NO_ANSWER = "{who} '{name}' ended without calling final_answer"
 async def run_loop(job: Job, link: Link) -> Ending:
     """One run from its first turn, or from where it stopped, to its ending."""
     thread: list[Turn] = list(job.thread)
-    first = 1
+    turn = 0
+    ending: Ending | None = None
     if job.past is not None:
-        first, ending = await _go_on(job.past, thread, job, link)
-        if ending is not None:
-            return ending
-    for turn in itertools.count(first):
+        turn, ending = await _go_on(job.past, thread, job, link)
+    while ending is None:
+        turn += 1
         if job.max_turns is not None and turn > job.max_turns:
             raise Limited(f"limit of {job.max_turns} turns reached")
         thread += link.inbox()
@@ -47,23 +46,22 @@ async def run_loop(job: Job, link: Link) -> Ending:
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
-        outcomes: Sequence[Outcome] = ()
-        if len(reply.calls) == 1:
-            outcomes = (await _run_call(reply.calls[0], job, link),)
-        elif reply.calls:
-            outcomes = await _run_calls(reply, job, link)
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+        given: Outcome | None = None
+        if reply.calls:
+            if len(reply.calls) == 1:
+                outcomes: Sequence[Outcome] = (await _run_call(reply.calls[0], job, link),)
+            else:
+                outcomes = await _run_calls(reply, job, link)
+            for call, outcome in zip(reply.calls, outcomes, strict=True):
+                thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+                if call.name == answer.NAME and outcome.success and given is None:
+                    given = outcome
         link.emit(TurnEnded(turn))
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            if call.name == answer.NAME and outcome.success:
-                return _answered(outcome)
-        if reply.calls or await link.children_done():
-            continue
-        ending = _nothing_more(thread, job, link)
-        if ending is not None:
-            return ending
-    raise AssertionError("the loop has no other end")
+        if given is not None:
+            return _answered(given)
+        if not reply.calls and not await link.children_done():
+            ending = _nothing_more(thread, job, link)
+    return ending
 
 
 def _answered(outcome: Outcome) -> Ending:
@@ -83,10 +81,10 @@ def _nothing_more(thread: list[Turn], job: Job, link: Link) -> Ending | None:
 
 
 async def _go_on(past: Past, thread: list[Turn], job: Job, link: Link) -> tuple[int, Ending | None]:
-    """Ends the turn in which the run stopped; the turn that is next, or the ending."""
+    """Ends the turn in which the run stopped; the last turn that is over, or the ending."""
     reply = past.reply
     if reply is None:
-        return past.turn, None
+        return past.turn - 1, None
     thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
     outcomes = await _run_calls(reply, job, link, past.outcomes)
     for call, outcome in zip(reply.calls, outcomes, strict=True):
@@ -98,8 +96,8 @@ async def _go_on(past: Past, thread: list[Turn], job: Job, link: Link) -> tuple[
             checked = await job.plan.by_name[answer.NAME](call, job.folders, link)  # the log has only its words
             return past.turn, _answered(checked)
     if reply.calls or await link.children_done():
-        return past.turn + 1, None
-    return past.turn + 1, _nothing_more(thread, job, link)
+        return past.turn, None
+    return past.turn, _nothing_more(thread, job, link)
 
 
 async def _run_calls(reply: Reply, job: Job, link: Link, known: Mapping[str, Outcome] = NONE) -> Sequence[Outcome]:

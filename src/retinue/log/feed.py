@@ -17,17 +17,20 @@ DELTAS_KEPT = 4096
 _ENDED, _SPAWNED = b'"kind":"run.ended"', b'"kind":"run.spawned"'
 
 
-def root_of(lines: Iterable[bytes]) -> tuple[int, bool]:
+def last_root(events: Iterable[Event]) -> tuple[int, bool]:
     """The run with whose ending a tree ends, and whether it has: the primary, or one that goes on after that."""
     root, ended = 0, False
-    for line in lines:
-        if _ENDED in line or (ended and _SPAWNED in line):
-            event = decode(line)
-            if event.run == root and type(event.body) is RunEnded:
-                ended = True
-            elif ended and type(event.body) is RunSpawned:
-                root, ended = event.run, False
+    for event in events:
+        if event.run == root and type(event.body) is RunEnded:
+            ended = True
+        elif ended and type(event.body) is RunSpawned:
+            root, ended = event.run, False
     return root, ended
+
+
+def root_of(lines: Iterable[bytes]) -> tuple[int, bool]:
+    """The same from stored lines."""
+    return last_root(decode(line) for line in lines if _ENDED in line or _SPAWNED in line)
 
 
 class Watcher:
@@ -51,7 +54,7 @@ class Feed:
         self.keep = keep
         self.first = first
         self.events: list[Event] = []
-        self.watchers: set[Watcher] = set()
+        self.watchers: tuple[Watcher, ...] = ()
         self.ended = False
         self.root = 0  # the run with whose ending nothing more comes
 
@@ -86,7 +89,9 @@ class Feed:
     ) -> AsyncGenerator[Event | Delta]:
         """Events after that place and then live ones, until the tree has ended. `older` reads what is not kept here."""
         watcher = Watcher(after, deltas=deltas)
-        self.watchers.add(watcher)
+        self.watchers += (watcher,)
+        if self.keep is None:  # all events are here, and none was announced while nobody watched
+            self.root, self.ended = last_root(self.events)
         try:
             while True:
                 watcher.wake.clear()
@@ -105,7 +110,7 @@ class Feed:
                 if not watcher.wake.is_set():
                     await watcher.wake.wait()
         finally:
-            self.watchers.discard(watcher)
+            self.watchers = tuple(other for other in self.watchers if other is not watcher)
 
     def _next(self, seq: int, older: Callable[[int], list[Event]]) -> list[Event]:
         if seq + 1 < self.first:

@@ -178,7 +178,9 @@ class Revival:
         ended = view.ended is not None
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = context_paths(there, base=host.state.project)
-        node = Node(ref, plan, task, parent, folders_of(host.state, ref, parent, plan.profile, task, readable))
+        folders = folders_of(host.state, ref, parent, plan.profile, task, readable)
+        policy = host.supervisor.policy if parent is None else parent.policy
+        node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, host.state.project))
         node.folders.path = spawned.workspace
         node.view = view
         node.background = spawned.background
@@ -187,6 +189,7 @@ class Revival:
         node.ending = node.finished = ended
         tree.nodes.append(node)
         if parent is not None:
+            node.depth, node.account = parent.depth + 1, parent.account
             parent.children += (node,)
         return node
 
@@ -196,7 +199,7 @@ class Revival:
                 self.ground.keep_files(tree.id, node.ref.run)
 
     def _bound(self, tree: Tree, node: Node, given: Limits) -> None:
-        """Its limits, as the log has them, and its policy."""
+        """Its limits, as the log has them."""
         spawned, parent, host = node.view.spawned, node.parent, self.ground
         own = node.plan.profile.limits
         tokens, cost = spawned.max_tokens, spawned.max_cost
@@ -217,9 +220,6 @@ class Revival:
             above, owner = (None, "the tree") if parent is None else (parent.account, f"'{node.name}'")
             node.account = Account(owner, tokens=tokens, cost=cost, parent=above)
         node.stall = stall_of(node, spawned.stall_seconds, host.clock, tree.write)
-        policy = host.supervisor.policy if parent is None else parent.policy
-        rules = node.plan.profile.approvals
-        node.policy = policy if rules is None else narrowed(policy, rules, project=host.state.project)
 
     def _count_spent(self, tree: Tree) -> None:
         for event in self._events:
