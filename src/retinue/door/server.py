@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from retinue.core.errors import RetinueError
+from retinue.core.secrets import hide
 from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
@@ -38,6 +39,7 @@ class DoorServer:
         self._supervisor = supervisor
         self._folder = state / "doors"
         self._token = secrets.token_urlsafe(32)
+        hide(self._token)
         self._connections: set[asyncio.Task[None]] = set()
         self._hosts: frozenset[str] = frozenset()
         self._get: dict[str, Get] = {wire.TREES: self._trees, wire.PENDING: self._pending}

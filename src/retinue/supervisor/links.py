@@ -166,6 +166,8 @@ class RunLink:
 
     def _delta(self, kind: str, text: str) -> None:
         ref, stall = self.ref, self.node.stall
+        if self.node.ending:
+            return
         if stall is not None:
             stall.touch()
         if kind == "retry":
