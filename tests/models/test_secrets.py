@@ -42,7 +42,7 @@ ANSWERS = [
             stop="tool_use",
         )
     ),
-    call_of("spawn_subagents", tasks=[{"task": f"use {KEY}", "context": TOKEN}]),
+    call_of("spawn_subagents", tasks=[{"task": f"use {KEY}", "task_context": TOKEN}]),
     refusal(401, f"invalid x-api-key: {KEY}, Authorization: Bearer {PASSWORD}"),
     wire.said("The key is ", KEY[:9], KEY[9:], "."),
 ]
@@ -61,18 +61,22 @@ async def command(folder: Path, *args: str, env: dict[str, str]) -> bytes:
     return bytes(done.stdout) + bytes(done.stderr)
 
 
-@pytest.mark.parametrize("how", [["--verbose"], ["--json"], ["--quiet"]])
+@pytest.mark.parametrize("how", [["--verbose"], ["--json"]])
 async def test_planted_secrets_appear_nowhere(how: Sequence[str], tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"KEY={KEY}\nTOKEN={TOKEN}\nPASSWORD={PASSWORD}\n")
     async with Server(*ANSWERS) as server:
-        env = environment(**server.environ()) | {"ANTHROPIC_API_KEY": KEY, "GITHUB_TOKEN": TOKEN, "DB_PASSWORD": PASSWORD}
+        env = environment(**server.environ()) | {
+            "ANTHROPIC_API_KEY": KEY,
+            "GITHUB_TOKEN": TOKEN,
+            "DB_PASSWORD": PASSWORD,
+        }
         task = f"use {TOKEN}"
         shown = await command(tmp_path, "run", task, "--yes", "--model", CLAUDE, *how, env=env)
         bodies = [json.dumps(asked.body).encode() for asked in server.requests]
-    assert len(bodies) == len(ANSWERS), shown.decode()
+    assert len(bodies) == len(ANSWERS), shown.decode()[-2000:]
     leaks = found(shown, "the screen") + [leak for body in bodies for leak in found(body, "a request")]
     assert secrets.HIDDEN.encode() in shown
-    for args in (["show", "--json"], ["show", "--markdown"], ["tail"], ["tail", "--json"], ["ps", "--all"], ["usage"]):
+    for args in (["show", "--json"], ["tail"], ["ps", "--all"]) if "--json" in how else (["show", "--markdown"],):
         leaks += found(await command(tmp_path, *args, env=env), args)
     files = [file for file in (tmp_path / ".retinue").rglob("*") if file.is_file()]
     assert [file for file in files if file.suffix == ".db"] and [file for file in files if "shell" in file.name]
@@ -111,7 +115,8 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
         result = await run.result()
     pieces = "".join(item.text for item in items if isinstance(item, Delta))
     for seen in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
-        assert secrets.HIDDEN in seen and KEY not in seen
+        assert secrets.HIDDEN in seen
+        assert KEY not in seen, [item for item in items if KEY in repr(item)]
 
 
 def test_pieces_are_held_back_only_while_they_may_be_a_secret() -> None:

@@ -14,7 +14,7 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile
 from retinue.core.events import Delta, RunEnded, Warned
 from retinue.supervisor.supervisor import Supervisor
-from tests.soak.checks import by_run, check_calls, check_families, check_folds, check_no_tasks, check_order, plain
+from tests.soak.checks import check_calls, check_families, check_folds, check_no_tasks, check_order, plain
 from tests.soak.conftest import Note
 from tests.soak.steps import Steps
 from tests.soak.test_cancel import parts
@@ -104,13 +104,16 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
     tasks, files, before = asyncio.all_tasks(), len(os.listdir("/proc/self/fd")), processes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        async with asyncio.timeout(SECONDS), retinue.open(
-            folder / ".retinue" if durable else None,
-            project=folder,
-            approver=decide,
-            profiles=[Profile("mid")],
-            limits=Limits(tokens=10**9, stall=60.0),
-        ) as r:
+        async with (
+            asyncio.timeout(SECONDS),
+            retinue.open(
+                folder / ".retinue" if durable else None,
+                project=folder,
+                approver=decide,
+                profiles=[Profile("mid")],
+                limits=Limits(tokens=10**9, stall=60.0),
+            ) as r,
+        ):
             seen: list[Event | Delta] = []
             with steps.armed():
                 tools = ["spawn_subagents", "shell", look, aside, act]

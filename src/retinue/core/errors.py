@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.usage import NO_USAGE, Usage
@@ -75,6 +76,16 @@ class ModelError(RetinueError):
 
 class StreamCut(ModelError):
     """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
+
+
+class CallCancelled(asyncio.CancelledError):
+    """A model call was cancelled after it had begun to cost. `usage` is what is known of it; `estimated` says that
+    the provider had not told all of it yet. Never leaves the supervisor: whoever reports it raises a plain one."""
+
+    def __init__(self, usage: Usage, *, estimated: bool) -> None:
+        super().__init__("the model call was cancelled")
+        self.usage = usage
+        self.estimated = estimated
 
 
 class Stop(Exception):

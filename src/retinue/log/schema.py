@@ -34,7 +34,7 @@ def one_line(error: BaseException) -> str:
 
 
 def trouble(what: str, error: BaseException, db: apsw.Connection | None = None) -> str:
-    """What cannot be done with which file, and why, in one line. For a disk that is full or fails the words are ours."""
+    """What cannot be done with which file, and why, in one line. If the disk is full or fails the words are ours."""
     number = 0 if db is None else db.system_errno
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _FULL):
         return f"the disk is full: {what}"

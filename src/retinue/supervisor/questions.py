@@ -10,8 +10,8 @@ from retinue.core.approvals import SCOPES, Allow, Approval, Decision, Deny, dige
 from retinue.core.events import ApprovalAsked
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Timer
-from retinue.core.secrets import clean, clean_value
 from retinue.core.rules import FILES, Verdict, derive, is_a
+from retinue.core.secrets import clean, clean_value
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.policy import subjects_of
 from retinue.supervisor.trees import Tree
@@ -79,7 +79,7 @@ def approval_of(tree: Tree, node: Node, call: Call, *, preview: str, verdict: Ve
         ref.agent,
         clean(call.name),
         clean_value(deepcopy(call.args)),
-        call.id,
+        clean(call.id),
         label=None if node.parent is None else ref.label,
         preview=clean(preview),
         rule="" if verdict.rule else _rule(node, call, project),
