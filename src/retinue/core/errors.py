@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.usage import NO_USAGE, Usage
@@ -78,9 +77,9 @@ class StreamCut(ModelError):
     """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
 
 
-class CallCancelled(asyncio.CancelledError):
+class CallCancelled(BaseException):
     """A model call was cancelled after it had begun to cost. `usage` is what is known of it; `estimated` says that
-    the provider had not told all of it yet. Never leaves the supervisor: whoever reports it raises a plain one."""
+    the provider had not told all of it yet. Stands for the CancelledError of the loop, which the link raises again."""
 
     def __init__(self, usage: Usage, *, estimated: bool) -> None:
         super().__init__("the model call was cancelled")

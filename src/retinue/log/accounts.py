@@ -17,8 +17,8 @@ SMALLEST = Decimal("0.0001")
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others. `estimated`
-    are the tokens of calls that were cancelled before their provider had told all."""
+    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others.
+    `estimated` are the tokens of calls that were cancelled before their provider had told all."""
 
     calls: int = 0
     usage: Usage = NO_USAGE
