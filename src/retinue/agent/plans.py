@@ -102,8 +102,8 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
-            tools_json=msgspec.Raw(msgspec.json.encode(specs)),
+            profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile)))),
+            tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             parse=parse,
         )
 

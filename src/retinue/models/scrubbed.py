@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 
 import msgspec
 
@@ -35,21 +36,29 @@ class Scrubbed:
 
 
 def _request(request: Request) -> Request:
-    system, thread = secrets.clean(request.system), [_turn(turn) for turn in request.thread]
-    if system is request.system and all(new is old for new, old in zip(thread, request.thread, strict=True)):
+    system = secrets.clean(request.system)
+    thread: list[Turn] | None = None
+    for at, turn in enumerate(request.thread):
+        if type(turn) is AssistantTurn:  # a model's own turns were cleaned when they came
+            continue
+        text = secrets.clean(turn.text)
+        if text is not turn.text:
+            thread = thread or list(request.thread)
+            thread[at] = msgspec.structs.replace(turn, text=text)
+    if thread is None and system is request.system:
         return request
-    return msgspec.structs.replace(request, system=system, thread=thread)
-
-
-def _turn(turn: Turn) -> Turn:
-    """A model's own turns were cleaned when they came."""
-    if isinstance(turn, AssistantTurn):
-        return turn
-    text = secrets.clean(turn.text)
-    return turn if text is turn.text else msgspec.structs.replace(turn, text=text)
+    return msgspec.structs.replace(request, system=system, thread=thread or request.thread)
 
 
 def _reply(reply: Reply) -> Reply:
-    calls = tuple(msgspec.structs.replace(call, args=secrets.clean_value(call.args)) for call in reply.calls)
-    thoughts = tuple(msgspec.structs.replace(each, text=secrets.clean(each.text)) for each in reply.thoughts)
-    return msgspec.structs.replace(reply, text=secrets.clean(reply.text), calls=calls, thoughts=thoughts)
+    replace, text = msgspec.structs.replace, secrets.clean(reply.text)
+    if text is not reply.text:
+        reply = replace(reply, text=text)
+    if reply.calls:
+        args = [secrets.clean_value(call.args) for call in reply.calls]
+        if not all(map(is_, args, (call.args for call in reply.calls))):
+            calls = tuple(replace(call, args=new) for call, new in zip(reply.calls, args, strict=True))
+            reply = replace(reply, calls=calls)
+    if reply.thoughts:
+        reply = replace(reply, thoughts=tuple(replace(each, text=secrets.clean(each.text)) for each in reply.thoughts))
+    return reply

@@ -15,9 +15,10 @@ from retinue.core.ports import Clock, Log
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
-# The fields of each kind that hold words of users, models, tools or peers; other kinds hold none.
+# The fields of each kind that hold words of users, models, tools or peers; other kinds hold none. A profile and its
+# tools were cleaned when the plan was made, once for all its runs.
 _TEXTS: dict[type[Body], tuple[str, ...]] = {
-    events.RunSpawned: ("label", "task", "subagent_id", "task_context", "profile", "tools"),
+    events.RunSpawned: ("label", "task", "subagent_id", "task_context"),
     events.Thinking: ("text",),
     events.Message: ("text",),
     events.ToolCall: ("args", "name", "display_name", "call_id"),
@@ -43,11 +44,14 @@ def tree_for(log: Log, clock: Clock, *, concurrent: int | None) -> Tree:
 
 def scrubbed(body: Body) -> Body:
     """The body, or one like it without what must not be seen."""
-    changes = {}
-    for name in _TEXTS.get(type(body), ()):
+    names = _TEXTS.get(type(body))
+    if names is None:
+        return body
+    changes = None
+    for name in names:
         value = getattr(body, name)
         if value:
-            cleaned = secrets.clean_value(value)
+            cleaned = secrets.clean(value) if type(value) is str else secrets.clean_value(value)
             if cleaned is not value:
-                changes[name] = cleaned
-    return msgspec.structs.replace(body, **changes) if changes else body
+                changes = {**(changes or {}), name: cleaned}
+    return body if changes is None else msgspec.structs.replace(body, **changes)
