@@ -44,12 +44,11 @@ class Retrying:
         for attempt in itertools.count(1):
             try:
                 await self._turn()
+                reply = await self._model.complete(request, on_delta)
             except asyncio.CancelledError:
                 if spent == NO_USAGE:
                     raise
                 raise CallCancelled(spent, estimated=False) from None
-            try:
-                reply = await self._model.complete(request, on_delta)
             except CallCancelled as error:
                 raise CallCancelled(spent + error.usage, estimated=error.estimated) from None
             except ModelError as error:
