@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.agent.plans import ProfilePlanner
+from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
 from retinue.core.limits import Limits
@@ -66,6 +67,7 @@ class Parts:
 
 def supervisor(parts: Parts) -> Supervisor:
     """Must be called in the event loop the runs will live in."""
+    secrets.learn(os.environ)
     clock = parts.clock or SystemClock()
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)

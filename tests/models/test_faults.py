@@ -196,7 +196,7 @@ async def test_a_certificate_nobody_vouches_for(tmp_path: Path, monkeypatch: pyt
 
 async def test_a_provider_that_repeats_the_key() -> None:
     error, _, _ = await failure(CLAUDE, refusal(401, f"invalid x-api-key:\n {KEY} and sk-ant-api03-abcdefghijklmnop"))
-    assert str(error) == "Request rejected (401): invalid x-api-key: [key] and [key]"
+    assert str(error) == "Request rejected (401): invalid x-api-key: [secret] and [secret]"
 
 
 def test_models_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,16 +104,30 @@ async def _run_calls(reply: Reply, job: Job, link: Link, known: Mapping[str, Out
     """All calls of one reply at once, but for those with a known outcome; all outcomes, in the order of the calls."""
     tasks = [asyncio.create_task(_run_call(call, job, link)) for call in reply.calls if call.id not in known]
     try:
-        made = await asyncio.gather(*tasks)  # unlike a TaskGroup it passes a second cancel on, which means hurry
-    except BaseException:
+        made = await asyncio.gather(*tasks)
+    except BaseException as error:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cleaned_up(tasks, told=isinstance(error, asyncio.CancelledError))
         raise
     if not known:
         return made
     new = iter(made)
     return [known[call.id] if call.id in known else next(new) for call in reply.calls]
+
+
+async def _cleaned_up(tasks: list[asyncio.Task[Outcome]], *, told: bool) -> None:
+    """Until all have ended that were told to stop. They are told again, which means hurry, only when the run is told
+    a second time: a first time may find it cleaning up after a call that ended it."""
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            for task in pending if told else ():
+                task.cancel()
+            told = True
+    for task in tasks:
+        task.cancelled() or task.exception()
 
 
 async def _run_call(call: Call, job: Job, link: Link) -> Outcome:

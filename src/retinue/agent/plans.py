@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, Task
+from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
@@ -88,6 +90,8 @@ class ProfilePlanner:
             parse = answer.output_of(profile.output).parse
         specs = tuple(tool.spec for tool in tools.values())
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
+        if secrets.known() and model is not None and not isinstance(model, Scrubbed):
+            model = Scrubbed(model)
         return Plan(
             profile=profile,
             system="\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part),
@@ -98,8 +102,8 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
-            tools_json=msgspec.Raw(msgspec.json.encode(specs)),
+            profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile)))),
+            tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             parse=parse,
         )
 

@@ -77,6 +77,16 @@ class StreamCut(ModelError):
     """The provider's stream ended in the middle; no tool of an incomplete reply ever runs."""
 
 
+class CallCancelled(BaseException):
+    """A model call was cancelled after it had begun to cost. `usage` is what is known of it; `estimated` says that
+    the provider had not told all of it yet. Stands for the CancelledError of the loop, which the link raises again."""
+
+    def __init__(self, usage: Usage, *, estimated: bool) -> None:
+        super().__init__("the model call was cancelled")
+        self.usage = usage
+        self.estimated = estimated
+
+
 class Stop(Exception):
     """Base of what ends a loop early; the supervisor turns it into the run's one ending."""
 

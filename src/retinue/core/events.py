@@ -176,12 +176,14 @@ class Inbox(Body, frozen=True, gc=False, tag="inbox"):
 
 
 class UsageReported(Body, frozen=True, gc=False, tag="usage"):
-    """What one model call spent; `cost` is in US dollars and absent where the price is not known."""
+    """What one model call spent; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
+    call that was cancelled before its provider had told all."""
 
     kind: ClassVar[str] = "usage"
     model: str
     usage: Usage
     cost: Decimal | None = None
+    estimated: bool = False
 
 
 class TurnEnded(Body, frozen=True, gc=False, tag="turn.ended"):

@@ -88,7 +88,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
-    `max_output_tokens`: budgets count on it."""
+    `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error."""
 
     ref: RunRef
     turn: int
@@ -97,6 +97,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     thread: list[Turn]
     tools: tuple[ToolSpec, ...]
     max_output_tokens: int = OUTPUT_TOKENS
+    attempt: int = 0
+
+    @property
+    def key(self) -> str:
+        """The same for a call that is made again because no answer was seen: where the provider knows such keys, it
+        has one effect."""
+        return f"retinue-{self.ref.tree}-{self.ref.run}-{self.turn}-{self.attempt}"
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

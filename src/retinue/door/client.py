@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TypeVar
@@ -18,6 +19,7 @@ from retinue.wire import door as wire
 
 HOST = "127.0.0.1"
 ANSWER_SECONDS = 15.0
+ATTEMPTS = 2
 SILENT_SECONDS = 20.0
 BUFFERED = 64 * 1024
 T = TypeVar("T")
@@ -25,6 +27,10 @@ T = TypeVar("T")
 
 class DoorGone(RetinueError):
     """The process behind the door is gone, or says nothing any more."""
+
+
+class AnswerLost(DoorGone):
+    """The request went out; what became of it is not known."""
 
 
 class DoorClient:
@@ -87,9 +93,19 @@ class DoorClient:
             writer.close()
 
     async def _ask(self, method: str, path: str, shape: type[T], order: object = None) -> T:
+        """One answer. A command whose answer did not come is sent again with the same key: it has one effect."""
+        key = secrets.token_hex(16)
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._ask_once(method, path, shape, order, key)
+            except AnswerLost:
+                continue
+        return await self._ask_once(method, path, shape, order, key)
+
+    async def _ask_once(self, method: str, path: str, shape: type[T], order: object, key: str) -> T:
         reader, writer = await self._connect()
         try:
-            writer.write(self._request(method, path, b"" if order is None else wire.encode(order)))
+            writer.write(self._request(method, path, b"" if order is None else wire.encode(order), key))
             status = await self._head(reader)
             body = await self._read(reader.read())
         finally:
@@ -99,9 +115,9 @@ class DoorClient:
         try:
             return msgspec.json.decode(body, type=shape)
         except msgspec.MsgspecError:
-            raise DoorGone(f"process {self.address.pid} broke off its answer") from None
+            raise AnswerLost(f"process {self.address.pid} broke off its answer") from None
 
-    def _request(self, method: str, path: str, body: bytes) -> bytes:
+    def _request(self, method: str, path: str, body: bytes, key: str = "") -> bytes:
         lines = [
             f"{method} {path} HTTP/1.1",
             f"Host: {HOST}:{self.address.port}",
@@ -110,6 +126,8 @@ class DoorClient:
             f"Content-Length: {len(body)}",
             "Connection: close",
         ]
+        if key:
+            lines.append(f"{wire.KEY_HEADER}: {key}")
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -140,9 +158,9 @@ class DoorClient:
                 data: bytes = await reading  # type: ignore[misc]
                 return data
         except TimeoutError:
-            raise DoorGone(f"process {self.address.pid} does not answer") from None
+            raise AnswerLost(f"process {self.address.pid} does not answer") from None
         except (OSError, EOFError, asyncio.LimitOverrunError):
-            raise DoorGone(f"process {self.address.pid} is gone") from None
+            raise AnswerLost(f"process {self.address.pid} is gone") from None
 
 
 def _error(status: int, body: bytes) -> RetinueError:

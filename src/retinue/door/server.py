@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from retinue.core.errors import RetinueError
+from retinue.core.secrets import hide
 from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
@@ -30,6 +31,7 @@ from retinue.wire import door as wire
 HOST = "127.0.0.1"
 MOST_CONNECTIONS = 256
 LAST_WORDS_SECONDS = 1.0
+REMEMBERED = 4096
 Get = Callable[[dict[str, str]], Any]
 Post = Callable[[bytes], Awaitable[Any]]
 
@@ -41,7 +43,9 @@ class DoorServer:
         self._supervisor = supervisor
         self._folder = state / "doors"
         self._token = secrets.token_urlsafe(32)
+        hide(self._token)
         self._connections: set[asyncio.Task[None]] = set()
+        self._commands: dict[str, tuple[str, bytes, asyncio.Future[Any]]] = {}
         self._hosts: frozenset[str] = frozenset()
         self._get: dict[str, Get] = {wire.TREES: self._trees, wire.PENDING: self._pending}
         self._post: dict[str, Post] = {wire.CANCEL: self._cancel, wire.SEND: self._send, wire.ANSWER: self._answer}
@@ -134,9 +138,28 @@ class DoorServer:
                 return self._get[head.path](head.query)
             if head.query:
                 raise Refused(400, "this route takes no parameters in its address")
-            return await self._post[head.path](await http.read_body(reader, head))
+            return await self._once(head, await http.read_body(reader, head))
         except (wire.BadBody, RetinueError) as error:
             raise Refused(400, str(error)) from None
+
+    async def _once(self, head: Head, body: bytes) -> Any:
+        """The answer to a command. One that comes again with the same key, also while the first is still at work, gets
+        the first one's answer and has no effect of its own."""
+        command, key = self._post[head.path], head.headers.get(wire.KEY_HEADER.lower(), "")
+        if not key:
+            return await command(body)
+        if len(key) > wire.LONGEST_KEY:
+            raise Refused(400, f"{wire.KEY_HEADER} is longer than {wire.LONGEST_KEY} characters")
+        known = self._commands.get(key)
+        if known is None:
+            known = self._commands[key] = (head.path, body, asyncio.ensure_future(command(body)))
+            known[2].add_done_callback(lambda done: done.cancelled() or done.exception())
+            if len(self._commands) > REMEMBERED:
+                del self._commands[next(iter(self._commands))]
+        path, asked, answer = known
+        if (path, asked) != (head.path, body):
+            raise Refused(409, f"this {wire.KEY_HEADER} belongs to another command")
+        return await asyncio.shield(answer)
 
     # The commands
 

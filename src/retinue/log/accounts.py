@@ -17,12 +17,14 @@ SMALLEST = Decimal("0.0001")
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others."""
+    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others.
+    `estimated` are the tokens of calls that were cancelled before their provider had told all."""
 
     calls: int = 0
     usage: Usage = NO_USAGE
     cost: Decimal = NOTHING
     unpriced: int = 0
+    estimated: int = 0
 
     def __add__(self, other: Bill) -> Bill:
         return Bill(
@@ -30,6 +32,7 @@ class Bill(msgspec.Struct, frozen=True):
             self.usage + other.usage,
             self.cost + other.cost,
             self.unpriced + other.unpriced,
+            self.estimated + other.estimated,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -41,6 +44,7 @@ class Bill(msgspec.Struct, frozen=True):
             "cost": None if self.unpriced else str(self.cost),
             "known_cost": str(self.cost),
             "unpriced_tokens": self.unpriced,
+            "estimated_tokens": self.estimated,
         }
 
 
@@ -68,9 +72,11 @@ def bills(events: Iterable[Event], *, by: str, since: float = 0.0) -> dict[str, 
 
 
 def bill_of(body: UsageReported) -> Bill:
+    tokens = body.usage.total_tokens
+    estimated = tokens if body.estimated else 0
     if body.cost is None:
-        return Bill(1, body.usage, NOTHING, body.usage.total_tokens)
-    return Bill(1, body.usage, body.cost)
+        return Bill(1, body.usage, NOTHING, tokens, estimated)
+    return Bill(1, body.usage, body.cost, 0, estimated)
 
 
 def subtree_bill(run: RunView) -> Bill:

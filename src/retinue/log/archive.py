@@ -19,7 +19,7 @@ from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, decode
 from retinue.log.feed import root_of
 from retinue.log.locks import first_row_of_holder, holder
-from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines
+from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
 
 POLL_SECONDS = 0.1
 _SPAWNED = b'"kind":"run.spawned"'
@@ -147,7 +147,9 @@ def _reading(file: Path) -> Iterator[apsw.Connection]:
     try:
         yield db
     except apsw.Error as error:
-        raise LogError(f"cannot read the log {file}: {one_line(error)}") from None
+        raise LogError(trouble(f"cannot read the log {file}", error)) from None
+    except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
+        raise LogError(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
     finally:
         db.close()
 

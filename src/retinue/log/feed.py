@@ -34,13 +34,13 @@ def root_of(lines: Iterable[bytes]) -> tuple[int, bool]:
 
 
 class Watcher:
-    """One cursor: the place it has reached, and the deltas it has not yet taken."""
+    """One cursor: the place it has reached, and the deltas it has not yet taken, each with the place it came after."""
 
     __slots__ = ("deltas", "dropped", "seq", "wake")
 
     def __init__(self, seq: int, *, deltas: bool) -> None:
         self.seq = seq
-        self.deltas: deque[Delta] | None = deque() if deltas else None
+        self.deltas: deque[tuple[int, Delta]] | None = deque() if deltas else None
         self.dropped = 0
         self.wake: asyncio.Event = asyncio.Event()
 
@@ -76,9 +76,10 @@ class Feed:
             watcher.wake.set()
 
     def show(self, delta: Delta) -> None:
+        place = self.first + len(self.events) - 1
         for watcher in self.watchers:
             if watcher.deltas is not None:
-                watcher.deltas.append(delta)
+                watcher.deltas.append((place, delta))
                 if len(watcher.deltas) > DELTAS_KEPT:
                     watcher.deltas.popleft()
                     watcher.dropped += 1
@@ -97,14 +98,14 @@ class Feed:
                 watcher.wake.clear()
                 while batch := self._next(watcher.seq, older):
                     for event in batch:
+                        while watcher.deltas and watcher.deltas[0][0] < event.seq:
+                            for delta in _taken(watcher, watcher.deltas):
+                                yield delta
                         watcher.seq = event.seq
                         yield event
                 while watcher.deltas:
-                    delta = watcher.deltas.popleft()
-                    if watcher.dropped:
-                        dropped, watcher.dropped = watcher.dropped, 0
-                        yield Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped)
-                    yield delta
+                    for delta in _taken(watcher, watcher.deltas):
+                        yield delta
                 if self.ended and not self._next(watcher.seq, older):
                     return
                 if not watcher.wake.is_set():
@@ -116,3 +117,12 @@ class Feed:
         if seq + 1 < self.first:
             return older(seq)
         return self.events[seq + 1 - self.first :]
+
+
+def _taken(watcher: Watcher, deltas: deque[tuple[int, Delta]]) -> list[Delta]:
+    """The next delta, and before it how many there is no trace of."""
+    _, delta = deltas.popleft()
+    if not watcher.dropped:
+        return [delta]
+    dropped, watcher.dropped = watcher.dropped, 0
+    return [Delta(delta.tree, delta.run, delta.path, delta.agent, "", "dropped", dropped), delta]

@@ -8,6 +8,7 @@ those of `encode`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from retinue.core.events import line_of
 
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 2
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _CREATE = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, begun TEXT NOT NULL, lines BLOB NOT NULL) STRICT;
@@ -31,6 +33,19 @@ PRAGMA user_version = {VERSION};
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def trouble(what: str, error: BaseException, db: apsw.Connection | None = None) -> str:
+    """What cannot be done with which file, and why, in one line. If the disk is full or fails the words are ours."""
+    number = 0 if db is None else db.system_errno
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _FULL):
+        return f"the disk is full: {what}"
+    if isinstance(error, apsw.IOError):
+        code = apsw.mapping_extended_result_codes.get(getattr(error, "extendedresult", 0), "SQLITE_IOERR")
+        return f"the disk fails ({os.strerror(number) if number else code}): {what}"
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return f"{what}: the file is damaged ({one_line(error)})"
+    return f"{what}: {one_line(error)}"
 
 
 def make_folder(folder: Path) -> None:
@@ -55,7 +70,7 @@ def open_writer(path: Path) -> apsw.Connection:
     except OSError as error:
         raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
     except apsw.Error as error:
-        raise LogError(f"cannot open the log {path}: {one_line(error)}") from None
+        raise LogError(trouble(f"cannot open the log {path}", error)) from None
     return db
 
 
@@ -67,12 +82,14 @@ def open_reader(path: Path) -> apsw.Connection:
         db.execute("PRAGMA query_only = ON")
         check(db, path)
     except apsw.Error as error:
-        raise LogError(f"cannot read the log {path}: {one_line(error)}") from None
+        raise LogError(trouble(f"cannot read the log {path}", error)) from None
     return db
 
 
 def check(db: apsw.Connection, path: Path) -> None:
     application, version = db.pragma("application_id"), db.pragma("user_version")
+    if not application and not db.execute("SELECT count(*) FROM sqlite_schema").get:
+        raise LogError(f"{path} is not a log of retinue: it is empty (its making was broken off, or it was cut)")
     if application != APPLICATION_ID:
         raise LogError(f"{path} is not a log of retinue")
     if version != VERSION:

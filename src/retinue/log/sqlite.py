@@ -14,12 +14,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 
+import apsw
+
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunEnded, decode, encode_kept
 from retinue.log import schema
 from retinue.log.feed import Feed, root_of
 from retinue.log.locks import sign, take, take_held
-from retinue.log.schema import make_folder, one_line, open_reader, open_writer
+from retinue.log.schema import make_folder, open_reader, open_writer, trouble
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
@@ -62,6 +64,7 @@ class SqliteLog:
         self._hurries = False
         self._kicked = threading.Event()
         self._closing = False
+        self._trouble: LogError | None = None
         self._closed = asyncio.Event()
         self.commits = 0
         self._thread = threading.Thread(target=self._write_batches, name="retinue-log", daemon=True)
@@ -113,7 +116,7 @@ class SqliteLog:
         self._thread.join()
         try:
             if self._pending:
-                raise LogError(f"{len(self._pending)} events could not be written to {self.path}")
+                raise LogError(f"{self._trouble}; {len(self._pending)} events are lost")
         finally:
             os.close(self._lock)
 
@@ -192,14 +195,16 @@ class SqliteLog:
             waiters, self._waiters = self._waiters, []
             batch = self._pending[:]
             error = self._write(batch) if batch else None
+            self._trouble = error
             if error is None:
                 del self._pending[: len(batch)]
             with suppress(RuntimeError):  # the loop is gone; what is written is written
                 self._loop.call_soon_threadsafe(self._written, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
-        self._reader.close()
-        self._db.close()
+        for db in (self._reader, self._db):
+            with suppress(apsw.Error):  # what is acknowledged is in the file; tidying it up is for the next writer
+                db.close()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
 
@@ -208,7 +213,7 @@ class SqliteLog:
         try:
             schema.insert(self._db, begun=begun, lines=encode_kept(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the one who writes
-            return LogError(f"cannot write the log {self.path}: {one_line(error)}")
+            return LogError(trouble(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
 

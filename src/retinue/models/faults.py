@@ -6,7 +6,6 @@ Knows what is worth asking again (`transient`); does not ask again itself (`retr
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Iterator, Mapping
 from datetime import UTC
@@ -26,16 +25,14 @@ from pydantic_ai.exceptions import (
     UnexpectedModelBehavior,
 )
 
+from retinue.core import secrets
 from retinue.core.errors import ModelError, StreamCut
 from retinue.core.usage import NO_USAGE, Usage
 
 LONGEST = 500
-HIDDEN = "[key]"
 CUT = "the model's stream ended in the middle of its reply"
 NO_ANSWER = "answered with something that is not a model's reply (an empty or HTML body): is the base URL right?"
 _PASSING = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
-_KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
-_KEY_NAMES = ("_API_KEY", "_TOKEN", "_SECRET", "_KEY")
 
 
 def fault_of(
@@ -98,10 +95,8 @@ def retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
 
 def one_line(text: str) -> str:
     """The text in one line of bounded length, with everything that looks like a key hidden."""
-    for name, value in os.environ.items():
-        if name.upper().endswith(_KEY_NAMES) and len(value) >= 8:
-            text = text.replace(value, HIDDEN)
-    text = " ".join(_KEYLIKE.sub(HIDDEN, text).split())
+    secrets.learn(os.environ)
+    text = " ".join(secrets.scrub(text).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

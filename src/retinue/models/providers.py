@@ -6,11 +6,13 @@ not made here (the SDKs' own are off); keys and base URLs are read by the SDKs f
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import (
@@ -26,14 +28,16 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import StreamedResponse, infer_model
 from pydantic_ai.settings import ModelSettings
 
-from retinue.core.errors import ConfigError, ModelError, NotFound, StreamCut
+from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
-from retinue.core.usage import NO_USAGE
+from retinue.core.usage import NO_USAGE, Usage
 from retinue.models.faults import CUT, fault_of, one_line
 from retinue.models.turns import messages_of, parameters_of, reply_of, usage_of
 
 IDLE_SECONDS = 120.0
+KEY_HEADER = "Idempotency-Key"
+CHARACTERS_PER_TOKEN = 4
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
 
 
@@ -70,13 +74,17 @@ class ProviderModel:
             async with model_request_stream(
                 self._model,
                 messages,
-                model_settings={**self._settings, "max_tokens": request.max_output_tokens},
+                model_settings=self._settings_for(request),
                 model_request_parameters=parameters,
                 instrument=False,
             ) as stream:
                 async for event in stream:
                     _show(event, on_delta)
                 response = stream.get()
+        except asyncio.CancelledError:
+            if stream is None:
+                raise
+            raise CallCancelled(_known_usage(stream, request), estimated=True) from None
         except _FAILURES as error:
             raise self._fault(error, stream) from error
         if not _is_whole(response):
@@ -85,6 +93,10 @@ class ProviderModel:
             words = f"{self._host} says that it failed"
             raise ModelError(words, usage=usage_of(response.usage), partial=_text(stream), transient=True)
         return reply_of(response)
+
+    def _settings_for(self, request: Request) -> ModelSettings:
+        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: request.key}
+        return {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
 
     async def aclose(self) -> None:
         """Ends the connections; the next call would open new ones."""
@@ -136,6 +148,19 @@ def _is_whole(response: ModelResponse) -> bool:
     """Whether the provider itself said that it is done: the library's own finish reason may be a guess."""
     details = response.provider_details or {}
     return response.state == "complete" and bool(details.get("finish_reason") or details.get("refusal"))
+
+
+def _known_usage(stream: StreamedResponse, request: Request) -> Usage:
+    """What a call that was broken off has cost: what the provider said by then, and for what it tells only at the end
+    an estimate from the characters that were sent and came."""
+    said = usage_of(stream.usage)
+    sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
+    came = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in stream.get().parts)
+    return msgspec.structs.replace(
+        said,
+        input_tokens=said.input_tokens or sent // CHARACTERS_PER_TOKEN,
+        output_tokens=max(said.output_tokens, came // CHARACTERS_PER_TOKEN),
+    )
 
 
 def _text(stream: StreamedResponse | None) -> str:

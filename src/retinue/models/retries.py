@@ -7,13 +7,14 @@ to the one usage that comes back. Pieces of text that a failed attempt showed ar
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable
 
 import msgspec
 
-from retinue.core.errors import ModelError
+from retinue.core.errors import CallCancelled, ModelError
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock, Model
 from retinue.core.usage import NO_USAGE
@@ -41,15 +42,23 @@ class Retrying:
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         spent = NO_USAGE
         for attempt in itertools.count(1):
-            await self._turn()
             try:
+                await self._turn()
                 reply = await self._model.complete(request, on_delta)
+            except asyncio.CancelledError:
+                if spent == NO_USAGE:
+                    raise
+                raise CallCancelled(spent, estimated=False) from None
+            except CallCancelled as error:
+                raise CallCancelled(spent + error.usage, estimated=error.estimated) from None
             except ModelError as error:
                 spent = error.usage = spent + error.usage
                 seconds = self._back_off(error, attempt)
                 if seconds is None:
                     raise
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
+                if error.status is not None:  # it was answered: the next call is another one
+                    request = msgspec.structs.replace(request, attempt=attempt)
                 on_delta("retry", f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})")
             else:
                 return reply if spent == NO_USAGE else msgspec.structs.replace(reply, usage=spent + reply.usage)

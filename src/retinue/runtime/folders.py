@@ -15,6 +15,7 @@ from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
+from retinue.core.secrets import clean
 
 
 class StateFolder:
@@ -90,7 +91,7 @@ class RunFolders:
 
     def fitting(self, text: str) -> tuple[str, str]:
         """Text for an event, and the file (named by its hash) that has the whole of it where it had to be cut."""
-        if len(text) * 4 <= EVENT_BYTES or len(data := text.encode("utf-8", "replace")) <= EVENT_BYTES:
+        if len(text) * 4 <= EVENT_BYTES or len(data := clean(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
         path = private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
         with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

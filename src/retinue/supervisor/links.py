@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import ModelError, RetinueError, Stop, StreamCut, ToolError
+from retinue.core.errors import CallCancelled, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Row, Ticket
@@ -94,6 +94,10 @@ class RunLink:
         except ModelError as error:
             self._failed(error, plan.model_name)
             raise
+        except CallCancelled as error:
+            cost = self.supervisor.prices.price(plan.model_name, error.usage)
+            self.tree.write(node, UsageReported(plan.model_name, error.usage, cost, error.estimated))
+            raise asyncio.CancelledError from None
         except (RetinueError, Stop):
             raise
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
@@ -169,6 +173,8 @@ class RunLink:
 
     def _delta(self, kind: str, text: str) -> None:
         ref, stall = self.ref, self.node.stall
+        if self.node.ending:
+            return
         if stall is not None:
             stall.touch()
         if kind == "retry":

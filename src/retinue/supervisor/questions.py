@@ -11,6 +11,7 @@ from retinue.core.events import ApprovalAsked
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Timer
 from retinue.core.rules import FILES, Verdict, derive, is_a
+from retinue.core.secrets import clean, clean_value
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.policy import subjects_of
 from retinue.supervisor.trees import Tree
@@ -76,11 +77,11 @@ def approval_of(tree: Tree, node: Node, call: Call, *, preview: str, verdict: Ve
         ref.run,
         ref.path,
         ref.agent,
-        call.name,
-        deepcopy(call.args),
-        call.id,
+        clean(call.name),
+        clean_value(deepcopy(call.args)),
+        clean(call.id),
         label=None if node.parent is None else ref.label,
-        preview=preview,
+        preview=clean(preview),
         rule="" if verdict.rule else _rule(node, call, project),
         digest=digest(tree, node, call),
     )

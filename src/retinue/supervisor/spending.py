@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.errors import ConfigError, Limited, ModelError
+from retinue.core.errors import CallCancelled, ConfigError, Limited, ModelError
 from retinue.core.limits import Limits
 from retinue.core.messages import Reply, Request
 from retinue.core.plans import Plan
@@ -55,8 +55,8 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
 async def complete(
     node: Node, model: Model, request: Request, on_delta: Callable[[str, str], None], prices: Prices
 ) -> Reply:
-    """The model's reply. Waiting for calls in flight to settle is no stall. A failed call counts for what it says it
-    spent; one that is cancelled says nothing, and all it had reserved is given back."""
+    """The model's reply. Waiting for calls in flight to settle is no stall. A call that failed or was
+    cancelled counts for what is known that it spent; the rest of what it had reserved is given back."""
     account = node.account
     assert account is not None
     tools = memoryview(node.plan.tools_json).nbytes
@@ -73,7 +73,7 @@ async def complete(
         reply = await model.complete(request, on_delta)
         usage = reply.usage
         return reply
-    except ModelError as error:
+    except (ModelError, CallCancelled) as error:
         usage = error.usage
         raise
     finally:

@@ -37,6 +37,7 @@ from retinue.supervisor.places import context_of, folders_of, row_of, spawned_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.timeouts import Timeouts, child_seconds
@@ -105,7 +106,7 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
+        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent))
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth = _set(merged.depth)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retinue.core.limits import INLINE_BYTES
+from retinue.core.secrets import Stream
 
 SPILL_BYTES = 256 * 1024 * 1024
 
@@ -30,6 +31,7 @@ class Ends:
     ) -> None:
         self._limit, self._spill, self._cap = limit, spill, cap
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._secrets = Stream()
         self._head, self._tail = bytearray(), bytearray()
         self._total = 0
         self._path = has
@@ -38,11 +40,11 @@ class Ends:
         self._trouble = ""
 
     def feed(self, raw: bytes) -> None:
-        self._take(self._decoder.decode(raw).encode())
+        self._take(self._secrets.feed(self._decoder.decode(raw)).encode())
 
     def close(self) -> tuple[str, str]:
         """The text, and the file that has the whole of it ("" when nothing was cut)."""
-        self._take(self._decoder.decode(b"", True).encode())
+        self._take((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
         self.drop()
         if self._total <= self._limit:
             return (self._head + self._tail).decode(), ""

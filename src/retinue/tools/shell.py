@@ -202,14 +202,19 @@ async def _end(proc: subprocess.Popen[bytes], grace: float) -> None:
 
 
 async def _surely(work: Coroutine[Any, Any, None], *, hurry: Callable[[], object]) -> None:
-    """Finishes work that has a deadline of its own, also when the caller is cancelled meanwhile: then in a hurry."""
+    """Finishes work that has a deadline of its own, also when the caller is cancelled meanwhile; told a second time,
+    in a hurry. The first time may have been what brought us here."""
     task, cancelled = asyncio.ensure_future(work), False
+    caller = asyncio.current_task()
+    told = caller is not None and caller.cancelling() > 0
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
-            hurry()
+            if told:
+                hurry()
+            told = True
     if cancelled:
         raise asyncio.CancelledError
 

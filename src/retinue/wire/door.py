@@ -15,6 +15,8 @@ from retinue.core.approvals import Allow, Answered, Approval, Deny
 from retinue.core.events import Delta, Event, decode
 
 VERSION = 1
+KEY_HEADER = "Idempotency-Key"
+LONGEST_KEY = 64
 TREES, PENDING, WATCH = "/v1/trees", "/v1/pending", "/v1/watch"
 CANCEL, SEND, ANSWER = "/v1/cancel", "/v1/send", "/v1/answer"
 RESUME, CONTINUE = "/v1/resume", "/v1/continue"

@@ -1,0 +1,145 @@
+"""I8: secrets planted wherever they could get in, looked for wherever they could come out."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import Approval, Context, Deny, Profile
+from retinue.core import secrets
+from retinue.core.events import Delta
+from tests.cli.shell import COMMAND, environment
+from tests.models import wire
+from tests.models.kit import CLAUDE
+from tests.models.server import Answer, Server, refusal
+from tests.tree.kit import call, main
+
+KEY = "sk-planted-0123456789abcdefghij"
+TOKEN = "ghp_planted0123456789"
+PASSWORD = "pla/nted+pass=word"
+PLANTED = (KEY, TOKEN, PASSWORD)
+
+
+def call_of(name: str, **args: Any) -> Answer:
+    return wire.called("c1", name, args)
+
+
+ANSWERS = [
+    # What is in the environment, in a file, and far too much of both for one event.
+    call_of("shell", command="env; cat .env; for n in $(seq 2000); do cat .env; done"),
+    call_of("read", path=".env"),
+    # A provider that knows the key, and says it in pieces, in a thought, in a call.
+    Answer(
+        wire.anthropic(
+            wire.thinking(f"my key is {KEY}", "sig"),
+            wire.text("I say sk-pla", "nted-012345", f"6789abcdefghij and {TOKEN}"),
+            wire.tool("c2", "shell", json.dumps({"command": f"echo {KEY}; cat /proc/$$/cmdline /proc/$$/environ"})),
+            stop="tool_use",
+        )
+    ),
+    call_of("spawn_subagents", tasks=[{"task": f"use {KEY}", "task_context": TOKEN}]),
+    refusal(401, f"invalid x-api-key: {KEY}, Authorization: Bearer {PASSWORD}"),
+    wire.said("The key is ", KEY[:9], KEY[9:], "."),
+]
+
+
+def found(data: bytes, where: object) -> list[str]:
+    return [f"{planted} in {where}" for planted in PLANTED if planted.encode() in data]
+
+
+async def command(folder: Path, *args: str, env: dict[str, str]) -> bytes:
+    """Both outputs of a command."""
+    done = await asyncio.to_thread(
+        subprocess.run, [*COMMAND, *args], cwd=folder, env=env, capture_output=True, timeout=45, check=False
+    )
+    assert b"Traceback" not in done.stderr, done.stderr
+    return bytes(done.stdout) + bytes(done.stderr)
+
+
+@pytest.mark.parametrize("how", [["--verbose"], ["--json"]])
+async def test_planted_secrets_appear_nowhere(how: Sequence[str], tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"KEY={KEY}\nTOKEN={TOKEN}\nPASSWORD={PASSWORD}\n")
+    async with Server(*ANSWERS) as server:
+        env = environment(**server.environ()) | {
+            "ANTHROPIC_API_KEY": KEY,
+            "GITHUB_TOKEN": TOKEN,
+            "DB_PASSWORD": PASSWORD,
+        }
+        task = f"use {TOKEN}"
+        shown = await command(tmp_path, "run", task, "--yes", "--model", CLAUDE, *how, env=env)
+        bodies = [json.dumps(asked.body).encode() for asked in server.requests]
+    assert len(bodies) == len(ANSWERS), shown.decode()[-2000:]
+    leaks = found(shown, "the screen") + [leak for body in bodies for leak in found(body, "a request")]
+    assert secrets.HIDDEN.encode() in shown
+    for args in (["show", "--json"], ["tail"], ["ps", "--all"]) if "--json" in how else (["show", "--markdown"],):
+        leaks += found(await command(tmp_path, *args, env=env), args)
+    files = [file for file in (tmp_path / ".retinue").rglob("*") if file.is_file()]
+    assert [file for file in files if file.suffix == ".db"] and [file for file in files if "shell" in file.name]
+    for file in files:
+        leaks += found(file.read_bytes(), file)
+    assert not leaks, leaks
+
+
+async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_API_KEY", KEY)
+    asked: list[Approval] = []
+
+    async def approver(question: Approval) -> Deny:
+        asked.append(question)
+        return Deny(f"not with {KEY}")
+
+    @retinue.tool(tier="observe")
+    async def leaky(ctx: Context) -> dict[str, str]:
+        """Leaks."""
+        ctx.emit(f"emitted {KEY}")
+        await ctx.approve(f"really {KEY}")
+        return {KEY: KEY}
+
+    async def agent(task: str, ctx: Context) -> str:
+        raise RuntimeError(f"connecting with {KEY}")
+
+    script = {
+        "main": [
+            {"tools": [{"name": "leaky", "args": {}}, {"name": "subagent_agent", "args": {"task": "x"}}]},
+            {"text": f"{{{{last_result}}}} {KEY}", "chunks": 9},
+        ]
+    }
+    async with retinue.open(approver=approver, allow=["subagent_agent"]) as r:
+        run = await r.spawn(main(script, tools=[leaky, Profile("agent", call=agent)]), f"go {KEY}")
+        items = [item async for item in r.supervisor.watch(run.tree, deltas=True)]
+        result = await run.result()
+    pieces = "".join(item.text for item in items if isinstance(item, Delta))
+    for seen in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):
+        assert secrets.HIDDEN in seen
+        assert KEY not in seen, [item for item in items if KEY in repr(item)]
+
+
+def test_pieces_are_held_back_only_while_they_may_be_a_secret() -> None:
+    secrets.hide(KEY)
+    for cut in range(len(KEY) + 1):
+        stream = secrets.Stream()
+        said = [stream.feed(f"a {KEY[:cut]}"), stream.feed(KEY[cut:]), stream.rest()]
+        assert "".join(said) == f"a {secrets.HIDDEN}" and said[0].startswith("a ")
+    stream = secrets.Stream()
+    assert [stream.feed("task sk-"), stream.feed("ip"), stream.rest()] == ["task ", "sk-ip", ""]
+
+
+def test_plain_words_and_paths_are_no_secrets() -> None:
+    secrets.learn({"FEATURE_TOKEN": "disabled", "SSH_KEY": "/home/me/.ssh/id_ed25519", "A_TOKEN": "short1"})
+    text = "disabled /home/me/.ssh/id_ed25519 short1"
+    assert secrets.clean(text) is text
+
+
+def test_what_looks_like_a_key_is_scrubbed_too() -> None:
+    assert secrets.scrub("sk-ant-api03-abcdefghijkl and Bearer abc") == f"{secrets.HIDDEN} and Bearer {secrets.HIDDEN}"
+
+
+def test_nothing_hidden_means_the_same_objects() -> None:
+    value = {"a": ["b", {"c": 1}], "d": (1.5, None)}
+    assert secrets.clean_value(value) is value
+    assert call("x", y=value)["tools"][0]["args"]["y"] is value
