@@ -19,6 +19,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
+from retinue.core.records import RunRecord
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
@@ -86,6 +87,37 @@ def supervisor(parts: Parts) -> Supervisor:
         prices=parts.prices or LatePrices(),
         on_close=models.close,
     )
+
+
+def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Profile | None = None) -> Any:
+    """What plays a recorded tree. With `parts`, the words and tools of their profiles (for the primary, of `first`)
+    take the place of the recorded ones."""
+    room = importlib.import_module("retinue.agent.replay")
+    now = None
+    if parts is not None:
+        silent = room.Unasked()
+        now = ProfilePlanner(parts.profiles, models=lambda _: silent, default_model=silent, skills=parts.skills)
+    return room.Stage(records, now=now, first=first)
+
+
+def replayer(played: Any, project: Path) -> Supervisor:
+    """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
+    made = Supervisor(
+        log(None),
+        planner=played,
+        runtime=importlib.import_module("retinue.runtime.replayed").Replayed(played),
+        state=StateFolder(None, project=project),
+        clock=SystemClock(),
+        policy=played,
+        approver=played,
+        terms=Terms(),
+        book=None,
+        limits=played.limits,
+        timeouts=Timeouts(),
+        prices=LatePrices(),
+    )
+    played.answer = made.answer
+    return made
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:

@@ -88,9 +88,10 @@ class ProfilePlanner:
             parse = answer.output_of(profile.output).parse
         specs = tuple(tool.spec for tool in tools.values())
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
+        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part)
         return Plan(
             profile=profile,
-            system="\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part),
+            system=system,
             model=model,
             model_name=model_name,
             tools=tuple(tools.values()),
@@ -98,7 +99,7 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
+            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile, system))),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
             parse=parse,
         )
@@ -185,8 +186,8 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe(profile: Profile) -> dict[str, Any]:
-    """What the log keeps of a profile."""
+def _describe(profile: Profile, system: str) -> dict[str, Any]:
+    """What the log keeps of a profile: its words to the model too, where they are more than its instructions."""
     return {
         "name": profile.name,
         "instructions": profile.instructions,
@@ -199,4 +200,5 @@ def _describe(profile: Profile) -> dict[str, Any]:
         "nickname": profile.nickname,
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
+        **({} if system == profile.instructions else {"system": system}),
     }

@@ -41,7 +41,7 @@ class Shown:
     log_error: str | None = None
 
 
-async def drive(
+async def drive(  # noqa: PLR0913 - what a command was given, each by name
     parts: build.Parts,
     profile: Profile,
     task: Task,
@@ -51,12 +51,13 @@ async def drive(
     limits: Limits | None = None,
     door: bool = True,
     announce: Callable[[Node], None] | None = None,
+    make: Callable[[build.Parts], Supervisor] = build.supervisor,
 ) -> Shown:
     """Runs a primary to its ending. `terminal` asks on the printer's terminal, `door` lets other processes in,
     `announce` is told of the run when its first event is written. Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
-    supervisor = build.supervisor(parts)
+    supervisor = make(parts)
     shown: Shown | None = None
     with Signals(supervisor) as signals:
         doors = AsyncExitStack()
