@@ -40,7 +40,10 @@ def test_an_edited_profile_shows_what_it_changes_in_the_request(project: Project
     file = project.folder / ".agent/subagent_types/looker/SUBAGENT.md"
     file.parent.mkdir(parents=True)
     file.write_text(SUBAGENT.format(more="Be quick."))
-    agents = {"main": [spawn({"task": "look", "subagent_type": "looker"}), {"text": "ok"}], "looker": [{"text": "seen"}]}
+    agents = {
+        "main": [spawn({"task": "look", "subagent_type": "looker"}), {"text": "ok"}],
+        "looker": [{"text": "seen"}],
+    }
     assert project.run("--yes", agents=agents).returncode == 0
     assert project.retinue("replay", "--from-disk").returncode == 0
     file.write_text(SUBAGENT.format(more="Be thorough."))

@@ -53,7 +53,13 @@ BACKGROUND = {
 }
 WRONG = {
     "main": [
-        {"tools": [{"name": "nope", "args": {}}, {"name": "read", "args": {}}, {"name": "glob", "args": {"pattern": "*"}}]},
+        {
+            "tools": [
+                {"name": "nope", "args": {}},
+                {"name": "read", "args": {}},
+                {"name": "glob", "args": {"pattern": "*"}},
+            ]
+        },
         answer("well"),
     ]
 }
@@ -142,7 +148,9 @@ async def test_host_functions_and_callables_do_again_what_they_did_but_are_not_r
     async def foreign(task: str, ctx: Context) -> str:
         ctx.emit("working")
         ran.append(task)
-        return (await (await ctx.spawn(Profile("helper", model=scripted({"helper": [{"text": "yes"}]})), "x")).result()).name
+        return (
+            await (await ctx.spawn(Profile("helper", model=scripted({"helper": [{"text": "yes"}]})), "x")).result()
+        ).name
 
     profile = main(
         {"main": [call("ask_around", what="it"), call("subagent_foreign", task="go"), {"text": "ok"}]},

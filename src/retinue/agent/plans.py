@@ -36,7 +36,7 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 CACHED_PLANS = 4096
 
-Models = Callable[[str], Model]
+Models = Callable[[str | Model], Model]
 
 
 class ProfilePlanner:
@@ -117,7 +117,7 @@ class ProfilePlanner:
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )
             return self._models(wanted), wanted
-        return wanted, getattr(wanted, "name", type(wanted).__name__)
+        return self._models(wanted), getattr(wanted, "name", type(wanted).__name__)
 
     def _tools(
         self, profile: Profile, parent: Plan | None, *, given: bool

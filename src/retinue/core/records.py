@@ -26,7 +26,7 @@ from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn
 from retinue.core.usage import NO_USAGE, Usage
 
 CONTEXT_LINES = 3
-_FOLDERS = re.compile(r"(?:\n\n|\A)Your workspace is .*\. You may also read: .*\.\Z")  # of this machine and this tree
+_FOLDERS = re.compile(r"(?:\n\n|\A)Your workspace is .*\. You may also read: .*\.\Z")
 
 
 class EndOfRecord(Stop):
@@ -121,7 +121,7 @@ def plain(value: msgspec.Raw | Any) -> Any:
 def request_lines(system: str, thread: Sequence[Turn], tools: Sequence[ToolSpec]) -> list[str]:
     """A request as a person reads it. What a provider needs to read its own thinking again is left out, and so are the
     folders that the supervisor names."""
-    lines = _part("system", _FOLDERS.sub("", system))
+    lines = _part("system", words_of(system))
     for turn in thread:
         if isinstance(turn, UserTurn):
             lines += _part(f"user ({turn.source})", turn.text)
@@ -132,6 +132,11 @@ def request_lines(system: str, thread: Sequence[Turn], tools: Sequence[ToolSpec]
     for tool in tools:
         lines += [*_part(f"tool {tool.name}", tool.description), f"  {json_text(tool.schema)}"]
     return lines
+
+
+def words_of(system: str) -> str:
+    """A system prompt without the folders that the supervisor names in it: they are of one machine and one tree."""
+    return _FOLDERS.sub("", system)
 
 
 def reply_lines(text: str, calls: Sequence[Call], thoughts: Sequence[str]) -> list[str]:
