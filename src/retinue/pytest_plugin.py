@@ -49,8 +49,8 @@ class RetinueCassette:
     def _clean(self, text: str) -> str:
         for pattern, put in self._ignored:
             text = pattern.sub(put, text)
-        known = self._secrets.values(os.environ)
-        clean: str = self._secrets.scrub(text, known)
+        self._secrets.learn(os.environ)  # again each time: a test sets variables of its own
+        clean: str = self._models.without_keys(self._secrets.scrub(text))
         return clean.encode("utf-8", "replace").decode()
 
     def _read(self) -> list[Any]:
@@ -79,6 +79,7 @@ class RetinueCassette:
         said = [self._problem(problem) for problem in tape.problems[:SHOWN]]
         if len(tape.problems) > SHOWN:
             said.append(f"and {len(tape.problems) - SHOWN} more calls that the cassette does not have")
+        said += [f"the model failed, so this call is not recorded: {self._clean(words)}" for words in tape.failed[:SHOWN]]
         unused = tape.unused() if passed and not tape.problems else []
         if unused:
             names = "\n".join(f"  {call.run} ({call.agent}), turn {call.turn}" for call in unused)

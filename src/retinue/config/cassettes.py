@@ -125,10 +125,18 @@ def _plain(entry: Entry, asked: Request, before: tuple[Request, Reply] | None, t
     plain |= {} if entry.tree == 1 else {"tree": entry.tree}
     plain |= {} if same_system else {"system": asked.system}
     plain |= {"whole": True} if whole else {}
-    plain["messages"] = msgspec.to_builtins(asked.thread[len(known) :])
+    plain["messages"] = [_short(turn) for turn in asked.thread[len(known) :]]
     plain |= {} if same_tools else {"tools": tools}
-    reply = msgspec.to_builtins(entry.reply)
-    return plain | {"reply": {name: value for name, value in reply.items() if value or name == "text"}}
+    reply = {name: value for name, value in msgspec.to_builtins(entry.reply).items() if value}
+    reply["usage"] = {name: value for name, value in reply["usage"].items() if value}
+    return plain | {"reply": reply}
+
+
+def _short(turn: Turn) -> dict[str, Any]:
+    """A message without what goes without saying: that it is the task, that the tool worked."""
+    plain: dict[str, Any] = msgspec.to_builtins(turn)
+    usual = {"source": "task", "success": True}
+    return {name: value for name, value in plain.items() if usual.get(name) != value}
 
 
 def _named(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:

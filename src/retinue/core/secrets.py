@@ -1,42 +1,106 @@
-"""What must never be written down: keys, tokens, passwords. Known by their value, or by how they look."""
+"""Values that must be seen nowhere (log, screens, files, children, models), and how a text is rid of them.
+
+What is known is a property of the process: the values of its environment that are keys by their name, and what was
+made here (a door's token). `build.supervisor` learns them; nothing is ever forgotten. Where nothing is known, nothing
+is looked for.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-SCRUBBED = "[scrubbed]"
-SHORTEST = 8  # a shorter value is a word that stands elsewhere too
-_NAMES = re.compile(r"(^|_)(KEY|KEYS|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH|APIKEY)$", re.IGNORECASE)
-_LOOKS = re.compile(
-    r"""
-    \b(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}             # Anthropic, OpenAI and those who do as they do
-    | \b(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}
-    | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,}
-    | \bxox[abeoprs]-[A-Za-z0-9-]{10,}
-    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
-    | \bAIza[A-Za-z0-9_-]{30,}
-    | \beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*
-    | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_HEADERS = re.compile(
-    r"(\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?|\bbearer\s+|\bx-api-key[\"']?\s*[:=]\s*[\"']?)"
-    r"[A-Za-z0-9+/._~=-]{8,}",
-    re.IGNORECASE,
-)
+import msgspec
+
+HIDDEN = "[secret]"
+SHORTEST = 8
+_NAMED = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PAT)$", re.IGNORECASE)
+_KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
+_known: tuple[str, ...] = ()
+T = TypeVar("T")
 
 
-def values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values in an environment that are secret by their names; the longest first, as one may hold another."""
-    found = {value for name, value in environment.items() if _NAMES.search(name) and len(value) >= SHORTEST}
-    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+def learn(environ: Mapping[str, str]) -> None:
+    """Takes note of every variable whose name says that it is a key. A plain word or a path is none."""
+    for name, value in environ.items():
+        if _NAMED.search(name) and not value.isalpha() and not value.startswith("/"):
+            hide(value.strip())
 
 
-def scrub(text: str, known: Sequence[str] = ()) -> str:
-    """The text without the secrets in it: those known by value, and what looks like one."""
-    for value in known:
-        text = text.replace(value, SCRUBBED)
-    text = _LOOKS.sub(SCRUBBED, text)
-    return _HEADERS.sub(rf"\1{SCRUBBED}", text)
+def hide(value: str) -> None:
+    """From now on this value is not shown."""
+    global _known  # noqa: PLW0603 - one set for the process, as its environment is one
+    if len(value) >= SHORTEST and value not in _known:
+        _known = tuple(sorted((*_known, value), key=len, reverse=True))
+
+
+def known() -> bool:
+    """Whether there is anything to look for."""
+    return bool(_known)
+
+
+def clean(text: str) -> str:
+    """The text without the values that are known; the same object when none is in it."""
+    for value in _known:
+        if value in text:
+            text = text.replace(value, HIDDEN)
+    return text
+
+
+def scrub(text: str) -> str:
+    """Also without whatever looks like a key: for words of providers, and for what is kept in a repository."""
+    return _KEYLIKE.sub(HIDDEN, clean(text))
+
+
+def clean_value(value: T) -> T:
+    """The same for JSON: texts at any depth, keys included; the same object when there is nothing to hide."""
+    found: Any = value
+    if isinstance(value, str):
+        found = clean(value)
+    elif isinstance(value, msgspec.Raw):
+        text = bytes(value).decode()
+        cleaned = clean(text)
+        found = value if cleaned is text else msgspec.Raw(cleaned.encode())
+    elif isinstance(value, dict):
+        pairs = [(clean_value(key), clean_value(inner)) for key, inner in value.items()]
+        if any(new is not inner or key not in value for (key, new), inner in zip(pairs, value.values(), strict=True)):
+            found = dict(pairs)
+    elif isinstance(value, list | tuple):
+        items = [clean_value(inner) for inner in value]
+        if any(new is not old for new, old in zip(items, value, strict=True)):
+            found = type(value)(items)
+    return found  # type: ignore[no-any-return]
+
+
+class Stream:
+    """Text that comes in pieces. What may be the beginning of a value is held back until more of it has come."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What can be shown now."""
+        if not _known:
+            return piece
+        text = clean(self._held + piece)
+        cut = min((_beginning(text, value) for value in _known), default=len(text))
+        self._held = text[cut:]
+        return text[:cut]
+
+    def rest(self) -> str:
+        """What was held back, when there is no more to come."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _beginning(text: str, value: str) -> int:
+    """Where the text ends in a beginning of the value; its length when it does not."""
+    at = max(0, len(text) - len(value) + 1)
+    while (at := text.find(value[0], at)) >= 0:
+        if value.startswith(text[at:]):
+            return at
+        at += 1
+    return len(text)

@@ -18,9 +18,20 @@ from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn
 from retinue.core.ports import Model
 from retinue.core.records import difference_lines, request_lines, words_of
+from retinue.core.secrets import HIDDEN
 
 Record = Literal["none", "new", "all"]
 Clean = Callable[[str], str]
+_AUTHORIZATIONS = re.compile(
+    r"((?:\bauthorization|\bx-api-key)[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[A-Za-z0-9+/._~=-]{8,}",
+    re.IGNORECASE,
+)
+_KEYS = re.compile(
+    r"\b(?:gh[pousr]_|github_pat_)[A-Za-z0-9_]{20,}|\bxox[abeoprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bAIza[A-Za-z0-9_-]{30,}|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
 _MOMENT = (
     (re.compile(r"(?<=<state>/runs/<tree>/)\d+"), "<run>"),
     (re.compile(r"(?<=[A-Za-z0-9]_)[0-9a-f]{16}\b"), "<id>"),
@@ -82,7 +93,8 @@ class Problem:
 
 @dataclass
 class Cassette:
-    """The calls of one test. `taped` is what was recorded before; `calls` what was recorded or played now."""
+    """The calls of one test. `taped` is what was recorded before; `calls` what was recorded or played now, `failed`
+    what could not be recorded, and why."""
 
     taped: list[Taped]
     record: Record
@@ -90,7 +102,7 @@ class Cassette:
     calls: dict[tuple[int, str, int], Taped] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     recorded: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._known = {} if self.record == "all" else {call.key: call for call in self.taped}
@@ -132,8 +144,8 @@ class Cassette:
     ) -> Reply:
         try:
             reply = await inner().complete(request, on_delta)
-        except BaseException:
-            self.failed += 1
+        except Exception as error:
+            self.failed.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
             raise
         kept = msgspec.convert(cleaned(msgspec.to_builtins(reply), self.clean), Reply)
         self.calls[asked.key] = replace(asked, reply=kept)
@@ -206,6 +218,12 @@ class CassetteModel:
         if self._inner is None:
             self._inner = self._make()
         return self._inner
+
+
+def without_keys(text: str) -> str:
+    """The text without what follows the name of an authorization, and keys of kinds that everybody knows: a cassette
+    stands in a repository, where a secret stays for good."""
+    return _KEYS.sub(HIDDEN, _AUTHORIZATIONS.sub(rf"\1{HIDDEN}", text))
 
 
 def cleaned(value: Any, clean: Clean) -> Any:
