@@ -79,7 +79,9 @@ class RetinueCassette:
         said = [self._problem(problem) for problem in tape.problems[:SHOWN]]
         if len(tape.problems) > SHOWN:
             said.append(f"and {len(tape.problems) - SHOWN} more calls that the cassette does not have")
-        said += [f"the model failed, so this call is not recorded: {self._clean(words)}" for words in tape.failed[:SHOWN]]
+        said += [
+            f"the model failed, so this call is not recorded: {self._clean(words)}" for words in tape.failed[:SHOWN]
+        ]
         unused = tape.unused() if passed and not tape.problems else []
         if unused:
             names = "\n".join(f"  {call.run} ({call.agent}), turn {call.turn}" for call in unused)

@@ -164,7 +164,11 @@ async def test_new_records_only_what_is_missing(suite: Suite) -> None:
 
 async def test_recorded_calls_that_are_not_made_are_told(suite: Suite) -> None:
     await recorded(suite)
-    suite.write(mine(model=SCRIPTED).replace('mode="yes")', 'mode="yes", limits=retinue.Limits(turns=1))').replace("assert", "# "))
+    suite.write(
+        mine(model=SCRIPTED)
+        .replace('mode="yes")', 'mode="yes", limits=retinue.Limits(turns=1))')
+        .replace("assert", "# ")
+    )
     out = await suite.fails()
     assert "these recorded calls were not made:\n  /main (clerk), turn 2" in out
 
