@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
-from retinue.core.messages import RunRef
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
-from retinue.core.records import RunRecord
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
@@ -34,6 +32,8 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from retinue.core.messages import RunRef
+    from retinue.core.records import RunRecord
     from retinue.models.cassettes import Cassette
 
 MAIN = Profile(
