@@ -27,6 +27,6 @@ async def test_hypothesis_drives_async_tests(number: int) -> None:
 def test_a_failing_async_test_fails(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile("async def test_it():\n    assert False, 'it ran'\n")
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:asyncio")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*it ran*"])

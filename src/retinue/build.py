@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.core import secrets
@@ -27,9 +28,15 @@ from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from retinue.core.messages import RunRef
+    from retinue.core.records import RunRecord
+    from retinue.models.cassettes import Cassette
 
 MAIN = Profile(
     "main",
@@ -37,6 +44,9 @@ MAIN = Profile(
     description="The primary agent of `retinue run`",
     workspace="shared",
 )
+
+
+cassette: Cassette | None = None  # set by the pytest plugin while a test of its own runs
 
 
 @dataclass(frozen=True)
@@ -69,9 +79,10 @@ def supervisor(parts: Parts) -> Supervisor:
     """Must be called in the event loop the runs will live in."""
     secrets.learn(os.environ)
     clock = parts.clock or SystemClock()
+    state = StateFolder(parts.state, project=parts.project)
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
-    return Supervisor(
+    made = Supervisor(
         _with_failpoint(log(parts.state, parts.log_file)),
         planner=ProfilePlanner(
             parts.profiles,
@@ -80,7 +91,7 @@ def supervisor(parts: Parts) -> Supervisor:
             skills=parts.skills,
         ),
         runtime=Inherited(),
-        state=StateFolder(parts.state, project=parts.project),
+        state=state,
         clock=clock,
         policy=policy,
         approver=parts.approver,
@@ -91,6 +102,48 @@ def supervisor(parts: Parts) -> Supervisor:
         prices=parts.prices or LatePrices(),
         on_close=models.close,
     )
+    if cassette is not None:
+        models.wrap = _taping(cassette, made, state)
+    return made
+
+
+def _taping(tape: Cassette, made: Supervisor, state: StateFolder) -> Callable[[str, Callable[[], Model]], Model]:
+    def place(ref: RunRef) -> str:
+        return lasting_path(made.trees[ref.tree].nodes[ref.run])
+
+    where = importlib.import_module("retinue.models.cassettes").Where(place, state.project, str(state.folder))
+    return partial(tape.model, where=where)
+
+
+def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Profile | None = None) -> Any:
+    """What plays a recorded tree. With `parts`, the words and tools of their profiles (for the primary, of `first`)
+    take the place of the recorded ones."""
+    room = importlib.import_module("retinue.agent.replay")
+    now = None
+    if parts is not None:
+        silent = room.Unasked()
+        now = ProfilePlanner(parts.profiles, models=lambda _: silent, default_model=silent, skills=parts.skills)
+    return room.Stage(records, now=now, first=first)
+
+
+def replayer(played: Any, project: Path) -> Supervisor:
+    """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
+    made = Supervisor(
+        log(None),
+        planner=played,
+        runtime=importlib.import_module("retinue.runtime.replayed").Replayed(played),
+        state=StateFolder(None, project=project),
+        clock=SystemClock(),
+        policy=played,
+        approver=played,
+        terms=Terms(),
+        book=None,
+        limits=played.limits,
+        timeouts=Timeouts(),
+        prices=LatePrices(),
+    )
+    played.answer = made.answer
+    return made
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -163,17 +216,22 @@ def log_with(state: Path, tree: str) -> Log:
 
 class ModelSource:
     """Finds models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME. Each is made once, so that all
-    runs on it share its connections and its back-off; `close` ends the connections."""
+    runs on it share its connections and its back-off; `close` ends the connections. `wrap` puts something before every
+    model, also one that is given as it is."""
 
     def __init__(self, project: Path, clock: Clock) -> None:
         self._project = project
         self._clock = clock
         self._made: dict[str, Model] = {}
+        self.wrap: Callable[[str, Callable[[], Model]], Model] | None = None
 
-    def __call__(self, name: str) -> Model:
-        if name not in self._made:
-            self._made[name] = _make_model(name, self._project, self._clock)
-        return self._made[name]
+    def __call__(self, wanted: str | Model) -> Model:
+        if not isinstance(wanted, str):
+            return wanted if self.wrap is None else self.wrap(type(wanted).__name__, lambda: wanted)
+        if wanted not in self._made:
+            make = partial(_make_model, wanted, self._project, self._clock)
+            self._made[wanted] = make() if self.wrap is None else self.wrap(wanted, make)
+        return self._made[wanted]
 
     async def close(self) -> None:
         made, self._made = self._made, {}

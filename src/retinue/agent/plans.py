@@ -38,7 +38,7 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 CACHED_PLANS = 4096
 
-Models = Callable[[str], Model]
+Models = Callable[[str | Model], Model]
 
 
 class ProfilePlanner:
@@ -92,9 +92,10 @@ class ProfilePlanner:
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)
+        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part)
         return Plan(
             profile=profile,
-            system="\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part),
+            system=system,
             model=model,
             model_name=model_name,
             tools=tuple(tools.values()),
@@ -102,7 +103,7 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile)))),
+            profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile, system)))),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             parse=parse,
         )
@@ -120,7 +121,7 @@ class ProfilePlanner:
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )
             return self._models(wanted), wanted
-        return wanted, getattr(wanted, "name", type(wanted).__name__)
+        return self._models(wanted), getattr(wanted, "name", type(wanted).__name__)
 
     def _tools(
         self, profile: Profile, parent: Plan | None, *, given: bool
@@ -189,8 +190,8 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe(profile: Profile) -> dict[str, Any]:
-    """What the log keeps of a profile."""
+def _describe(profile: Profile, system: str) -> dict[str, Any]:
+    """What the log keeps of a profile: its words to the model too, where they are more than its instructions."""
     return {
         "name": profile.name,
         "instructions": profile.instructions,
@@ -203,4 +204,5 @@ def _describe(profile: Profile) -> dict[str, Any]:
         "nickname": profile.nickname,
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
+        **({} if system == profile.instructions else {"system": system}),
     }

@@ -105,3 +105,12 @@ def row_of(view: RunView, tree: str) -> Row:
         view.result(tree) if view.ended is not None else None,
         spawned.call_id,
     )
+
+
+def lasting_path(node: Node) -> str:
+    """The path of a run with its number among its parent's children: the same whatever other runs did meanwhile."""
+    path = ""
+    while node.parent is not None:
+        path = f"/{node.name}-{node.parent.children.index(node) + 1}{path}"
+        node = node.parent
+    return f"{node.ref.path}{path}"

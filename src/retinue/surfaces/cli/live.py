@@ -48,13 +48,14 @@ async def drive(
     door: bool = True,
     after: int = 0,
     announce: Callable[[Node], None] | None = None,
+    make: Callable[[build.Parts], Supervisor] = build.supervisor,
 ) -> Shown:
     """Runs what `begin` begins to its end. `terminal` asks on the printer's terminal, `door` lets other processes in,
     `announce` is told of the run when its first event is written; events up to `after` are known and not shown.
     Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
-    supervisor = build.supervisor(parts)
+    supervisor = make(parts)
     shown: Shown | None = None
     with Signals(supervisor) as signals:
         doors = AsyncExitStack()

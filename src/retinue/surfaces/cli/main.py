@@ -20,6 +20,7 @@ COMMANDS = {
     "ps": "list runs and where they stand",
     "show": "show everything about one run",
     "tail": "print the events of a tree, also while they happen",
+    "replay": "run a recorded tree again, without a model, and compare",
     "send": "tell a run something while it works",
     "cancel": "stop a run and everything below it",
     "approvals": "list the questions that wait for an answer",

@@ -1,0 +1,155 @@
+"""`retinue replay TREE`: a recorded tree runs again without a model and without tools, and says where it departs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retinue import build
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.profiles import Profile
+from retinue.core.records import Difference, RunRecord
+from retinue.core.results import Result
+from retinue.log.lookup import find
+from retinue.log.records import compare, records
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.live import drive
+from retinue.surfaces.cli.run import choose
+from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer.printer import Level, Printer
+
+EPILOG = """\
+Models, tools and people answer as they did; the rest is done anew, by this version of retinue. What is compared is
+what each run asks its model (system prompt, messages, tools), calls, and ends with; not when, and not in which order
+runs that worked at the same time did it. Of a run that was cancelled, timed out, resumed or never ended, what there
+is of it is played, and where its record ends is said.
+
+stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
+exit codes: 0 no difference, 1 it departs, 2 usage
+
+examples:
+  retinue replay                    the latest tree
+  retinue replay toje555k2w --quiet
+  retinue replay --from-disk        what would the profiles and skills as they are now have asked?
+  retinue replay toje --json | jq .differences"""
+DEPARTS = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the comparison came to. `ends` are the runs whose record has no ending of its own: where, and why."""
+
+    tree: str
+    runs: int
+    events: int
+    differences: Sequence[Difference]
+    ends: Sequence[RunRecord]
+
+    def to_json(self) -> dict[str, Any]:
+        ends = [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in self.ends]
+        differences = [{**asdict(d), "lines": list(d.lines)} for d in self.differences]
+        return {
+            "tree": self.tree,
+            "same": not differences,
+            "runs": self.runs,
+            "events": self.events,
+            "differences": differences,
+            "ends": ends,
+        }
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a recorded tree again, without a model and without tools, and show where it departs."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
+    parser.add_argument("--json", action="store_true", help="print what the comparison came to as one JSON object")
+    parser.add_argument(
+        "--from-disk",
+        action="store_true",
+        help="take instructions, skills and tools from the project's files as they are now, not from the record",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: this retinue.yaml")
+    how_much = parser.add_mutually_exclusive_group()
+    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
+    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    recorded = records(archive.events(found.stored))
+    if 0 not in recorded:
+        raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
+    parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
+    played = build.stage(recorded, parts, first)
+    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+    printer = Printer(sys.stderr, level=level)
+    result, again = _play(played, printer)
+    differences = list(_differences(recorded, again, played.departures))
+    ends = [record for record in recorded.values() if record.cut]
+    events = sum(record.events for record in recorded.values())
+    verdict = Verdict(found.stored.tree, len(recorded), events, differences, ends)
+    for note in played.notes:
+        screen.warn(note)
+    for line in page(verdict, color=printer.color):
+        print(line, file=sys.stderr)
+    if args.json:
+        screen.print_json(verdict.to_json())
+    elif result.status == "done" and result.final_response:
+        print(safe.text(result.final_response) if sys.stdout.isatty() else result.final_response)
+    return DEPARTS if differences else 0
+
+
+def _from_disk(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
+    parts, project = build.project_parts(Path.cwd(), config=args.config)
+    try:
+        return parts, choose(project, None if primary.agent == build.MAIN.name else primary.agent)
+    except NotFound:
+        return parts, None
+
+
+def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
+    """The result and the records of what was played."""
+    made: list[Supervisor] = []
+
+    def make(parts: build.Parts) -> Supervisor:
+        made.append(build.replayer(played, parts.project))
+        return made[0]
+
+    profile, task = played.primary()
+    parts = build.Parts(Path.cwd())
+    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, door=False, make=make))
+    return shown.result, records(made[0].log.read(shown.result.tree))
+
+
+def _differences(
+    recorded: dict[int, RunRecord], again: dict[int, RunRecord], departed: dict[int, Difference]
+) -> Iterator[Difference]:
+    for number, record in recorded.items():
+        found = departed.get(number) or compare(record, again.get(number))
+        if found is not None:
+            yield found
+
+
+def page(verdict: Verdict, *, color: bool) -> Iterator[str]:
+    """What came of it, for a person."""
+    for record in verdict.ends:
+        where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
+        yield f"the record of {safe.line(record.path)} ends {where}: {record.cut}"
+    for difference in verdict.differences:
+        where = f", turn {difference.turn}" if difference.turn else ""
+        yield f"{safe.line(difference.path)}{where}: the {difference.what} departs from the record"
+        yield paint.diff("\n".join(safe.line(line) for line in difference.lines), color=color)
+    runs = f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"
+    count = len({difference.run for difference in verdict.differences})
+    came = f"{count} of them depart{'s' if count == 1 else ''}" if count else "no difference"
+    yield f"replayed: {runs}, {verdict.events} events, {came}"
