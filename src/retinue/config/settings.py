@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.files import read_text
+from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
 from retinue.config.shapes import (
     DRAFT,
@@ -164,7 +165,7 @@ RULES = Shape(
         Key(
             "mode",
             choice(MODES, refused={"walled": NO_WALLS}),
-            "ask: what changes something asks first; strict: every tool of the primary asks; yes: nothing asks",
+            "ask: before what changes something; strict: before every tool of the primary; yes: never",
             "ask",
         ),
         Key("allow", _RULE_LIST, "what may run without asking", "[shell(git status*), edit(docs/**)]"),
@@ -200,7 +201,7 @@ PROFILE = Shape(
         Key("description", WORD, "what it is for; defines a profile that has no SUBAGENT.md", "Writes verse."),
         Key("instructions", TEXT, "its system prompt, where there is no SUBAGENT.md", "You write verse."),
         Key("skills", TEXTS, "skills it knows of, where there is no SUBAGENT.md", "[report-writing]"),
-        Key("model", WORD, "the model it runs on, instead of the one above", "scripted:script.yaml"),
+        Key("model", WORD, "the model it runs on, instead of the one above", PROVIDERS[1].default),
         Key("tools", TEXTS, "the tools it has, of those its parent has", "[read, glob, grep]"),
         Key(
             "limits",
@@ -237,7 +238,7 @@ ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "h
 SETTINGS = Shape(
     "retinue.yaml: what agents in this project run on and what they may do",
     (
-        Key("model", WORD, "PROVIDER:NAME or scripted:FILE", "anthropic:claude-sonnet-5-5"),
+        Key("model", WORD, "PROVIDER:NAME or scripted:FILE", PROVIDERS[0].default),
         Key("max_depth", WHOLE, "levels of subagents below the primary; 0: none", "3", null=False),
         Key("max_concurrent", WHOLE, "subagents of a tree at once; null is unlimited", "8"),
         Key("max_turns", WHOLE, "turns of one run; null is unlimited", "100"),

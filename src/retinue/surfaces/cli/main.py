@@ -13,6 +13,7 @@ import sys
 from typing import Any, NoReturn
 
 COMMANDS = {
+    "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
     "demo": "see a whole tree of agents at work: no key, no network",
     "ps": "list runs and where they stand",
@@ -26,12 +27,14 @@ COMMANDS = {
     "usage": "say what models have spent",
     "gc": "remove old trees and their folders",
     "profiles": "list the agents there are",
+    "trust": "let this project's retinue.yaml loosen what agents may do",
     "doctor": "check that everything retinue needs is there",
     "completion": "print a completion script for your shell",
 }
 EPILOG = """\
 examples:
   retinue demo
+  retinue init
   retinue run "find the riskiest file" --model scripted:script.yaml
   retinue ps
   retinue show

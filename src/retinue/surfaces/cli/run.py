@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.surfaces.cli import detach, screen
+from retinue.surfaces.cli import detach, screen, trust
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.printer import paint, safe
@@ -97,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:
-    """What the project's files say, and the options over them."""
+    """What the project's files say, and the options over them. Asks first whether the files are trusted, where that
+    matters and somebody can be asked."""
+    if args.config is None and not args.yes and args.task != "-":
+        trust.settle()
     mode = "yes" if args.yes else None
     wait = args.wait_approvals
     if wait is None and args.detach:
