@@ -54,7 +54,8 @@ class SqliteLog:
             raise
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
-        sign(self._lock, schema.next_row(self._db))
+        self._own_row = schema.next_row(self._db)
+        sign(self._lock, self._own_row)
         self._pending: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
@@ -144,13 +145,15 @@ class SqliteLog:
         return read
 
     def _feed_of_old_tree(self, tree: str) -> Feed:
-        """A feed for a tree that is not being written: all of it is read from the file."""
+        """A feed for a tree that is not being written: all of it is read from the file. One that a process now gone
+        left without an ending gets none any more."""
+        ours = any(event.tree == tree for event in self._pending)  # asked before reading: what is not here is there
         last = schema.last_line(self._reader, tree, row=self._first_row(tree))
         if last is None:
             return Feed(keep=KEEP)
         event = decode(last[1])
         feed = Feed(keep=KEEP, first=event.seq + 1)
-        feed.ended = event.run == 0 and type(event.body) is RunEnded
+        feed.ended = (event.run == 0 and type(event.body) is RunEnded) or (last[0] < self._own_row and not ours)
         return feed
 
     def _publish(self, event: Event) -> None:

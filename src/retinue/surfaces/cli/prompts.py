@@ -16,9 +16,9 @@ def ask(question: str) -> str | None:
     """The line typed behind the question, without spaces around it; None at the end of the input. What was typed
     before the question was shown is no answer to it."""
     sys.stdout.flush()
-    print(question, end=" ", file=sys.stderr, flush=True)
     with suppress(termios.error, OSError, ValueError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    print(question, end=" ", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:
         print(file=sys.stderr)
