@@ -147,14 +147,22 @@ class SqliteLog:
     def _feed_of_old_tree(self, tree: str) -> Feed:
         """A feed for a tree that is not being written: all of it is read from the file. One that a process now gone
         left without an ending gets none any more."""
-        ours = any(event.tree == tree for event in self._pending)  # asked before reading: what is not here is there
         last = schema.last_line(self._reader, tree, row=self._first_row(tree))
         if last is None:
             return Feed(keep=KEEP)
         event = decode(last[1])
         feed = Feed(keep=KEEP, first=event.seq + 1)
-        feed.ended = (event.run == 0 and type(event.body) is RunEnded) or (last[0] < self._own_row and not ours)
+        feed.ended = (event.run == 0 and type(event.body) is RunEnded) or (
+            last[0] < self._own_row and self._is_left(tree)
+        )
         return feed
+
+    def _is_left(self, tree: str) -> bool:
+        """Whether this process has written nothing of the tree. What no longer waits to be written is in the file."""
+        if any(event.tree == tree for event in self._pending):
+            return False
+        last = schema.last_line(self._reader, tree, row=self._first_row(tree))
+        return last is None or last[0] < self._own_row
 
     def _publish(self, event: Event) -> None:
         feed = self._feeds.get(event.tree)
