@@ -8,6 +8,7 @@ import pytest
 
 import retinue
 from retinue.config.settings import schema
+from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
 from tests.cli.shell import COMMAND, Project, environment, one_line_error, until
 
@@ -122,7 +123,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
     (project.folder / "retinue.yaml").write_text("")
     project.run(agents={"main": ["ok"]})
-    assert "logs      1 tree in 1 file, all of them whole, version 1" in project.retinue("doctor").stdout
+    assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in project.retinue("doctor").stdout
     stale = project.folder / ".retinue/doors/4194305.json"
     stale.parent.mkdir(exist_ok=True)
     stale.write_text("{}")
