@@ -3,12 +3,22 @@
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 ASYNC_TEST_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a test trusts is forgotten with it, and what the user trusts decides no test."""
+    folder = tmp_path_factory.mktemp("config")
+    os.environ["XDG_CONFIG_HOME"] = str(folder)
+    return folder
 
 
 def run_in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

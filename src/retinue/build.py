@@ -52,9 +52,10 @@ cassette: Cassette | None = None  # set by the pytest plugin while a test of its
 @dataclass(frozen=True)
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
-    `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
-    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `log_file` is the
-    one to write, where that is not just any free one."""
+    `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written;
+    `trusting` says that it is the project's own, which stays trusted then. `wait_approvals` is how many seconds a
+    question waits for somebody when no approver is attached. `log_file` is the one to write, where that is not just
+    any free one."""
 
     project: Path
     state: Path | None = None
@@ -64,6 +65,7 @@ class Parts:
     mode: Mode | None = None
     rules: Rules = Rules()  # noqa: RUF009 - frozen
     rules_file: Path | None = None
+    trusting: bool = False
     policy: Policy | None = None
     approval_timeout: float | None = None
     wait_approvals: float | None = None
@@ -155,19 +157,22 @@ def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
         raise ConfigError(NO_WALLS)
     file = parts.rules_file
     policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
-    return parts.policy or policy, None if file is None else _Book(file, policy)
+    return parts.policy or policy, None if file is None else _Book(file, policy, trusting=parts.trusting)
 
 
 class _Book:
     """Rules for the project: in its retinue.yaml, and in force at once."""
 
-    def __init__(self, file: Path, policy: RulePolicy) -> None:
+    def __init__(self, file: Path, policy: RulePolicy, *, trusting: bool) -> None:
         self._file = file
         self._policy = policy
+        self._trusting = trusting
 
     def keep(self, rule: str) -> None:
-        importlib.import_module("retinue.config.rulefile").add_allowed(self._file, rule)
+        before, after = importlib.import_module("retinue.config.rulefile").add_allowed(self._file, rule)
         self._policy.learn(parse_rule(rule))
+        if self._trusting:
+            importlib.import_module("retinue.config.trust").follow(self._file, before, after)
 
 
 def _with_failpoint(made: Log) -> Log:
@@ -300,6 +305,7 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "limits": limits.over(settings.limits),
             "rules": _merged(given.pop("rules", None), settings.rules),
             "rules_file": settings.file or project.folder / "retinue.yaml",
+            "trusting": config is None,
             "approval_timeout": settings.approval_timeout,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout

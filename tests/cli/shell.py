@@ -19,7 +19,7 @@ SOURCE = str(Path(retinue.__file__).parents[1])
 # Root may write everywhere; without these two capabilities it is bound by modes like everybody.
 _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME")
 
 
 def environment(**more: str) -> dict[str, str]:

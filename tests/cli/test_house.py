@@ -7,8 +7,10 @@ import sys
 import pytest
 
 import retinue
+from retinue.config.settings import schema
+from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
-from tests.cli.shell import COMMAND, Project, environment, one_line_error
+from tests.cli.shell import COMMAND, Project, environment, one_line_error, until
 
 LIGHT = {"argparse", "asyncio", "apsw", "json", "msgspec", "yaml", "dataclasses", "subprocess"}
 
@@ -103,6 +105,52 @@ def test_doctor(project: Project) -> None:
     sick = project.retinue("doctor")
     assert sick.returncode == 1
     assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
+
+
+def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
+    """The environment, a cost limit on a model without a price, a door that a dead process left, a damaged log."""
+    key = {"ANTHROPIC_API_KEY": "sk-ant-secret-0123456789"}
+    (project.folder / "retinue.yaml").write_text("model: anthropic:claude-sonnet-5-5\n")
+    without = project.retinue("doctor", "--json")
+    assert without.returncode == 1
+    [failed] = [check for check in json.loads(without.stdout) if check["state"] == "fail"]
+    assert (failed["section"], failed["name"], failed["do"]) == ("models", "model", "export ANTHROPIC_API_KEY=...")
+    assert project.retinue("doctor", **key).returncode == 0
+    (project.folder / "retinue.yaml").write_text("model: anthropic:claude-nobody-knows\nmax_cost: 5\n")
+    priceless = project.retinue("doctor", **key)
+    assert priceless.returncode == 1
+    assert "fail  price     a cost limit is set, and the price of anthropic:claude-nobody-knows" in priceless.stdout
+    assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
+    (project.folder / "retinue.yaml").write_text("")
+    project.run(agents={"main": ["ok"]})
+    assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in project.retinue("doctor").stdout
+    stale = project.folder / ".retinue/doors/4194305.json"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_text("{}")
+    said = project.retinue("doctor").stdout
+    assert f"1 file of dead processes, removed when somebody looks for a door: {stale}" in said
+    assert stale.exists()
+    [log] = (project.folder / ".retinue/logs").glob("*.db")
+    data = bytearray(log.read_bytes())
+    data[8192:8200] = b"\xff" * 8  # the head of its third page: the file opens, and is not whole
+    log.write_bytes(data)
+    damaged = project.retinue("doctor")
+    assert damaged.returncode == 1
+    assert "fail  logs      " in damaged.stdout and str(log) in damaged.stdout
+    assert f"-> move it out of {log.parent}" in damaged.stdout
+
+
+def test_doctor_sees_an_open_door(project: Project) -> None:
+    model = project.script({"main": [{"delay": 60, "text": "x"}]})
+    with project.running("run", "x", "--model", model) as process:
+        until((project.folder / f".retinue/doors/{process.pid}.json").exists)
+        assert f"ok    door      process {process.pid} can be reached from here" in project.retinue("doctor").stdout
+
+
+def test_doctor_prints_the_schema(project: Project) -> None:
+    done = project.retinue("doctor", "--schema")
+    assert (done.returncode, json.loads(done.stdout)) == (0, schema())
+    assert "not allowed with" in one_line_error(project.retinue("doctor", "--schema", "--json"))
 
 
 def test_the_project_is_found_upward(project: Project) -> None:

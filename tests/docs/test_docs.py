@@ -40,6 +40,15 @@ def test_the_config_of_the_readme_loads(tmp_path: Path) -> None:
     assert project.settings.model == "scripted:script.yaml"
 
 
+def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
+    [config] = snippets(ROOT / "docs/settings.md", "yaml")
+    (tmp_path / "retinue.yaml").write_text(config)
+    project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
+    assert project.warnings == ()
+    assert [profile.name for profile in project.profiles] == ["explorer", "reviewer"]
+    assert project.settings.subagent_max_timeout == 3600
+
+
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
     (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
     (tmp_path / "a.py").write_text("# TODO: more\n")

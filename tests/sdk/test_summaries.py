@@ -117,6 +117,17 @@ def test_shells_and_others(name: str, text: str, line: str) -> None:
     assert summary(name, text, success=True) == line
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("read", "one", "1 line"), ("glob", "a", "1 file"), ("grep", "a:1:x", "1 match"), ("echo", "x", "1 line"),
+        ("read", "a\nb", "2 lines"), ("grep", "", "0 matches"), ("shell", "1 lines", "1 lines"),
+    ],
+)  # fmt: skip
+def test_a_person_reads_one_as_one(name: str, text: str, line: str) -> None:
+    assert summary(name, text, success=True, spoken=True) == line
+
+
 @pytest.mark.requirement("SDK-49", "SDK-50", "SDK-52")
 @given(st.text(st.characters(exclude_categories=("Cs",))), st.booleans())
 def test_whatever_the_text_a_line_stays_short_and_whole(text: str, success: bool) -> None:

@@ -100,6 +100,27 @@ async def test_a_watcher_that_comes_back_misses_nothing(opened, after: int) -> N
         assert seen == list(range(after + 1, 5001))
 
 
+async def test_a_tree_whose_process_died_ends_for_its_watchers_unless_somebody_writes_it_again(tmp_path: Path) -> None:
+    for last in (5, 7):
+        log = SqliteLog(tmp_path / "logs")
+        try:
+            if last == 5:
+                await fill(log, last, end=False)
+                continue
+            assert [e.seq async for e in log.watch("t")] == [1, 2, 3, 4, 5]
+            log.append(event(6, TurnStarted(6)))  # not yet in the file
+            watching = asyncio.create_task(_all_of(log, "t"))
+            await asyncio.sleep(0)
+            log.append(event(7, ended()))
+            assert await watching == [1, 2, 3, 4, 5, 6, 7]
+        finally:
+            await log.close()
+
+
+async def _all_of(log: Log, tree: str) -> list[int]:
+    return [e.seq async for e in log.watch(tree) if isinstance(e, Event)]
+
+
 async def test_a_watcher_may_come_before_the_first_event(opened) -> None:  # type: ignore[no-untyped-def]
     async with opened() as log:
 

@@ -7,21 +7,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retinue.config.files import exists
+from retinue.config.files import exists, read_text
 from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
-from retinue.config.settings import ProfileSettings, Settings, load_settings
+from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings
 from retinue.config.skills import Skill, find_skills, pick
+from retinue.config.trust import answered, held
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 
 SETTINGS_FILE = "retinue.yaml"
 MARKS = (SETTINGS_FILE, ".retinue", ".agent", ".git")
+UNTRUSTED = "{file} is not trusted, so this part of it is ignored: {what}; `retinue trust` shows and allows it"
+FEW = 3
 _WHO_IT_IS = ("description", "instructions", "skills")
 
 
 @dataclass(frozen=True)
 class Project:
-    """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them."""
+    """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them.
+
+    `ignored` is what retinue.yaml loosens and nobody has trusted it with, in words."""
 
     folder: Path
     settings: Settings
@@ -29,6 +34,7 @@ class Project:
     all_profiles: tuple[Profile, ...]
     skills: Mapping[str, Skill]
     warnings: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def find_project(start: Path) -> Path:
@@ -41,17 +47,34 @@ def find_project(start: Path) -> Path:
 
 
 def load_project(start: Path, *, config: Path | None = None) -> Project:
-    """Everything the project's files say; `config` is read instead of the project's retinue.yaml."""
+    """Everything the project's files say; `config` is read instead of the project's retinue.yaml, and trusted."""
     folder = find_project(start)
-    own = folder / SETTINGS_FILE
-    settings = load_settings(config or (own if exists(own) else None))
+    settings, ignored = (load_settings(config), ()) if config is not None else own_settings(folder)
     skills = find_skills(folder)
     merged = merge(definitions(folder), settings)
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
     active, warnings = activate(everyone, settings.subagent_types)
-    return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings))
+    if ignored:
+        warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
+    return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
+
+
+def own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
+    """What the project's own retinue.yaml says, as far as it is in force, and what of it is not."""
+    file = folder / SETTINGS_FILE
+    if not exists(file):
+        return Settings(), ()
+    text = read_text(file)
+    settings = parse_settings(text, file)
+    narrow, loose = held(settings)
+    return (settings, ()) if not loose or answered(file, text) else (narrow, tuple(loose))
+
+
+def _few(ignored: tuple[str, ...]) -> str:
+    more = f" and {len(ignored) - FEW} more" if len(ignored) > FEW else ""
+    return ", ".join(ignored[:FEW]) + more
 
 
 def merge(found: Iterable[Definition], settings: Settings) -> list[Definition]:

@@ -24,16 +24,18 @@ from retinue.core.errors import ConfigError
 NEW = "# retinue.yaml\n"
 
 
-def add_allowed(path: Path, rule: str) -> None:
-    """Adds a rule to `approvals.allow`; makes the file when there is none. Raises ConfigError when it cannot."""
+def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
+    """Adds a rule to `approvals.allow`; makes the file when there is none. Gives the text before (None when there was
+    no file) and after. Raises ConfigError when it cannot."""
     path = Path(os.path.realpath(path))
-    old = _raw(path) if exists(path) else NEW
+    there = _raw(path) if exists(path) else None
+    old = NEW if there is None else there
     before = _plain(old, path)
     by_hand = Place(str(path)).error(f"cannot be changed here; add this to approvals.allow by hand: {rule}")
     try:
         wanted = _with_rule(before, rule)
         if wanted == before:
-            return
+            return there, old
         new = _inserted(old, rule)
         if _plain(new, path) != wanted:
             raise by_hand
@@ -43,6 +45,7 @@ def add_allowed(path: Path, rule: str) -> None:
         _replace(path, new)
     except OSError as error:
         raise Place(str(path)).error(f"cannot be written: {error.strerror or error}") from None
+    return there, new
 
 
 def _raw(path: Path) -> str:

@@ -40,17 +40,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
-from msgspec import UNSET, UnsetType
-
+from retinue.config.files import read_text
+from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
+from retinue.config.shapes import (
+    DRAFT,
+    FLAG,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    WORD,
+    Key,
+    Kind,
+    Shape,
+    choice,
+    mapping,
+    nullable,
+    texts_like,
+)
 from retinue.config.values import Node, Section
-from retinue.config.yaml import read_yaml
+from retinue.config.yaml import parse_yaml
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
-from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
-from retinue.core.rules import MODES, NO_WALLS, Rule, Rules, parse_rule
+from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
+from retinue.core.rules import MODES, NO_WALLS, RULE_PATTERN, Rules, parse_rule
 
 
 @dataclass(frozen=True)
@@ -93,71 +109,32 @@ class Settings:
 
 def load_settings(path: Path | None) -> Settings:
     """The settings of a file; without one the defaults. An empty file says nothing."""
-    if path is None:
-        return Settings()
-    node = read_yaml(path)
+    return Settings() if path is None else parse_settings(read_text(path), path)
+
+
+def parse_settings(text: str, path: Path) -> Settings:
+    """The settings of a text that stands in that file."""
+    node = parse_yaml(text, str(path))
     if node.value is None:
         return Settings(file=path)
     return _settings(node.section(what="'key: value' lines"), path)
 
 
-def _settings(section: Section, path: Path) -> Settings:
-    model = section.given("model")
-    limits = Limits(
-        turns=_whole(section.entry("max_turns")),
-        seconds=_seconds(section.entry("timeout")),
-        depth=_depth(section.entry("max_depth")),
-        concurrent=_whole(section.entry("max_concurrent")),
-        tokens=_whole(section.entry("max_tokens")),
-        cost=_cost(section.entry("max_cost")),
-        stall=_seconds(section.entry("stall")),
-    )
-    retention = section.number("retention_days", minimum=0)
-    profiles = section.section("profiles")
-    rules = _rules(section.section("approvals"))
-    approval_timeout = section.number("approval_timeout", minimum=0)
-    coordination = _coordination(section.section("orchestrator"))
-    section.finish()
-    minimum, default, maximum = _timeouts(coordination)
-    settings = Settings(
-        model=None if model is None else model.word(),
-        limits=limits,
-        rules=rules or Rules(),
-        approval_timeout=approval_timeout,
-        subagent_types=None if coordination is None else coordination.texts("subagent_types"),
-        subagent_default_timeout=default,
-        subagent_min_timeout=minimum,
-        subagent_max_timeout=maximum,
-        retention_days=RETENTION_DAYS if retention is None else retention,
-        profiles={} if profiles is None else _profiles(profiles),
-        file=path,
-    )
-    if coordination is not None:
-        coordination.finish()
-    return settings
+def schema() -> dict[str, Any]:
+    """What a retinue.yaml may hold, for editors and other programs."""
+    return {"$schema": DRAFT, **nullable(SETTINGS.schema())}
 
 
-def _coordination(orchestrator: Section | None) -> Section | None:
-    if orchestrator is None:
-        return None
-    coordination = orchestrator.section("coordination")
-    orchestrator.finish()
-    return coordination
+def _rules(found: dict[str, Any]) -> Rules:
+    return Rules(found.get("mode"), *(found.get(kind) or () for kind in ("allow", "ask", "deny")))
 
 
-def _timeouts(section: Section | None) -> tuple[float, float, float]:
-    """Minimum, default and maximum. A default outside the bounds stands: a person set it."""
-    low, high = MODEL_ASKED_SECONDS
-    if section is None:
-        return low, SPAWNED_SECONDS, high
-    default = section.number("subagent_default_timeout", minimum=0)
-    minimum = section.number("subagent_min_timeout", minimum=0)
-    maximum = section.number("subagent_max_timeout", minimum=0)
-    low, high = low if minimum is None else minimum, high if maximum is None else maximum
-    if low > high:
-        node = section.given("subagent_max_timeout") or section.need("subagent_min_timeout")
-        raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")
-    return low, SPAWNED_SECONDS if default is None else default, high
+def _limits(found: dict[str, Any], names: Mapping[str, str]) -> Limits:
+    """`names` gives the key of each limit. A cost is exactly what a person wrote."""
+    values = {limit: found[key] for limit, key in names.items() if key in found}
+    if values.get("cost") is not None:
+        values["cost"] = amount(values["cost"])
+    return Limits(**values)
 
 
 def _profiles(section: Section) -> dict[str, ProfileSettings]:
@@ -176,76 +153,131 @@ def _profile(name: str, node: Node) -> ProfileSettings:
     if node.value is None:
         return ProfileSettings(name, node.place)
     section = node.section()
-    description, model = section.given("description"), section.given("model")
-    runtime, workspace = section.given("runtime"), section.given("workspace")
-    settings = ProfileSettings(
-        name,
-        node.place,
-        {key: entry.place for key, entry in section.entries.items()},
-        description=None if description is None else description.word(),
-        instructions=section.text("instructions"),
-        skills=section.texts("skills"),
-        model=None if model is None else model.word(),
-        tools=section.texts("tools"),
-        limits=_limits(section.section("limits")),
-        runtime=None if runtime is None else runtime.choice(RUNTIMES),
-        workspace=None if workspace is None else workspace.choice(WORKSPACES),
-        leaf=section.flag("leaf"),
-        approvals=_rules(section.section("approvals")),
+    found = PROFILE.read(section)
+    found["limits"] = found.get("limits") or Limits()
+    return ProfileSettings(name, node.place, {key: entry.place for key, entry in section.entries.items()}, **found)
+
+
+_RULE_LIST = texts_like(lambda node: node.checked(parse_rule), RULE_PATTERN, what="a list of rules")
+RULES = Shape(
+    "Rules for what asks: deny wins, then ask, then allow, then the mode",
+    (
+        Key(
+            "mode",
+            choice(MODES, refused={"walled": NO_WALLS}),
+            "ask: before what changes something; strict: before every tool of the primary; yes: never",
+            "ask",
+        ),
+        Key("allow", _RULE_LIST, "what may run without asking", "[shell(git status*), edit(docs/**)]"),
+        Key("ask", _RULE_LIST, "what asks whatever the mode says", "[read(.env*)]"),
+        Key("deny", _RULE_LIST, "what never runs", "[shell(git push*)]"),
+    ),
+)
+LIMITS = Shape(
+    "Limits of each run of this profile",
+    (
+        Key("turns", WHOLE, "turns of the run; null is unlimited", "30"),
+        Key("seconds", NUMBER, "how long it may take; null is unlimited", "900"),
+        Key("depth", WHOLE, "levels of subagents below it", "0", null=False),
+        Key("tokens", WHOLE, "what it and all below it may spend; null is unlimited", "200000"),
+        Key("cost", NUMBER, "the same in US dollars; needs models whose price is known", "0.50"),
+        Key("stall", NUMBER, "seconds in which nothing may happen in it and below it; null is none", "120"),
+    ),
+    {"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"},
+)
+_OF_A_RUN = {name: name for name in ("turns", "seconds", "depth", "tokens", "cost", "stall")}
+_OF_THE_TREE = {
+    "turns": "max_turns",
+    "seconds": "timeout",
+    "depth": "max_depth",
+    "concurrent": "max_concurrent",
+    "tokens": "max_tokens",
+    "cost": "max_cost",
+    "stall": "stall",
+}
+PROFILE = Shape(
+    "What one agent may do; who it is stands in its SUBAGENT.md, if it has one",
+    (
+        Key("description", WORD, "what it is for; defines a profile that has no SUBAGENT.md", "Writes verse."),
+        Key("instructions", TEXT, "its system prompt, where there is no SUBAGENT.md", "You write verse."),
+        Key("skills", TEXTS, "skills it knows of, where there is no SUBAGENT.md", "[report-writing]"),
+        Key("model", WORD, "the model it runs on, instead of the one above", PROVIDERS[1].default),
+        Key("tools", TEXTS, "the tools it has, of those its parent has", "[read, glob, grep]"),
+        Key(
+            "limits",
+            mapping(LIMITS, lambda found: _limits(found, _OF_A_RUN)),
+            "its limits",
+            "{turns: 30, seconds: 900}",
+        ),
+        Key("runtime", choice(RUNTIMES), "where it runs", "inherited"),
+        Key("workspace", choice(WORKSPACES), "the folder it writes: its own, or its parent's", "scratch"),
+        Key("leaf", FLAG, "true: it may not have subagents of its own", "true"),
+        Key(
+            "approvals", mapping(RULES, _rules), "rules on top of those above: stricter, never laxer", "{deny: [shell]}"
+        ),
+    ),
+)
+_PROFILES = Kind(
+    lambda node: _profiles(node.section()),
+    {
+        "type": "object",
+        "propertyNames": {"pattern": NAME_PATTERN},
+        "additionalProperties": nullable(PROFILE.schema()),
+    },
+)
+COORDINATION = Shape(
+    "Subagents that a model asks for",
+    (
+        Key("subagent_types", TEXTS, "the profiles a model may name; null: the default ones; []: none", "[explorer]"),
+        Key("subagent_default_timeout", NUMBER, "seconds of a subagent, unless it says otherwise", "1800"),
+        Key("subagent_min_timeout", NUMBER, "the least that a model may ask for", "60"),
+        Key("subagent_max_timeout", NUMBER, "the most that a model may ask for", "14400"),
+    ),
+)
+ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))
+SETTINGS = Shape(
+    "retinue.yaml: what agents in this project run on and what they may do",
+    (
+        Key("model", WORD, "PROVIDER:NAME or scripted:FILE", PROVIDERS[0].default),
+        Key("max_depth", WHOLE, "levels of subagents below the primary; 0: none", "3", null=False),
+        Key("max_concurrent", WHOLE, "subagents of a tree at once; null is unlimited", "8"),
+        Key("max_turns", WHOLE, "turns of one run; null is unlimited", "100"),
+        Key("timeout", NUMBER, "seconds of the primary; null is unlimited", "600"),
+        Key("max_tokens", WHOLE, "what a whole tree may spend; null is unlimited", "2000000"),
+        Key("max_cost", NUMBER, "the same in US dollars; needs models whose price is known", "5.00"),
+        Key("stall", NUMBER, "seconds in which nothing may happen in a run and below it; null is none", "300"),
+        Key("retention_days", NUMBER, "what `retinue gc` keeps", "30"),
+        Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
+        Key("approvals", mapping(RULES, _rules), "what asks you before it runs; deny wins, then ask, then allow"),
+        Key("orchestrator", mapping(ORCHESTRATOR), "subagents that a model asks for"),
+        Key("profiles", _PROFILES, "what each agent may do; who it is stands in its SUBAGENT.md"),
+    ),
+)
+
+
+def _settings(section: Section, path: Path) -> Settings:
+    found = SETTINGS.read(section)
+    coordination = (found.get("orchestrator") or {}).get("coordination") or {}
+    given = {key: value for key, value in coordination.items() if value is not None}
+    retention = found.get("retention_days")
+    settings = Settings(
+        model=found.get("model"),
+        limits=_limits(found, _OF_THE_TREE),
+        rules=found.get("approvals") or Rules(),
+        approval_timeout=found.get("approval_timeout"),
+        retention_days=RETENTION_DAYS if retention is None else retention,
+        profiles=found.get("profiles") or {},
+        file=path,
+        **given,
     )
-    section.finish()
+    _check_bounds(settings, section)
     return settings
 
 
-def _rules(section: Section | None) -> Rules | None:
-    if section is None:
-        return None
-    mode = section.given("mode")
-    chosen = None if mode is None else mode.choice(MODES)
-    if mode is not None and chosen == "walled":
-        raise mode.error(NO_WALLS)
-    kinds = (section.given(kind) for kind in ("allow", "ask", "deny"))
-    rules = Rules(chosen, *(() if node is None else _rule_list(node) for node in kinds))
-    section.finish()
-    return rules
-
-
-def _rule_list(node: Node) -> tuple[Rule, ...]:
-    return tuple(item.checked(parse_rule) for item in node.items(what="a list of rules"))
-
-
-def _limits(section: Section | None) -> Limits:
-    if section is None:
-        return Limits()
-    limits = Limits(
-        turns=_whole(section.entry("turns")),
-        seconds=_seconds(section.entry("seconds")),
-        depth=_depth(section.entry("depth")),
-        tokens=_whole(section.entry("tokens")),
-        cost=_cost(section.entry("cost")),
-        stall=_seconds(section.entry("stall")),
-    )
-    section.finish({"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"})
-    return limits
-
-
-def _whole(node: Node | None) -> int | UnsetType | None:
-    if node is None:
-        return UNSET
-    return None if node.value is None else node.integer(minimum=0)
-
-
-def _cost(node: Node | None) -> Decimal | UnsetType | None:
-    if node is None:
-        return UNSET
-    return None if node.value is None else amount(node.number(minimum=0))
-
-
-def _depth(node: Node | None) -> int | UnsetType:
-    return UNSET if node is None else node.integer(minimum=0)
-
-
-def _seconds(node: Node | None) -> float | UnsetType | None:
-    if node is None:
-        return UNSET
-    return None if node.value is None else node.number(minimum=0)
+def _check_bounds(settings: Settings, section: Section) -> None:
+    """A default outside the bounds stands: a person set it."""
+    low, high = settings.subagent_min_timeout, settings.subagent_max_timeout
+    if low > high:
+        coordination = section.need("orchestrator").section().need("coordination").section()
+        node = coordination.given("subagent_max_timeout") or coordination.need("subagent_min_timeout")
+        raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")

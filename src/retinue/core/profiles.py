@@ -17,12 +17,13 @@ RuntimeName = Literal["inherited"]
 WorkspaceName = Literal["scratch", "shared"]
 RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
+_NAME = re.compile(NAME_PATTERN)
 
 
 def check_name(name: object, *, what: str = "profile name") -> str:
     """The name, if it can stand in paths, headers and tool names."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.match(name):
         raise ConfigError(
             f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
         )

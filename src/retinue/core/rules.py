@@ -24,6 +24,12 @@ SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 ALWAYS_ASK = ("edit", "write", "shell", "_edit_file", "_write_file", "_shell")
 _RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:\((.*)\))?", re.DOTALL)
+_WITH_SUBJECT = "|".join(f"[A-Za-z0-9_*?.-]*{kind}" if kind[0] == "_" else kind for kind in (*SHELLS, *FILES))
+# What `parse_rule` takes, but for ranges that are none, as a JSON schema can say it.
+RULE_PATTERN = (
+    rf"^\s*(?:[A-Za-z0-9_*?.-]+|(?:{_WITH_SUBJECT})\(\s*\S[\s\S]*\)"
+    r"|[A-Za-z0-9_*?.-]+\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
+)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 _GLOB = "*?["

@@ -19,7 +19,7 @@ from retinue.core.errors import LogError
 from retinue.core.events import Event, RunEnded, decode
 from retinue.log.feed import root_of
 from retinue.log.locks import first_row_of_holder, holder
-from retinue.log.schema import all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
+from retinue.log.schema import VERSION, all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
 
 POLL_SECONDS = 0.1
 _SPAWNED = b'"kind":"run.spawned"'
@@ -42,6 +42,8 @@ class Stored:
 
 class Archive:
     """The logs of one state folder. Each call looks again, so it also sees what has happened since."""
+
+    version = VERSION
 
     def __init__(self, state: Path) -> None:
         self.folder = state / "logs"
@@ -127,6 +129,15 @@ class Archive:
             return []
         except OSError as error:
             raise LogError(f"cannot read the logs in {self.folder}: {error.strerror or error}") from None
+
+    def damage(self, file: Path) -> str:
+        """What is wrong with a file, by SQLite's own check of all its pages; empty when nothing is."""
+        try:
+            with _reading(file) as db:
+                said = db.pragma("quick_check")
+        except LogError as error:
+            return str(error)
+        return "" if said == "ok" else f"the log {file} is damaged: {one_line(ValueError(said))}"
 
     def _trees_of(self, file: Path) -> list[Stored]:
         with _reading(file) as db:

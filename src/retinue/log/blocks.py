@@ -160,7 +160,10 @@ class Blocks:
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
         if result.name == CODE_MODE:
             title = (("plain", "Code execution output:"),)
-        said: Span = ("plain" if result.success else "bad", summary(result.name, result.text, result.success))
+        said: Span = (
+            "plain" if result.success else "bad",
+            summary(result.name, result.text, result.success, spoken=True),
+        )
         brief = (*self._who(event, seen), *call_spans(result.name, args), ("plain", " -> "), said)
         more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
         return self._titled(event, seen, title, reformatted(result.text), tool=result.name, **more)

@@ -57,7 +57,8 @@ class SqliteLog:
             raise
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
-        sign(self._lock, schema.next_row(self._db))
+        self._own_row = schema.next_row(self._db)
+        sign(self._lock, self._own_row)
         self._pending: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
@@ -148,7 +149,8 @@ class SqliteLog:
         return read
 
     def _feed_of_old_tree(self, tree: str) -> Feed:
-        """A feed for a tree that is not being written: all of it is read from the file."""
+        """A feed for a tree that is not being written: all of it is read from the file. One that a process now gone
+        left without an ending gets none any more."""
         last = schema.last_line(self._reader, tree, row=self._first_row(tree))
         if last is None:
             return Feed(keep=KEEP)
@@ -161,7 +163,16 @@ class SqliteLog:
             for coming in list(self._pending):  # a run that goes on in a finished tree, and is not yet on disk
                 if coming.tree == tree:
                     feed.announce(coming)
+        else:
+            feed.ended = last[0] < self._own_row and self._is_left(tree)
         return feed
+
+    def _is_left(self, tree: str) -> bool:
+        """Whether this process has written nothing of the tree. What no longer waits to be written is in the file."""
+        if any(event.tree == tree for event in self._pending):
+            return False
+        last = schema.last_line(self._reader, tree, row=self._first_row(tree))
+        return last is None or last[0] < self._own_row
 
     def _lines(self, tree: str) -> Iterator[tuple[int, int, bytes]]:
         return schema.tree_lines(self._reader, tree, row=self._first_row(tree))

@@ -15,6 +15,7 @@ _CONTEXT_ARGS = {
     "shell": ("command",),
 }
 _COUNTED = {"read": "lines", "glob": "files", "grep": "matches"}
+_ONE = {"lines": "line", "files": "file", "matches": "match"}
 _FIXED = {"write": "wrote file", "edit": "edited"}
 
 
@@ -42,17 +43,22 @@ def lines_of(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
-def summary(name: str, text: str, success: bool) -> str:
-    """How a call went: a count, a fixed word, or the first line of what went wrong."""
+def summary(name: str, text: str, success: bool, *, spoken: bool = False) -> str:
+    """How a call went: a count, a fixed word, or the first line of what went wrong. A program reads `1 lines`, a person
+    (`spoken`) 1 line."""
     lines = lines_of(text)
     if not success:
         return shorten(lines[0] if lines else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
     if name in _COUNTED:
-        return f"{len(lines)} {_COUNTED[name]}"
+        return _count(len(lines), _COUNTED[name], spoken=spoken)
     if not lines:
         return "done"
     if len(lines) == 1 and name in ("bash", "shell"):
         return shorten(lines[0], 50, 47)
-    return f"{len(lines)} lines"
+    return _count(len(lines), "lines", spoken=spoken)
+
+
+def _count(number: int, what: str, *, spoken: bool) -> str:
+    return f"{number} {_ONE[what] if spoken and number == 1 else what}"

@@ -124,7 +124,8 @@ def _infer(name: str) -> Any:
         words = str(error)
         if words.startswith("Unknown model"):
             raise NotFound(f"unknown model {name!r}{words.partition(name)[2].rstrip('.')}") from None
-        raise ConfigError(one_line(f"model {name!r}: {words.partition(' If you')[0]}")) from None
+        words = words.partition(" or pass it")[0].partition(" If you")[0]  # what follows is for programmers
+        raise ConfigError(one_line(f"model {name!r}: {words}")) from None
     except ImportError as error:
         raise ConfigError(one_line(f"model {name!r}: {error}")) from None
 

@@ -28,7 +28,7 @@ def page(found: list[Action]) -> Iterator[str]:
         if action.success is None:
             yield f"{INDENT}it has no result"
         else:
-            said = summary(action.tool, action.text, action.success)
+            said = summary(action.tool, action.text, action.success, spoken=True)
             yield f"{INDENT}-> {safe.line(said)}  ({screen.duration(action.duration_ms / 1000)})"
         if action.file:
             yield f"{INDENT}whole text in {safe.line(action.file)}"

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from retinue import build
 from retinue.core.errors import ConfigError
-from retinue.core.events import ApprovalDecided, Event
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, DemoPolicy, Hurried, answer_for_nobody
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, AnswerForNobody, DemoPolicy, Hurried
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
@@ -55,15 +55,15 @@ def run(args: argparse.Namespace) -> int:
     """Makes the scratch folder, runs the demo in it, and says how to look closer."""
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    printer = Printer(sys.stderr, level=level) if terminal else _Alone(sys.stderr, level=level)
-    command = _command()
+    printer = Printer(sys.stderr, level=level)
+    command = screen.command()
     project = _copy_of_the_sample()
     parts = build.Parts(
         project=project,
         state=project / ".retinue",
         profiles=PROFILES,
         model=f"scripted:{HERE / 'demo.yaml'}",
-        approver=answer_for_nobody,
+        approver=AnswerForNobody(),
         policy=DemoPolicy(),
         clock=Hurried() if args.fast else None,
     )
@@ -76,15 +76,6 @@ def run(args: argparse.Namespace) -> int:
     _close(printer, shown)
     printer.plain(_look_closer(command, project, shown.runs))
     return code
-
-
-class _Alone(Printer):
-    """Says who answered where nobody could be asked."""
-
-    def show(self, event: Event) -> None:
-        super().show(event)
-        if isinstance(event.body, ApprovalDecided):
-            self.note("  (there is no terminal here, so the demo's own policy answered)")
 
 
 def _copy_of_the_sample() -> Path:
@@ -131,14 +122,6 @@ def _look_closer(command: str, project: Path, runs: Runs) -> str:
     wide = max(len(hint) for hint, why in hints.items() if why)
     lines = (f"  {hint:<{wide}}  {why and '# ' + why}".rstrip() for hint, why in hints.items())
     return "\n".join(["Look closer:", *lines])
-
-
-def _command() -> str:
-    """How to call us from another folder: by name, or where that is not on the path, by the whole path."""
-    called = Path(sys.argv[0])
-    if called.name != "retinue" or shutil.which("retinue") is not None:
-        return "retinue"
-    return shlex.quote(str(called.absolute()))
 
 
 @contextmanager

@@ -45,8 +45,12 @@ class Hurried(SystemClock):
         await asyncio.sleep(0)
 
 
-async def answer_for_nobody(question: Approval) -> Allow | Deny:
+class AnswerForNobody:
     """The demo's own answers where there is no terminal: its one edit, nothing else."""
-    if question.tool == "edit" and question.args.get("path") == EDITED:
-        return Allow()
-    return Deny("the demo allows only its own edit")
+
+    by = "the demo's policy"
+
+    async def __call__(self, question: Approval) -> Allow | Deny:
+        if question.tool == "edit" and question.args.get("path") == EDITED:
+            return Allow()
+        return Deny("the demo allows only its own edit")

@@ -13,6 +13,7 @@ import sys
 from typing import Any, NoReturn
 
 COMMANDS = {
+    "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
     "resume": "go on with a tree whose process is gone",
     "continue": "go on from a run that has ended, with new words",
@@ -29,6 +30,7 @@ COMMANDS = {
     "usage": "say what models have spent",
     "gc": "remove old trees and their folders",
     "profiles": "list the agents there are",
+    "trust": "let this project's retinue.yaml loosen what agents may do",
     "doctor": "check that everything retinue needs is there",
     "completion": "print a completion script for your shell",
 }
@@ -36,6 +38,7 @@ MODULES = {"continue": "continue_"}
 EPILOG = """\
 examples:
   retinue demo
+  retinue init
   retinue run "find the riskiest file" --model scripted:script.yaml
   retinue ps
   retinue show

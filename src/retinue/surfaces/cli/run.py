@@ -20,7 +20,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import detach, screen
+from retinue.surfaces.cli import detach, screen, trust
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.printer import paint, safe
@@ -103,7 +103,10 @@ def printer_of(args: argparse.Namespace, *, color: bool | None = None) -> Printe
 
 
 def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts, Any]:
-    """What the project's files say, and the options over them."""
+    """What the project's files say, and the options over them. Asks first whether the files are trusted, where that
+    matters and somebody can be asked."""
+    if args.config is None and not args.yes and getattr(args, "task", None) != "-":
+        trust.settle()
     mode = "yes" if args.yes else None
     wait = args.wait_approvals
     if wait is None and args.detach:

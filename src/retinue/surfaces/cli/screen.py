@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import unicodedata
@@ -30,6 +31,14 @@ def checked(folder: Path) -> Path:
     except UnicodeEncodeError:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
     return folder
+
+
+def command() -> str:
+    """How to call us from another folder: by name, or where that is not on the path, by the whole path."""
+    called = Path(sys.argv[0])
+    if called.name != "retinue" or shutil.which("retinue") is not None:
+        return "retinue"
+    return shlex.quote(str(called.absolute()))
 
 
 def complain(text: str) -> None:

@@ -40,7 +40,8 @@ def _cells(row: OutlineRow) -> tuple[str, ...]:
 
 def _totals(picture: Outline) -> tuple[str, ...]:
     tokens, cost = f"{picture.usage.total_tokens:,}", cost_text(picture.cost, picture.unpriced)
-    return f"{len(picture.rows)} runs", str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s", cost
+    count = f"{len(picture.rows)} run{'' if len(picture.rows) == 1 else 's'}"
+    return count, str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s", cost
 
 
 def _name(row: OutlineRow) -> str:

@@ -1,0 +1,89 @@
+"""How a project is tested, by the files it has: the commands that `retinue init` proposes to allow. Runs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+from retinue.config.files import exists, read_text
+from retinue.core.errors import ConfigError
+
+_NO_TEST = "no test specified"  # what `npm init` writes
+_LOCKS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
+_PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini")
+_PYTESTS = ("pytest.ini", "conftest.py", "tests", "test")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What was found, the file that shows it, and the command that tests the project with it."""
+
+    name: str
+    mark: str
+    test: str
+
+    @property
+    def installed(self) -> bool:
+        program = self.test.split()[0]
+        return program.startswith("./") or which(program) is not None
+
+
+def find_toolchains(folder: Path) -> list[Toolchain]:
+    """Those with a command for tests, the one a person would most likely type first."""
+    return [*_make(folder), *_python(folder), *_node(folder), *_others(folder)]
+
+
+def _make(folder: Path) -> Iterator[Toolchain]:
+    for name in ("GNUmakefile", "makefile", "Makefile"):
+        if re.search(r"^test\s*:(?!=)", _text(folder / name), re.MULTILINE):
+            yield Toolchain("make", name, "make test")
+            return
+
+
+def _python(folder: Path) -> Iterator[Toolchain]:
+    mark = next((name for name in _PYTHON if exists(folder / name)), None)
+    if mark is None:
+        return
+    if not any(exists(folder / name) for name in _PYTESTS) and "pytest" not in _text(folder / "pyproject.toml"):
+        return
+    if exists(folder / "uv.lock"):
+        yield Toolchain("uv", "uv.lock", "uv run pytest")
+    elif exists(folder / "poetry.lock"):
+        yield Toolchain("poetry", "poetry.lock", "poetry run pytest")
+    else:
+        yield Toolchain("python", mark, "pytest" if which("pytest") else "python -m pytest")
+
+
+def _node(folder: Path) -> Iterator[Toolchain]:
+    try:
+        package = json.loads(_text(folder / "package.json") or "null")
+        test = package["scripts"]["test"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return
+    if isinstance(test, str) and test.strip() and _NO_TEST not in test:
+        lock = next((name for name in _LOCKS if exists(folder / name)), "package.json")
+        manager = _LOCKS.get(lock, "npm")
+        yield Toolchain(manager, lock, "bun run test" if manager == "bun" else f"{manager} test")
+
+
+def _others(folder: Path) -> Iterator[Toolchain]:
+    for name, mark, test in (
+        ("cargo", "Cargo.toml", "cargo test"),
+        ("go", "go.mod", "go test ./..."),
+        ("maven", "pom.xml", "mvn test"),
+        ("gradle", "gradlew", "./gradlew test"),
+    ):
+        if exists(folder / mark):
+            yield Toolchain(name, mark, test)
+
+
+def _text(path: Path) -> str:
+    """What stands in the file; nothing when it cannot be read."""
+    try:
+        return read_text(path)
+    except ConfigError:
+        return ""

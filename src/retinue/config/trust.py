@@ -1,0 +1,152 @@
+"""Whether what a project's retinue.yaml loosens is in force: only when the user has said so of exactly this text.
+
+A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in
+any case; what it loosens (mode yes, allow, limits above the defaults) waits for a yes. The answer is kept outside the
+project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of the text it was given for. A
+file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks nobody: surfaces do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.config.places import Place
+from retinue.config.settings import Settings, parse_settings
+from retinue.core.errors import ConfigError
+from retinue.core.limits import (
+    DEFAULT_CONCURRENT,
+    DEFAULT_DEPTH,
+    DEFAULT_TURNS,
+    MODEL_ASKED_SECONDS,
+    SPAWNED_SECONDS,
+    Limits,
+)
+
+LARGEST = 16 * 1024
+_MAY = {"turns": DEFAULT_TURNS, "depth": DEFAULT_DEPTH, "concurrent": DEFAULT_CONCURRENT}
+_TIMEOUTS = {
+    "subagent_default_timeout": SPAWNED_SECONDS,
+    "subagent_min_timeout": MODEL_ASKED_SECONDS[0],
+    "subagent_max_timeout": MODEL_ASKED_SECONDS[1],
+}
+
+
+def held(settings: Settings) -> tuple[Settings, list[str]]:
+    """The settings without what they loosen, and that in words, a line each."""
+    rules, words = settings.rules, []
+    if rules.mode not in (None, "ask", "strict"):
+        words.append(f"approvals.mode: {rules.mode}")
+    words += [f"approvals.allow: {rule}" for rule in rules.allow]
+    mode = rules.mode if rules.mode in ("ask", "strict") else None
+    limits = _bounded(settings.limits, "max_", words)
+    profiles = {
+        key: replace(given, limits=_bounded(given.limits, f"profiles.{given.name}.limits.", words))
+        for key, given in settings.profiles.items()
+    }
+    timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
+    words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
+    narrow = msgspec.structs.replace(rules, mode=mode, allow=())
+    return replace(settings, rules=narrow, limits=limits, profiles=profiles, **timeouts), words
+
+
+def _bounded(limits: Limits, prefix: str, words: list[str]) -> Limits:
+    """The limits, none above its default; what was above is told."""
+    changes: dict[str, Any] = {}
+    for name, most in _MAY.items():
+        value = getattr(limits, name)
+        if value is None or (value is not msgspec.UNSET and value > most):
+            words.append(f"{prefix}{name}: {'null' if value is None else value}")
+            changes[name] = most
+    return msgspec.structs.replace(limits, **changes) if changes else limits
+
+
+def answered(file: Path, text: str) -> bool | None:
+    """What the user said of this text in this file; None when nothing, or of another text."""
+    kept = _read(_place(file))
+    return kept.get("trusted") is True if kept.get("sha256") == _digest(text) else None
+
+
+def remember(file: Path, text: str, *, trusted: bool = True) -> None:
+    """Keeps the user's answer. ConfigError when it cannot be kept."""
+    place = _place(file)
+    if place is None:
+        raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
+    about = {"file": os.path.realpath(file), "sha256": _digest(text), "trusted": trusted}
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as kept:
+            json.dump(about, kept)
+        temporary.replace(place)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
+
+
+def forget(file: Path) -> None:
+    place = _place(file)
+    try:
+        if place is not None:
+            place.unlink(missing_ok=True)
+    except OSError as error:
+        raise Place(str(place)).error(f"cannot be removed: {error.strerror or error}") from None
+
+
+def follow(file: Path, before: str | None, after: str) -> None:
+    """We changed the file as the user said: it is in force as it was before. A file that was not stays so."""
+    in_force = before is None or answered(file, before) or not held(parse_settings(_plain(before), file))[1]
+    if in_force:
+        with suppress(ConfigError):  # then the next run asks
+            remember(file, after)
+
+
+def _place(file: Path) -> Path | None:
+    """Where the answer for a file is kept."""
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        base = Path(given) if Path(given).is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:32]
+    return base / "retinue" / "trusted" / f"{name}.json"
+
+
+def _read(place: Path | None) -> Mapping[str, Any]:
+    """What is kept there; nothing unless it is a file of ours that nobody else may write."""
+    if place is None:
+        return {}
+    try:
+        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return {}
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            return {}
+        kept = msgspec.json.decode(os.read(fd, LARGEST))
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    finally:
+        os.close(fd)
+    return kept if isinstance(kept, dict) else {}
+
+
+def _plain(text: str) -> str:
+    """As it is read: line ends are all the same."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(_plain(text).encode()).hexdigest()

@@ -1,0 +1,83 @@
+"""Models: which providers are at hand, which models this project runs on, and whether their prices are known.
+
+A key is looked for, never shown. Nobody is called: whether a key is accepted is seen with the first run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+
+from retinue import build
+from retinue.config.models import PROVIDERS, Provider, default_model, install_command
+from retinue.config.project import SETTINGS_FILE, Project
+from retinue.core.errors import RetinueError
+from retinue.core.limits import Limits
+from retinue.core.usage import Usage
+from retinue.supervisor.clock import SystemClock
+from retinue.surfaces.cli.checkup.check import Check, Look
+
+
+def checks(look: Look) -> Iterator[Check]:
+    prices = build.LatePrices()
+    for provider in PROVIDERS:
+        yield _provider(provider)
+    if look.project is None:
+        return
+    chosen = look.project.settings.model or default_model(os.environ)
+    if chosen is None:
+        yield _none()
+    for model, limits in _models(look.project, chosen).items():
+        yield from _model(look, model, limits, prices)
+
+
+def _provider(provider: Provider) -> Check:
+    key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
+    if not provider.installed():
+        command = install_command(provider.default)
+        wanted = provider.has_key(os.environ)
+        return Check("provider", "warn" if wanted else "ok", f"{provider.name}: {key}; not installed: {command}",
+                     command if wanted else "")  # fmt: skip
+    return Check("provider", "ok", f"{provider.name}: {key}; default {provider.default}")
+
+
+def _none() -> Check:
+    keys = [provider.key for provider in PROVIDERS if provider.has_key(os.environ)]
+    why = f"{' and '.join(keys)} are set, so none is the default" if keys else "no key is set"
+    do = f"give --model MODEL, or write 'model: MODEL' in {SETTINGS_FILE}" + ("" if keys else ", or set a key")
+    return Check("model", "warn", f"none is set ({why}); scripted:FILE is available without a key", do)
+
+
+def _models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
+    """The models this project runs on, with the limits that hold for each."""
+    found: dict[str, list[Limits]] = {} if chosen is None else {chosen: [project.settings.limits]}
+    for profile in project.profiles:
+        model = profile.model or chosen
+        if isinstance(model, str):
+            found.setdefault(model, []).extend((project.settings.limits, profile.limits))
+    return found
+
+
+def _model(look: Look, model: str, limits: list[Limits], prices: build.LatePrices) -> Iterator[Check]:
+    try:
+        build.ModelSource(look.folder, SystemClock())(model)
+    except RetinueError as error:
+        yield Check("model", "fail", str(error), _cure(model))
+        return
+    yield Check("model", "ok", model)
+    if model.startswith("scripted:"):
+        known = True
+    else:
+        known = prices.price(model, Usage(input_tokens=1, output_tokens=1)) is not None
+        yield Check("price", "ok", f"of {model}: {'known' if known else 'unknown, so its cost is not counted'}")
+    if not known and any(isinstance(limit.cost, Decimal) for limit in limits):
+        do = f"limit tokens instead, or take a model whose price is known: {PROVIDERS[0].default}"
+        yield Check("price", "fail", f"a cost limit is set, and the price of {model} is unknown: runs are refused", do)
+
+
+def _cure(model: str) -> str:
+    provider = next((one for one in PROVIDERS if model.partition(":")[0].startswith(one.name)), None)
+    if provider is None or provider.has_key(os.environ):
+        return install_command(model) or f"correct 'model:' in {SETTINGS_FILE}"
+    return install_command(model) or f"export {provider.key}=..."

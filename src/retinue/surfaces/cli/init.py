@@ -1,0 +1,174 @@
+"""`retinue init`: a retinue.yaml and a first agent, made for what is found here: keys, git, toolchains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.config import trust
+from retinue.config.files import exists
+from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
+from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
+from retinue.config.project import SETTINGS_FILE, load_project
+from retinue.config.template import settings_file, subagent_file
+from retinue.config.toolchains import Toolchain, find_toolchains
+from retinue.core.errors import ConfigError
+from retinue.core.profiles import check_name
+from retinue.surfaces.cli import prompts, screen
+from retinue.surfaces.printer import safe
+
+EPILOG = """\
+Looks at the keys in the environment (never at their values), at git and at how the project is tested, and writes
+  retinue.yaml                                   every setting, most of them off, each with its meaning
+  .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
+in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
+
+examples:
+  retinue init
+  retinue init --yes --model openai:gpt-6.1-terra
+  retinue init --profile scout services/api"""
+REVIEWER = "reviewer"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written. `notes` say what was found and chosen, a line each."""
+
+    folder: Path
+    profile: str
+    model: str | None
+    tests: tuple[str, ...]
+    allowed: bool
+    notes: tuple[str, ...]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a retinue.yaml and a first agent for this project."
+    parser.epilog = EPILOG
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where, if not in the project's root")
+    parser.add_argument("--model", metavar="MODEL", help="the model to write down")
+    parser.add_argument("--profile", metavar="NAME", default=REVIEWER, help=f"the agent's name ({REVIEWER})")
+    parser.add_argument("--yes", action="store_true", help="ask nothing and take what fits")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = screen.checked(_folder(args.folder))
+    name = check_name(args.profile)
+    settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
+    for file in (settings, agent):
+        if exists(file):
+            raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
+    plan = _plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
+    text = settings_file(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed)
+    _write({agent: subagent_file(name, plan.tests), settings: text})
+    for note in plan.notes:
+        print(safe.line(note))
+    print(f"wrote    {safe.line(str(settings))}\nwrote    {safe.line(str(agent))}")
+    try:
+        trust.remember(settings, text)
+    except ConfigError as error:
+        screen.warn(f"{error}; `retinue run` will ask whether to trust {settings.name}")
+    for warning in load_project(folder).warnings:
+        screen.warn(warning)
+    _next(plan)
+    return 0
+
+
+def _folder(given: Path | None) -> Path:
+    """The folder that was named, else the root of the git repository around us (not the home folder), else this one."""
+    if given is not None:
+        if not given.is_dir():
+            raise ConfigError(f"{given} is not a folder")
+        return given.resolve()
+    here = Path.cwd().resolve()
+    root = _git_root(here)
+    home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
+    return here if root is None or str(root) == home else root
+
+
+def _git_root(folder: Path) -> Path | None:
+    return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
+
+
+def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
+    git = "in a git repository" if _git_root(folder) else "not in a git repository: edits cannot be undone"
+    notes = [f"folder   {folder} ({git})"]
+    model, why = _model(asks=asks) if model is None else (model, "as you said")
+    if model is not None and not all(model.partition(":")):
+        raise ConfigError(f"'{model}' is no model: write PROVIDER:NAME or scripted:FILE")
+    notes.append(f"model    {model or 'none'} ({why})")
+    command = install_command(model) if model and not model.startswith("scripted:") else ""
+    if command:
+        notes.append(f"         it needs a package that is not installed: {command}")
+    found = find_toolchains(folder)
+    tests = tuple(one.test for one in found if one.installed)
+    allowed = bool(tests) and (not asks or _may_test(tests))
+    notes += [_tested(one, allowed=allowed) for one in found] or ["tests    no command found that tests this project"]
+    return Plan(folder, profile, model, tests, allowed, tuple(notes))
+
+
+def _model(*, asks: bool) -> tuple[str | None, str]:
+    """The model to write down, and why."""
+    named = os.environ.get(VARIABLE, "").strip()
+    with_key = [provider for provider in PROVIDERS if provider.has_key(os.environ)]
+    ready = [provider for provider in with_key if provider.installed()] or with_key
+    if named:
+        default, why = named, f"{VARIABLE} names it"
+    elif ready:
+        default, why = ready[0].default, _why(ready[0], with_key)
+    else:
+        default, why = "", f"no key is set: set {' or '.join(one.key for one in PROVIDERS)}, or give --model"
+    if not asks:
+        return default or None, why
+    answer = prompts.ask(f"Which model? PROVIDER:NAME or scripted:FILE [{safe.line(default) or 'none for now'}]")
+    if answer is None:
+        raise ConfigError("nobody answered, so nothing was written; --yes asks nothing")
+    return (answer, "as you said") if answer and answer != default else (default or None, why)
+
+
+def _why(provider: Provider, with_key: list[Provider]) -> str:
+    others = [one.key for one in with_key if one is not provider]
+    return f"{provider.key} is set" + (f", as is {', '.join(others)}; --model chooses another" if others else "")
+
+
+def _may_test(tests: tuple[str, ...]) -> bool:
+    commands = " and ".join(f"`{test}`" for test in tests)
+    return prompts.agreed(f"May agents run {commands} without asking you?", default=True)
+
+
+def _tested(one: Toolchain, *, allowed: bool) -> str:
+    if not one.installed:
+        return f"tests    `{one.test}` ({one.mark}) is not allowed: {one.test.split()[0]} is not on your PATH"
+    return f"tests    `{one.test}` ({one.mark}) " + ("may run without asking" if allowed else "asks first")
+
+
+def _write(texts: dict[Path, str]) -> None:
+    """All of them or none; nothing that is there is touched."""
+    made: list[Path] = []
+    try:
+        for file, text in texts.items():
+            missing = [folder for folder in file.parents if not folder.exists()]
+            for folder in reversed(missing):
+                folder.mkdir()
+                made.append(folder)
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as new:  # noqa: PTH123
+                made.append(file)
+                new.write(text.encode())
+    except OSError as error:
+        for path in reversed(made):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise ConfigError(f"cannot write {error.filename or file}: {error.strerror or error}") from None
+
+
+def _next(plan: Plan) -> None:
+    command = screen.command()
+    where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.line(shlex.quote(str(plan.folder)))} && "
+    model = "" if plan.model else " --model MODEL"
+    task = "review this folder" if not plan.tests else "run the tests and review what fails"
+    print(f'\nNext: {where}{command} run "{task}" --profile {plan.profile}{model}')
+    print(f"Then: {command} doctor, to see what works here")

@@ -1,0 +1,76 @@
+"""`retinue trust`: let the project's retinue.yaml loosen what agents may do. Also the question of `retinue run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from retinue.config import trust
+from retinue.config.files import exists, read_text
+from retinue.config.project import SETTINGS_FILE, find_project
+from retinue.config.settings import parse_settings
+from retinue.core.errors import ConfigError
+from retinue.surfaces.cli import prompts, screen
+from retinue.surfaces.printer import safe
+
+EPILOG = """\
+A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
+(`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
+`retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you name with
+--config is trusted for that command.
+
+examples:
+  retinue trust               shows what it would allow, and asks
+  retinue trust --yes         trusts it without asking, such as in CI
+  retinue trust --revoke      from now on it is ignored again"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Let this project's retinue.yaml loosen what agents may do."
+    parser.epilog = EPILOG
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--yes", action="store_true", help="do not ask")
+    what.add_argument("--revoke", action="store_true", help="take it back")
+
+
+def run(args: argparse.Namespace) -> int:
+    file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
+    if args.revoke:
+        trust.forget(file)
+        print(f"{safe.line(str(file))} is not trusted.")
+        return 0
+    text = read_text(file)
+    loose = trust.held(parse_settings(text, file))[1]
+    if not loose:
+        print(f"{safe.line(str(file))} loosens nothing, so all of it is in force.")
+        return 0
+    if not args.yes:
+        if not prompts.at_terminal():
+            raise ConfigError(f"{file} would allow {', '.join(loose)}; to trust it without a terminal give --yes")
+        if not _asked(file, loose):
+            print("Nothing was changed.", file=sys.stderr)
+            return 1
+    trust.remember(file, text)
+    print(f"{safe.line(str(file))} is trusted until it changes: {safe.line(', '.join(loose))}")
+    return 0
+
+
+def settle() -> None:
+    """Asks, once for each text of the project's retinue.yaml, whether what it loosens is in force."""
+    file = find_project(Path.cwd()) / SETTINGS_FILE
+    if not exists(file) or not prompts.at_terminal():
+        return
+    text = read_text(file)
+    loose = trust.held(parse_settings(text, file))[1]
+    if loose and trust.answered(file, text) is None:
+        yes = _asked(file, loose)
+        with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
+            trust.remember(file, text, trusted=yes)
+
+
+def _asked(file: Path, loose: list[str]) -> bool:
+    lines = [f"{safe.line(str(file))} loosens what agents may do here:", *(f"  {safe.line(line)}" for line in loose)]
+    print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
+    return prompts.agreed("Trust it, until it changes?", default=False)

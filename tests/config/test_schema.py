@@ -1,0 +1,109 @@
+"""The JSON schema of retinue.yaml and the loader are one table: they say the same of every document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from retinue.config.settings import PROFILE, RULES, SETTINGS, parse_settings, schema
+from retinue.config.shapes import Key, Shape
+from retinue.config.yaml import parse_yaml
+from retinue.core.errors import ConfigError
+
+VALIDATOR = jsonschema.Draft7Validator(schema())
+RULE_TEXTS = ["read", " mcp__* ", "shell(git *)", "my_shell(ls)", "deploy(a=b)", "deploy(a=)", "edit(())"]
+NO_RULES = ["", "shell()", "shell( )", "deploy(x)", "deploy()", "shell(", "a b", "x\n(y=1)", "édit", "read)"]
+SCALARS: list[Any] = [None, True, False, 0, 1, -1, 7, 0.5, -0.5, 2**40, "", " ", "x", "ask", "yes", "walled", "strict"]
+SCALARS += ["inherited", "scratch", "shared", "isolated?", *RULE_TEXTS, *NO_RULES]
+LISTS = st.lists(st.sampled_from(SCALARS), max_size=3)
+LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a": 1}])
+NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a b", "", "a\n", "x" * 65, "é"])
+
+
+def mappings(shape: Shape) -> st.SearchStrategy[dict[str, Any]]:
+    """Mappings with some of its keys, each with a good or a bad value, now and then with a key it has not."""
+    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in shape.keys})
+    odd = st.builds(lambda found, name: {**found, name: 1}, good, st.sampled_from(["x", "mode", ""]))
+    return mostly(good, odd)
+
+
+def values(key: Key) -> st.SearchStrategy[Any]:
+    """Mostly what could stand there."""
+    fits = LEAVES if key.kind.shape is None else mappings(key.kind.shape)
+    example = st.just(parse_yaml(key.example, "example").plain()) if key.example else fits
+    return mostly(mostly(example, fits), LEAVES)
+
+
+def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, 19).flatmap(lambda number: odd if number == 7 else usual)
+
+
+DOCUMENTS = st.builds(
+    lambda found, profiles: {**found, "profiles": profiles} if profiles is not None else found,
+    mappings(SETTINGS),
+    st.none() | mostly(st.dictionaries(NAMES, mappings(PROFILE), max_size=2), LEAVES),
+)
+
+
+def loads(document: Any) -> bool:
+    try:
+        parse_settings(json.dumps(document), Path("retinue.yaml"))  # JSON is YAML
+    except ConfigError as error:
+        # What a JSON schema cannot say: one value compared with another.
+        return "is more than subagent_max_timeout" in str(error) or "is the same name as" in str(error)
+    return True
+
+
+@given(DOCUMENTS)
+@hypothesis_settings(max_examples=500, deadline=None)
+@example(None)
+@example([])
+@example("text")
+@example({"approvals": {"mode": "walled"}})
+@example({"profiles": {"a": {"limits": {"concurrent": 1}}}})
+def test_loader_and_schema_agree(document: Any) -> None:
+    assert loads(document) == VALIDATOR.is_valid(document)
+
+
+@pytest.mark.parametrize("text", [*RULE_TEXTS, *NO_RULES])
+@pytest.mark.parametrize("key", ["allow", "deny"])
+def test_they_agree_on_rules(text: str, key: str) -> None:
+    document = {"approvals": {key: [text]}}
+    assert loads(document) == VALIDATOR.is_valid(document) == (text in RULE_TEXTS)
+
+
+@given(st.text(alphabet="ab_*?.-()= \n[]shel", max_size=12))
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_they_agree_on_whatever_is_written_for_a_rule(text: str) -> None:
+    document = {"approvals": {"ask": [text]}}
+    valid = VALIDATOR.is_valid(document)
+    if loads(document):
+        assert valid
+    elif valid:
+        assert "[" in text  # only a range that is none is beyond the schema
+
+
+def test_each_key_is_explained_and_its_example_is_right() -> None:
+    jsonschema.Draft7Validator.check_schema(schema())
+
+    def look(shape: Shape, around: str) -> None:
+        for key in shape.keys:
+            assert key.help and key.kind.schema["type"], key.name
+            if key.example:
+                parse_settings(around.replace("HERE", f"{{{key.name}: {key.example}}}"), Path("retinue.yaml"))
+            elif key.kind.shape is not None:
+                look(key.kind.shape, around.replace("HERE", f"{{{key.name}: HERE}}"))
+
+    look(SETTINGS, "HERE")
+    look(RULES, "approvals: HERE")
+    look(PROFILE, "profiles: {poet: HERE}")
+    properties = schema()["properties"]
+    assert properties["max_cost"]["description"].startswith("the same in US dollars")
+    assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")

@@ -1,0 +1,103 @@
+"""What `retinue init` proposes: for every kind of project the command that tests it, and exactly that command."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from retinue.config.profiles import parse_profile
+from retinue.config.settings import SETTINGS, parse_settings, schema
+from retinue.config.shapes import Shape
+from retinue.config.template import settings_file, subagent_file
+from retinue.config.toolchains import find_toolchains
+from retinue.config.yaml import parse_yaml
+from retinue.core.messages import ToolSpec
+from retinue.supervisor.policy import RulePolicy
+
+SHELL = ToolSpec("shell", "", {}, tier="confirm")
+OFF = re.compile(r"^(\s*)#(?=[^\s#])", re.MULTILINE)
+CHOICES = [
+    (None, (), False),
+    ("anthropic:claude-sonnet-5-5", ("make test",), True),
+    ("openai:x", ("uv run pytest", "cargo test"), False),
+    ('scripted:odd "name": #1.yaml', ("go test ./...",), True),
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "tests"),
+    [
+        ({}, []),
+        ({"Makefile": "test: build\n\tx\n"}, ["make test"]),
+        ({"Makefile": "test := 1\nbuild:\n"}, []),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\n", "uv.lock": ""}, ["uv run pytest"]),
+        ({"pyproject.toml": "", "poetry.lock": "", "tests/x.py": ""}, ["poetry run pytest"]),
+        ({"pyproject.toml": ""}, []),
+        ({"package.json": '{"scripts": {"test": "jest"}}'}, ["npm test"]),
+        ({"package.json": '{"scripts": {"test": "jest"}}', "pnpm-lock.yaml": ""}, ["pnpm test"]),
+        ({"package.json": '{"scripts": {"test": "x"}}', "bun.lock": ""}, ["bun run test"]),
+        ({"package.json": '{"scripts": {"test": "echo \\"Error: no test specified\\" && exit 1"}}'}, []),
+        ({"package.json": "[" * 100_000}, []),
+        ({"package.json": '{"scripts": ["test"]}'}, []),
+        ({"Cargo.toml": "", "go.mod": ""}, ["cargo test", "go test ./..."]),
+        ({"pom.xml": "", "gradlew": ""}, ["mvn test", "./gradlew test"]),
+    ],
+)
+def test_the_command_that_tests_a_project(tmp_path: Path, files: dict[str, str], tests: list[str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = [one.test for one in find_toolchains(tmp_path)]
+    assert found == tests
+    for test in found:
+        text = settings_file(model=None, profile="reviewer", tests=[test], allowed=True)
+        rules = parse_settings(text, Path("retinue.yaml")).rules
+        policy = RulePolicy(rules, mode="ask", project=str(tmp_path))
+        verdicts = [
+            policy.judge(SHELL, {"command": command}, primary=True, workspace=str(tmp_path)).what
+            for command in (test, f"{test} --anything", f"{test}; rm x", f"{test} > x", "rm x")
+        ]
+        assert verdicts == ["allow", "ask", "ask", "ask", "ask"]
+
+
+def test_files_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "package.json")
+    (tmp_path / "Makefile").mkdir()
+    assert find_toolchains(tmp_path) == []
+
+
+@pytest.mark.parametrize(("model", "tests", "allowed"), CHOICES)
+def test_what_is_written_loads_whichever_line_is_turned_on(
+    model: str | None, tests: tuple[str, ...], allowed: bool
+) -> None:
+    text = settings_file(model=model, profile="reviewer", tests=tests, allowed=allowed)
+    off = list(OFF.finditer(text))
+    assert len(off) > 15
+    one_each = [text[: found.start()] + found[1] + text[found.end() :] for found in off]
+    for version in (text, *one_each, OFF.sub(r"\1", text)):
+        parse_settings(version, Path("retinue.yaml"))
+        jsonschema.validate(parse_yaml(version, "retinue.yaml").plain(), schema())
+    settings = parse_settings(text, Path("retinue.yaml"))
+    assert settings.model == model
+    assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]
+
+
+def test_every_key_there_is_is_written_down() -> None:
+    text = settings_file(model=None, profile="reviewer", tests=(), allowed=False)
+
+    def names(shape: Shape) -> set[str]:
+        inner = [names(key.kind.shape) for key in shape.keys if key.kind.shape is not None and not key.example]
+        return {key.name for key in shape.keys}.union(*inner)
+
+    assert names(SETTINGS) <= set(re.findall(r"^\s*#?([a-z_]+):", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("tests", [(), ("make test", "pytest")])
+def test_the_agent_is_one(tests: tuple[str, ...]) -> None:
+    profile = parse_profile(subagent_file("scout-2", tests), file="SUBAGENT.md", source="x").profile
+    assert profile.name == "scout-2"
+    assert all(f"`{test}`" in profile.instructions for test in tests)
