@@ -19,10 +19,11 @@ from tests.tree.kit import bodies
 @asynccontextmanager
 async def losing(h: House, *, answers: int) -> AsyncIterator[DoorClient]:
     """A client behind a wire that lets every request through and loses that many answers."""
-    left = answers
+    left, passing = answers, set[asyncio.Task[None] | None]()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
+        passing.add(asyncio.current_task())
         there, out = await asyncio.open_connection("127.0.0.1", h.client.address.port)
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split()[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
@@ -39,6 +40,7 @@ async def losing(h: House, *, answers: int) -> AsyncIterator[DoorClient]:
     port = server.sockets[0].getsockname()[1]
     async with server:
         yield DoorClient(msgspec.structs.replace(h.client.address, port=port))
+        await asyncio.gather(*(task for task in passing if task is not None), return_exceptions=True)
 
 
 async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_once(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Values that must be seen nowhere (log, screens, files, children, models), and how a text is rid of them.
 
 What is known is a property of the process: the values of its environment that are keys by their name, and what was
-made here (a door's token). `build.supervisor` learns them; nothing is ever forgotten. Where nothing is known, nothing
+made here (a door's token, as long as the door is open). `build.supervisor` learns them. Where nothing is known, nothing
 is looked for.
 """
 
@@ -33,6 +33,12 @@ def hide(value: str) -> None:
     global _known  # noqa: PLW0603 - one set for the process, as its environment is one
     if len(value) >= SHORTEST and value not in _known:
         _known = tuple(sorted((*_known, value), key=len, reverse=True))
+
+
+def forget(value: str) -> None:
+    """It opens nothing any more."""
+    global _known  # noqa: PLW0603 - as above
+    _known = tuple(each for each in _known if each != value)
 
 
 def known() -> bool:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from retinue.core.errors import RetinueError
-from retinue.core.secrets import hide
+from retinue.core.secrets import forget, hide
 from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
@@ -43,7 +43,6 @@ class DoorServer:
         self._supervisor = supervisor
         self._folder = state / "doors"
         self._token = secrets.token_urlsafe(32)
-        hide(self._token)
         self._connections: set[asyncio.Task[None]] = set()
         self._commands: dict[str, tuple[str, bytes, asyncio.Future[Any]]] = {}
         self._hosts: frozenset[str] = frozenset()
@@ -56,6 +55,7 @@ class DoorServer:
             self._server = await asyncio.start_server(self._accept, HOST, 0, limit=http.MAX_HEAD)
         except OSError as error:
             raise RetinueError(f"cannot listen on {HOST}: {error.strerror or error}") from None
+        hide(self._token)
         port = self._server.sockets[0].getsockname()[1]
         self._hosts = frozenset({f"{HOST}:{port}", f"localhost:{port}"})
         self.address = wire.Address(wire.VERSION, os.getpid(), port, self._token)
@@ -76,6 +76,7 @@ class DoorServer:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        forget(self._token)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

@@ -1,11 +1,12 @@
 """Redaction before append: a tree whose events are rid of known secrets before they are folded, written and shown.
 
-All that is ever said of a run goes through `Tree.write`, so log, results, screens and files are clean alike. Where no
-secret is known a tree is a plain one, and nothing is paid."""
+All that is ever said of a run goes through `Tree.open` or `Tree.write`, so log, results, screens and files are
+clean alike. Where no secret is known a tree is a plain one, and nothing is paid."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import TypeVar
 
 import msgspec
 
@@ -31,8 +32,14 @@ _TEXTS: dict[type[Body], tuple[str, ...]] = {
 }
 
 
+B = TypeVar("B", bound=Body)
+
+
 class ScrubbedTree(Tree):
     __slots__ = ()
+
+    def open(self, node: Node, body: events.RunSpawned) -> Awaitable[None] | None:
+        return super().open(node, scrubbed(body))
 
     def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
         return super().write(node, scrubbed(body), wait=wait)
@@ -42,7 +49,7 @@ def tree_for(log: Log, clock: Clock, *, concurrent: int | None) -> Tree:
     return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent=concurrent)
 
 
-def scrubbed(body: Body) -> Body:
+def scrubbed(body: B) -> B:
     """The body, or one like it without what must not be seen."""
     names = _TEXTS.get(type(body))
     if names is None:
