@@ -20,6 +20,7 @@ from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
+from retinue.core.traces import Telemetry, traceparent_of
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
@@ -29,6 +30,7 @@ from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
 
+OTEL = "retinue.surfaces.otel"
 MAIN = Profile(
     "main",
     "You are the primary agent. Do the task yourself or delegate parts of it to subagents, and end with the answer.",
@@ -41,7 +43,8 @@ MAIN = Profile(
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
-    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
+    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `telemetry` True
+    sends what happens as OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT."""
 
     project: Path
     state: Path | None = None
@@ -59,6 +62,8 @@ class Parts:
     skills: Callable[[Profile], str] = lambda _: ""
     clock: Clock | None = None
     prices: Prices | None = None
+    telemetry: bool | Telemetry = False
+    traced: bool = False
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -66,8 +71,9 @@ def supervisor(parts: Parts) -> Supervisor:
     clock = parts.clock or SystemClock()
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
+    kept, trace = _observed(parts)
     return Supervisor(
-        log(parts.state),
+        kept,
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -84,8 +90,24 @@ def supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        trace=trace,
         on_close=models.close,
     )
+
+
+def _observed(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
+    """The log, looked over by telemetry if there is to be any, and what says which trace a new tree belongs to."""
+    environment = _environment_trace if parts.traced else None
+    if not parts.telemetry or importlib.import_module(f"{OTEL}.providers").disabled(os.environ):
+        return log(parts.state), environment
+    wish = parts.telemetry if isinstance(parts.telemetry, Telemetry) else Telemetry()
+    providers = importlib.import_module(f"{OTEL}.providers").providers_of(wish)
+    module = importlib.import_module(f"{OTEL}.observed")
+    return module.Observed(log(parts.state), providers), module.current_trace
+
+
+def _environment_trace() -> str:
+    return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -214,10 +236,18 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
+            "telemetry": _wants_telemetry(settings.telemetry),
             **given,
         },
     )
     return parts, project
+
+
+def _wants_telemetry(said: bool | None) -> bool:
+    """What retinue.yaml says; where it says nothing, whether the environment names a collector."""
+    if said is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
+        return bool(importlib.import_module(f"{OTEL}.providers").asked_for(os.environ))
+    return bool(said)
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

@@ -9,6 +9,7 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
+telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
@@ -87,6 +88,7 @@ class Settings:
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     retention_days: float = RETENTION_DAYS
+    telemetry: bool | None = None
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -116,6 +118,7 @@ def _settings(section: Section, path: Path) -> Settings:
     profiles = section.section("profiles")
     rules = _rules(section.section("approvals"))
     approval_timeout = section.number("approval_timeout", minimum=0)
+    telemetry = section.flag("telemetry")
     coordination = _coordination(section.section("orchestrator"))
     section.finish()
     minimum, default, maximum = _timeouts(coordination)
@@ -129,6 +132,7 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_min_timeout=minimum,
         subagent_max_timeout=maximum,
         retention_days=RETENTION_DAYS if retention is None else retention,
+        telemetry=telemetry,
         profiles={} if profiles is None else _profiles(profiles),
         file=path,
     )

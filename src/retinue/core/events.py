@@ -23,7 +23,8 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 
 
 class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
-    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked."""
+    """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
+    `traceparent` names the span of another program that the tree belongs to."""
 
     kind: ClassVar[str] = "run.spawned"
     parent: int | None
@@ -46,6 +47,7 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     stall_seconds: float | None = None
     trace_id: str = ""
     span_id: str = ""
+    traceparent: str = ""
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):

@@ -72,6 +72,7 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
+        trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.log = log
@@ -88,6 +89,7 @@ class Supervisor:
         self._files = RunFiles(log, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
+        self._trace = trace
         self._on_close = on_close
 
     # Spawning
@@ -101,7 +103,7 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent))
+        tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent), trace=self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = self._add(tree, None, plan, task, readable)
         node.max_depth = _set(merged.depth)
@@ -203,6 +205,7 @@ class Supervisor:
             stall_seconds=None if node.stall is None else node.stall.seconds,
             trace_id=tree.trace_id,
             span_id=f"{random.getrandbits(64):016x}",
+            traceparent="" if node.parent is not None else tree.traceparent,
         )
         node.link = RunLink(self, tree, node)
         written = tree.write(node, body, wait=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import shutil
@@ -73,6 +74,7 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield from _logs(folder / ".retinue")
     yield from _providers()
     yield from _configuration(folder)
+    yield _telemetry()
     yield Check("authority", "warn", AUTHORITY)
 
 
@@ -137,6 +139,15 @@ def _providers() -> Iterator[Check]:
         key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
         install = "" if provider.installed() else f"; not installed: {install_command(provider.default)}"
         yield Check("provider", "ok", f"{provider.name}: {key}{install}")
+
+
+def _telemetry() -> Check:
+    """Whether spans can be sent from here; whether they are is up to retinue.yaml and the environment."""
+    providers = importlib.import_module(f"{build.OTEL}.providers")
+    if not providers.installed():
+        return Check("telemetry", "ok", f"not installed: {providers.INSTALL}")
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.asked_for(os.environ) else "no collector is named"
+    return Check("telemetry", "ok", f"installed; {named}")
 
 
 def _model(project: Project) -> Check:
