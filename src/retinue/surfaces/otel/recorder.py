@@ -8,6 +8,7 @@ arguments, results, labels) is recorded. The ids are those of the events, whoeve
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,6 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from retinue import __version__
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -95,10 +95,11 @@ class Recorder:
     """Takes the events of any number of trees, each in its order, in one thread."""
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
-        self._tracer = tracers.get_tracer(SCOPE, __version__)
+        version: str = sys.modules["retinue"].__version__  # to import it would stand for all that retinue offers
+        self._tracer = tracers.get_tracer(SCOPE, version)
         if hasattr(self._tracer, "id_generator"):
             self._tracer.id_generator = IDS
-        meter = meters.get_meter(SCOPE, __version__)
+        meter = meters.get_meter(SCOPE, version)
         self._invocations = meter.create_counter(
             names.INVOCATIONS, unit="{invocation}", description="Runs that have ended, by agent and outcome."
         )
