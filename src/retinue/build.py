@@ -17,6 +17,7 @@ from typing import Any
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
+from retinue.core.network import parse_hosts
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
@@ -29,6 +30,7 @@ from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
+from retinue.tools.dialing import Dialer, SystemDialer
 
 OTEL = "retinue.surfaces.otel"
 MAIN = Profile(
@@ -44,7 +46,8 @@ class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
     `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `telemetry` True
-    sends what happens as OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT."""
+    sends what happens as OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT.
+    `network` are the hosts that may be fetched from, reached through `dialer` (which no file can name)."""
 
     project: Path
     state: Path | None = None
@@ -64,6 +67,8 @@ class Parts:
     prices: Prices | None = None
     telemetry: bool | Telemetry = False
     traced: bool = False
+    network: Sequence[str] = ()
+    dialer: Dialer | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -79,6 +84,8 @@ def supervisor(parts: Parts) -> Supervisor:
             models=models,
             default_model=parts.model,
             skills=parts.skills,
+            network=parse_hosts(parts.network),
+            dialer=parts.dialer or SystemDialer(),
         ),
         runtime=Inherited(),
         state=StateFolder(parts.state, project=parts.project),
@@ -237,6 +244,7 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             ),
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
+            "network": settings.network,
             **given,
         },
     )

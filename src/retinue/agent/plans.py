@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from retinue.core.errors import ConfigError, NotFound
+from retinue.core.network import Hosts, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, Task
-from retinue.tools import answer
+from retinue.tools import answer, web
+from retinue.tools.dialing import Dialer
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.search import Glob, Grep
@@ -34,7 +36,10 @@ LOCAL: dict[str, Callable[[], Tool]] = {
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
 }  # fmt: skip
+WEB = {web.FETCH.name: web.FETCH}
 CACHED_PLANS = 4096
+NO_HOSTS = "web_fetch is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NONE_OF = "{name} has neither {tools} here: it can use only what is on this machine."
 
 Models = Callable[[str], Model]
 
@@ -49,11 +54,15 @@ class ProfilePlanner:
         models: Models,
         default_model: str | Model | None,
         skills: Callable[[Profile], str],
+        network: Hosts,
+        dialer: Dialer,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
         self._default_model = default_model
         self._skills = skills
+        self._network = network
+        self._dialer = dialer
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
@@ -86,11 +95,15 @@ class ProfilePlanner:
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
             parse = answer.output_of(profile.output).parse
-        specs = tuple(tool.spec for tool in tools.values())
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
+        network = self._network if parent is None else parent.network
+        if profile.network is not None:
+            network = meet(network, parse_hosts(profile.network))
+        notes = self._web(profile, tools, host, network)
+        specs = tuple(tool.spec for tool in tools.values())
         return Plan(
             profile=profile,
-            system="\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part),
+            system="\n\n".join(part for part in (profile.instructions, self._skills(profile), *notes) if part),
             model=model,
             model_name=model_name,
             tools=tuple(tools.values()),
@@ -101,6 +114,8 @@ class ProfilePlanner:
             profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
             parse=parse,
+            network=network,
+            notes=notes,
         )
 
     def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -126,6 +141,7 @@ class ProfilePlanner:
         if profile.tools is None:
             for name, make in LOCAL.items():
                 tools[name] = make()
+            tools |= {name: Lent(spec) for name, spec in WEB.items()}
             tools |= self._spawning()
             if parent is not None:
                 host |= parent.host
@@ -147,13 +163,31 @@ class ProfilePlanner:
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
+        elif entry in WEB:
+            tools[entry] = Lent(WEB[entry])
         elif entry in LOCAL or entry in SPAWNING:
             tools[entry] = {**LOCAL, **SPAWNING}[entry]()
         elif entry.startswith("subagent_"):
             tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
         else:
-            known = ", ".join([*LOCAL, *SPAWNING, "subagent_NAME"])
+            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+
+    def _web(
+        self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts
+    ) -> tuple[str, ...]:
+        """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
+        for name in WEB:
+            host.pop(name, None)
+        if web.FETCH.name in tools and network:
+            host[web.FETCH.name] = web.WebFetch(network, self._dialer).run
+        lacking = {web.FETCH.name: NO_HOSTS} if web.FETCH.name not in host else {}
+        for name in lacking:
+            tools.pop(name, None)
+        notes = [why for name, why in lacking.items() if name in (profile.tools or ())]
+        if profile.wants and not any(name in tools for name in profile.wants):
+            notes.append(NONE_OF.format(name=profile.name, tools=" nor ".join(profile.wants)))
+        return tuple(notes)
 
     def _spawning(self) -> dict[str, Tool]:
         tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
@@ -180,7 +214,7 @@ def _within(
         if name in host:
             if name in parent.host:
                 kept[name] = parent.by_name[name]
-        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
+        elif (name not in LOCAL and name not in WEB) or (name in parent.by_name and name not in parent.host):
             kept[name] = tool
     return kept, {name: parent.host[name] for name in kept if name in host}
 
@@ -199,4 +233,5 @@ def _describe(profile: Profile) -> dict[str, Any]:
         "nickname": profile.nickname,
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
+        **({} if profile.network is None else {"network": list(profile.network)}),
     }

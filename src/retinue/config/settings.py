@@ -9,6 +9,8 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
+network:
+  allow: [docs.python.org, "*.example.com"]  # hosts that web_fetch may read from; none unless named, "*" is all
 telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 approvals:
@@ -30,6 +32,7 @@ profiles:
     runtime: inherited
     workspace: scratch
     leaf: true
+    network: {allow: [docs.python.org]}  # of the hosts above
     approvals: {deny: [shell]}   # on top of the rules above: stricter, never laxer
   poet:                          # a name that no SUBAGENT.md has: this defines it
     description: Writes verse.
@@ -50,6 +53,7 @@ from retinue.config.places import Place
 from retinue.config.values import Node, Section
 from retinue.config.yaml import read_yaml
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
+from retinue.core.network import parse_host
 from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, NO_WALLS, Rule, Rules, parse_rule
 
@@ -71,6 +75,7 @@ class ProfileSettings:
     workspace: WorkspaceName | None = None
     leaf: bool | None = None
     approvals: Rules | None = None
+    network: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Settings:
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
+    network: tuple[str, ...] = ()
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -119,6 +125,7 @@ def _settings(section: Section, path: Path) -> Settings:
     rules = _rules(section.section("approvals"))
     approval_timeout = section.number("approval_timeout", minimum=0)
     telemetry = section.flag("telemetry")
+    network = _network(section.section("network"))
     coordination = _coordination(section.section("orchestrator"))
     section.finish()
     minimum, default, maximum = _timeouts(coordination)
@@ -133,6 +140,7 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_max_timeout=maximum,
         retention_days=RETENTION_DAYS if retention is None else retention,
         telemetry=telemetry,
+        network=network or (),
         profiles={} if profiles is None else _profiles(profiles),
         file=path,
     )
@@ -196,9 +204,20 @@ def _profile(name: str, node: Node) -> ProfileSettings:
         workspace=None if workspace is None else workspace.choice(WORKSPACES),
         leaf=section.flag("leaf"),
         approvals=_rules(section.section("approvals")),
+        network=_network(section.section("network")),
     )
     section.finish()
     return settings
+
+
+def _network(section: Section | None) -> tuple[str, ...] | None:
+    """Hosts as text; a section that names none allows none."""
+    if section is None:
+        return None
+    allow = section.given("allow")
+    hosts = () if allow is None else allow.items(what="a list of hosts")
+    section.finish()
+    return tuple(str(item.checked(parse_host)) for item in hosts)
 
 
 def _rules(section: Section | None) -> Rules | None:

@@ -106,8 +106,7 @@ class Supervisor:
         tree = Tree(self.log, self._clock, concurrent=_set(merged.concurrent), trace=self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = self._add(tree, None, plan, task, readable)
-        node.max_depth = _set(merged.depth)
-        node.max_turns = _set(merged.turns)
+        node.max_depth, node.max_turns = _set(merged.depth), _set(merged.turns)
         own_seconds = None if merged.seconds is UNSET else merged.seconds
         node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
         node.account = account
@@ -209,6 +208,8 @@ class Supervisor:
         )
         node.link = RunLink(self, tree, node)
         written = tree.write(node, body, wait=True)
+        for note in plan.notes:
+            tree.write(node, Warned(note, code="lacks_tools"))
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
@@ -320,8 +321,7 @@ class Supervisor:
             await seats.wait_without(tree, node, _join_all(wanted))
             await self._files.written(tree.id, runs)
         else:
-            for child in wanted:
-                await child.join()
+            await _join_all(wanted)
         return [child.result() for child in wanted]
 
     async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:

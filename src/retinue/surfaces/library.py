@@ -168,6 +168,7 @@ def open(  # noqa: PLR0913 - the one front door
     clock: Clock | None = None,
     prices: Prices | None = None,
     telemetry: bool | Telemetry = False,
+    network: Sequence[str] | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -178,7 +179,8 @@ def open(  # noqa: PLR0913 - the one front door
     answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
-    those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
+    those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
+    `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -193,7 +195,7 @@ def open(  # noqa: PLR0913 - the one front door
             "prices": prices,
             "mode": mode,
         }
-        given |= {"telemetry": telemetry or None}
+        given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)
