@@ -41,7 +41,7 @@ async def run_loop(job: Job, link: Link) -> Ending:
         reply = await link.complete(turn, job.system, thread, job.plan.specs)
         if reply.refused:
             return Ending("refused", reply.text)
-        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
+        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         outcomes: Sequence[Outcome] = ()
         if len(reply.calls) == 1:
             outcomes = (await _run_call(reply.calls[0], job, link),)

@@ -36,9 +36,10 @@ LOCAL: dict[str, Callable[[], Tool]] = {
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
 }  # fmt: skip
-WEB = {web.FETCH.name: web.FETCH}
+WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
 NO_HOSTS = "web_fetch is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NONE_OF = "{name} has neither {tools} here: it can use only what is on this machine."
 
 Models = Callable[[str], Model]
@@ -99,7 +100,7 @@ class ProfilePlanner:
         network = self._network if parent is None else parent.network
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
-        notes = self._web(profile, tools, host, network)
+        notes = self._web(profile, tools, host, network, model)
         specs = tuple(tool.spec for tool in tools.values())
         return Plan(
             profile=profile,
@@ -174,14 +175,19 @@ class ProfilePlanner:
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
 
     def _web(
-        self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts
+        self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
     ) -> tuple[str, ...]:
         """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
         for name in WEB:
             host.pop(name, None)
         if web.FETCH.name in tools and network:
             host[web.FETCH.name] = web.WebFetch(network, self._dialer).run
+        search = web.search_at(model, network) if web.SEARCH.name in tools else None
+        if search is not None:
+            tools[search.name] = Lent(search)
         lacking = {web.FETCH.name: NO_HOSTS} if web.FETCH.name not in host else {}
+        if search is None:
+            lacking[web.SEARCH.name] = NO_SEARCH if network else NO_HOSTS.replace("web_fetch", "web_search")
         for name in lacking:
             tools.pop(name, None)
         notes = [why for name, why in lacking.items() if name in (profile.tools or ())]

@@ -109,7 +109,8 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
 
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
-    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut."""
+    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. Of a tool that ran at
+    the provider, `content` is what `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"
     call_id: str
@@ -118,6 +119,8 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     success: bool = True
     duration_ms: int = 0
     file: str = ""
+    content: Any = None
+    origin: str = ""
 
 
 class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.network import Hosts
-from retinue.core.ports import Outcome
+from retinue.core.ports import Model, Outcome
 from retinue.tools import fetching, guard, pages
 from retinue.tools.dialing import Dialer
 
@@ -28,14 +30,20 @@ FETCH = ToolSpec(
     display_name="Web fetch",
     repeatable=True,
 )
-SEARCH = ToolSpec(
-    name="web_search",
-    description="Search the web.",
-    schema={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    tier="provider",
-    display_name="Web search",
-)
+SEARCH = ToolSpec("web_search", "Search the web.", {}, tier="provider", display_name="Web search")
 _OPEN, _CLOSE = "<web_page>", "</web_page>"
+
+
+def search_at(model: Model | None, hosts: Hosts) -> ToolSpec | None:
+    """The search of the model's provider, bound to these hosts (a search takes their subdomains for them, too); None
+    where the provider has none, or none that can be bound."""
+    domains = (
+        [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})
+    )
+    searches = getattr(model, "searches", None)
+    if not hosts or searches is None or not searches(domains=bool(domains)):
+        return None
+    return msgspec.structs.replace(SEARCH, schema={"allowed_domains": domains} if domains else {})
 
 
 class WebFetch:

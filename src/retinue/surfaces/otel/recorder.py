@@ -138,8 +138,10 @@ class Recorder:
                     run.chat.set_attributes(_tokens(usage))
                     run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
             case ToolCall(host=False) as call:
-                self._answered(run, news=news)
-                attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: "function"}
+                if call.tier != "provider":  # such a one ran inside the model call
+                    self._answered(run, news=news)
+                kind = "extension" if call.tier == "provider" else "function"
+                attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: kind}
                 run.tools[call.call_id] = self._start(
                     f"{names.EXECUTE_TOOL} {call.name}", event, run, {names.OPERATION: names.EXECUTE_TOOL, **attributes}
                 )
