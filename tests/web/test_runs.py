@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue import ConfigError, Profile, build
+from retinue import ConfigError, Profile, build, tool
 from retinue.core.events import RunSpawned, ToolResult, Warned
 from retinue.core.profiles import Task
 from retinue.surfaces.library import Run
@@ -59,6 +59,27 @@ async def test_a_child_of_a_parent_without_the_tool_has_none(tmp_path: Path) -> 
     assert web.resolved == []
 
 
+async def test_a_child_that_a_model_chose_has_it_when_its_parent_has(tmp_path: Path) -> None:
+    asks = spawn({"task": "x", "subagent_type": "scout"})
+    agents = {"main": [asks, {"text": "ok"}], "scout": [call("web_fetch", url="http://a.com/"), {"text": "s"}]}
+    scout = Profile("scout", tools=["web_fetch"])
+    async with Web({"/": answer(b"x")}) as web:
+        parts = build.Parts(tmp_path, network=["*"], dialer=web, mode="yes", profiles=[scout])
+        events = await run(parts, agents)
+    assert [body.success for body in bodies(events, ToolResult, run=1)] == [True]
+
+
+async def test_a_function_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    @tool(name="web_fetch", tier="observe")
+    async def mine(url: str) -> str:
+        return f"mine: {url}"
+
+    agents = {"main": [call("web_fetch", url="x"), {"text": "ok"}]}
+    events = await run(build.Parts(tmp_path), agents, tools=[mine])
+    assert [body.text for body in bodies(events, ToolResult)] == ["mine: x"]
+    assert bodies(events, Warned) == []
+
+
 async def test_with_no_host_allowed_there_is_no_tool_and_who_named_it_is_told(tmp_path: Path) -> None:
     agents = {"main": [call("web_fetch", url="http://a.com/"), {"text": "ok"}]}
     async with Web({}) as web:
@@ -94,7 +115,7 @@ async def test_the_researcher_says_that_it_has_no_web(tmp_path: Path, allow: tup
     await until(primary, RunSpawned, number=1)
     result = await primary.result()
     await supervisor.close()
-    says = "researcher has neither web_fetch nor web_search here: it can use only what is on this machine."
+    says = "neither web_fetch nor web_search is available here: only what is on this machine can be used."
     assert result.children[0].warning == (says if warned else None)
 
 

@@ -38,9 +38,9 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
-NO_HOSTS = "web_fetch is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NO_HOSTS = "{tool} is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
-NONE_OF = "{name} has neither {tools} here: it can use only what is on this machine."
+NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str], Model]
 
@@ -178,21 +178,20 @@ class ProfilePlanner:
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
     ) -> tuple[str, ...]:
         """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
-        for name in WEB:
-            host.pop(name, None)
-        if web.FETCH.name in tools and network:
-            host[web.FETCH.name] = web.WebFetch(network, self._dialer).run
-        search = web.search_at(model, network) if web.SEARCH.name in tools else None
-        if search is not None:
-            tools[search.name] = Lent(search)
-        lacking = {web.FETCH.name: NO_HOSTS} if web.FETCH.name not in host else {}
-        if search is None:
-            lacking[web.SEARCH.name] = NO_SEARCH if network else NO_HOSTS.replace("web_fetch", "web_search")
-        for name in lacking:
-            tools.pop(name, None)
-        notes = [why for name, why in lacking.items() if name in (profile.tools or ())]
+        notes = []
+        for name in [name for name, tool in tools.items() if _is_web(tool)]:
+            search = web.search_at(model, network) if name == web.SEARCH.name else None
+            if search is not None:
+                tools[name] = Lent(search)
+            elif name == web.FETCH.name and network:
+                host[name] = web.WebFetch(network, self._dialer).run
+            else:
+                del tools[name]
+                host.pop(name, None)
+                if name in (profile.tools or ()):
+                    notes.append((NO_SEARCH if network else NO_HOSTS).format(tool=name))
         if profile.wants and not any(name in tools for name in profile.wants):
-            notes.append(NONE_OF.format(name=profile.name, tools=" nor ".join(profile.wants)))
+            notes.append(NONE_OF.format(tools=" nor ".join(profile.wants)))
         return tuple(notes)
 
     def _spawning(self) -> dict[str, Tool]:
@@ -211,16 +210,24 @@ def _reads_files(model: str) -> bool:
     return model.startswith("scripted:")
 
 
+def _is_web(tool: Tool) -> bool:
+    """Whether it is one of ours, and not a function that has its name."""
+    return tool.spec is web.FETCH or tool.spec.tier == web.SEARCH.tier
+
+
 def _within(
     parent: Plan, tools: dict[str, Tool], host: dict[str, HostTool]
 ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
     """Those the parent has too. A name alone does not make a tool the same: host-side ones are the parent's own."""
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
-        if name in host:
+        if _is_web(tool):
+            if name in parent.by_name and _is_web(parent.by_name[name]):
+                kept[name] = tool
+        elif name in host:
             if name in parent.host:
                 kept[name] = parent.by_name[name]
-        elif (name not in LOCAL and name not in WEB) or (name in parent.by_name and name not in parent.host):
+        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
             kept[name] = tool
     return kept, {name: parent.host[name] for name in kept if name in host}
 

@@ -89,8 +89,7 @@ class Supervisor:
         self._files = RunFiles(log, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._trace = trace
-        self._on_close = on_close
+        self._trace, self._on_close = trace, on_close
 
     # Spawning
 
