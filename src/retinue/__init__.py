@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from retinue.core.limits import Limits
     from retinue.core.profiles import Profile, Task
     from retinue.core.results import Result, Status
+    from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
     from retinue.surfaces.library import Retinue, Run, open, run_sync
     from retinue.tools.functions import tool
@@ -41,6 +42,7 @@ _HOMES = {
     "SpawnRefused": "core.errors",
     "Status": "core.results",
     "Task": "core.profiles",
+    "Telemetry": "core.traces",
     "ToolError": "core.errors",
     "Usage": "core.usage",
     "open": "surfaces.library",
@@ -65,6 +67,7 @@ __all__ = [
     "SpawnRefused",
     "Status",
     "Task",
+    "Telemetry",
     "ToolError",
     "Usage",
     "open",

@@ -20,9 +20,11 @@ from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
 from retinue.core.limits import Limits
+from retinue.core.network import parse_hosts
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
+from retinue.core.traces import Telemetry, traceparent_of
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
@@ -32,12 +34,14 @@ from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
+from retinue.tools.dialing import Dialer, SystemDialer
 
 if TYPE_CHECKING:
     from retinue.core.messages import RunRef
     from retinue.core.records import RunRecord
     from retinue.models.cassettes import Cassette
 
+OTEL = "retinue.surfaces.otel"
 MAIN = Profile(
     "main",
     "You are the primary agent. Do the task yourself or delegate parts of it to subagents, and end with the answer.",
@@ -55,7 +59,9 @@ class Parts:
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written;
     `trusting` says that it is the project's own, which stays trusted then. `wait_approvals` is how many seconds a
     question waits for somebody when no approver is attached. `log_file` is the one to write, where that is not just
-    any free one."""
+    any free one. `telemetry` True sends what happens as OpenTelemetry's variables say; `traced` makes new trees part
+    of the trace in TRACEPARENT. `network` are the hosts that may be fetched from, reached through `dialer` (which no
+    file can name)."""
 
     project: Path
     state: Path | None = None
@@ -75,6 +81,10 @@ class Parts:
     clock: Clock | None = None
     prices: Prices | None = None
     log_file: Path | None = None
+    telemetry: bool | Telemetry = False
+    traced: bool = False
+    network: Sequence[str] = ()
+    dialer: Dialer | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -84,13 +94,16 @@ def supervisor(parts: Parts) -> Supervisor:
     state = StateFolder(parts.state, project=parts.project)
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
+    kept, trace = _observed(parts)
     made = Supervisor(
-        _with_failpoint(log(parts.state, parts.log_file)),
+        kept,
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
             default_model=parts.model,
             skills=parts.skills,
+            network=parse_hosts(parts.network),
+            dialer=parts.dialer or SystemDialer(),
         ),
         runtime=Inherited(),
         state=state,
@@ -102,6 +115,7 @@ def supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        trace=trace,
         on_close=models.close,
     )
     if cassette is not None:
@@ -124,7 +138,14 @@ def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Prof
     now = None
     if parts is not None:
         silent = room.Unasked()
-        now = ProfilePlanner(parts.profiles, models=lambda _: silent, default_model=silent, skills=parts.skills)
+        now = ProfilePlanner(
+            parts.profiles,
+            models=lambda _: silent,
+            default_model=silent,
+            skills=parts.skills,
+            network=parse_hosts(parts.network),
+            dialer=SystemDialer(),
+        )
     return room.Stage(records, now=now, first=first)
 
 
@@ -146,6 +167,22 @@ def replayer(played: Any, project: Path) -> Supervisor:
     )
     played.answer = made.answer
     return made
+
+
+def _observed(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
+    """The log, looked over by telemetry if there is to be any, and what says which trace a new tree belongs to."""
+    kept = _with_failpoint(log(parts.state, parts.log_file))
+    environment = _environment_trace if parts.traced else None
+    if not parts.telemetry or importlib.import_module(f"{OTEL}.providers").disabled(os.environ):
+        return kept, environment
+    wish = parts.telemetry if isinstance(parts.telemetry, Telemetry) else Telemetry()
+    providers = importlib.import_module(f"{OTEL}.providers").providers_of(wish)
+    module = importlib.import_module(f"{OTEL}.observed")
+    return module.Observed(kept, providers), module.current_trace
+
+
+def _environment_trace() -> str:
+    return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -311,10 +348,19 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
+            "telemetry": _wants_telemetry(settings.telemetry),
+            "network": settings.network,
             **given,
         },
     )
     return parts, project
+
+
+def _wants_telemetry(said: bool | None) -> bool:
+    """What retinue.yaml says; where it says nothing, whether the environment names a collector."""
+    if said is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
+        return bool(importlib.import_module(f"{OTEL}.providers").asked_for(os.environ))
+    return bool(said)
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

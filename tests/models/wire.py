@@ -127,6 +127,14 @@ def _item_events(index: int, item: dict[str, Any], pieces: Sequence[str]) -> lis
             *({"type": "response.function_call_arguments.delta", "delta": piece, **where} for piece in pieces),
             {"type": "response.function_call_arguments.done", "arguments": "".join(pieces), **where},
         ]
+    elif item["type"] == "web_search_call":
+        begun = {key: value for key, value in item.items() if key != "action"} | {"status": "in_progress"}
+        events = [
+            {"type": "response.output_item.added", "output_index": index, "item": begun},
+            {"type": "response.web_search_call.in_progress", **where},
+            {"type": "response.web_search_call.searching", **where},
+            {"type": "response.web_search_call.completed", **where},
+        ]
     else:
         events = [{"type": "response.output_item.added", "output_index": index, "item": {**item, "summary": []}}]
         for n, piece in enumerate(pieces):
@@ -174,3 +182,28 @@ def responses(
         done["incomplete_details"] = {"reason": "max_output_tokens"}
     events.append({"type": f"response.{status}", "response": done})
     return [_event({**event, "sequence_number": n}) for n, event in enumerate(events)]
+
+
+# Web search at the provider
+
+
+def searched(
+    call_id: str, query: str, *found: tuple[str, str], error: str = ""
+) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Anthropic's own search inside a reply: the call, and what it found as (title, address)."""
+    call = {"type": "server_tool_use", "id": call_id, "name": "web_search", "input": {}}
+    results: Any = [
+        {"type": "web_search_result", "title": title, "url": url, "encrypted_content": "Eo8B==", "page_age": None}
+        for title, url in found
+    ]
+    if error:
+        results = {"type": "web_search_tool_result_error", "error_code": error}
+    asks = [{"type": "input_json_delta", "partial_json": json.dumps({"query": query})}]
+    return [(call, asks), ({"type": "web_search_tool_result", "tool_use_id": call_id, "content": results}, [])]
+
+
+def web_search_call(item_id: str, query: str, *urls: str) -> tuple[dict[str, Any], Sequence[str]]:
+    """OpenAI's own search as an item of a response."""
+    sources = [{"type": "url", "url": url} for url in urls]
+    action = {"type": "search", "query": query, "queries": [query], "sources": sources}
+    return {"id": item_id, "type": "web_search_call", "status": "completed", "action": action}, ()

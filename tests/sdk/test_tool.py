@@ -221,6 +221,7 @@ async def test_a_tool_of_a_factory_can_have_a_log_of_its_own(tmp_path: Path) -> 
     assert list((tmp_path / "state" / "logs").glob("*.db"))
 
 
+@pytest.mark.requirement("SDK-44")
 async def test_hooks_that_fail_do_not_hurt_the_run(caplog: pytest.LogCaptureFixture) -> None:
     def broken(update: SubagentProgress) -> None:
         raise OSError("the screen is gone")

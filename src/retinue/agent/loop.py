@@ -45,7 +45,7 @@ async def run_loop(job: Job, link: Link) -> Ending:
         reply = await link.complete(turn, job.system, thread, job.plan.specs)
         if reply.refused:
             return Ending("refused", reply.text)
-        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
+        thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         given: Outcome | None = None
         if reply.calls:
             if len(reply.calls) == 1:

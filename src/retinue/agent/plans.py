@@ -14,11 +14,13 @@ import msgspec
 
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
+from retinue.core.network import Hosts, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, Task
 from retinue.models.scrubbed import Scrubbed
-from retinue.tools import answer
+from retinue.tools import answer, web
+from retinue.tools.dialing import Dialer
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.search import Glob, Grep
@@ -36,7 +38,11 @@ LOCAL: dict[str, Callable[[], Tool]] = {
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
 }  # fmt: skip
+WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
+NO_HOSTS = "{tool} is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
+NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
 
@@ -51,11 +57,15 @@ class ProfilePlanner:
         models: Models,
         default_model: str | Model | None,
         skills: Callable[[Profile], str],
+        network: Hosts,
+        dialer: Dialer,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
         self._default_model = default_model
         self._skills = skills
+        self._network = network
+        self._dialer = dialer
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
@@ -88,11 +98,15 @@ class ProfilePlanner:
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
             parse = answer.output_of(profile.output).parse
-        specs = tuple(tool.spec for tool in tools.values())
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
+        network = self._network if parent is None else parent.network
+        if profile.network is not None:
+            network = meet(network, parse_hosts(profile.network))
+        notes = self._web(profile, tools, host, network, model)
+        specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)
-        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile)) if part)
+        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile), *notes) if part)
         return Plan(
             profile=profile,
             system=system,
@@ -106,6 +120,8 @@ class ProfilePlanner:
             profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile, system)))),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             parse=parse,
+            network=network,
+            notes=notes,
         )
 
     def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -131,6 +147,7 @@ class ProfilePlanner:
         if profile.tools is None:
             for name, make in LOCAL.items():
                 tools[name] = make()
+            tools |= {name: Lent(spec) for name, spec in WEB.items()}
             tools |= self._spawning()
             if parent is not None:
                 host |= parent.host
@@ -152,13 +169,35 @@ class ProfilePlanner:
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
+        elif entry in WEB:
+            tools[entry] = Lent(WEB[entry])
         elif entry in LOCAL or entry in SPAWNING:
             tools[entry] = {**LOCAL, **SPAWNING}[entry]()
         elif entry.startswith("subagent_"):
             tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
         else:
-            known = ", ".join([*LOCAL, *SPAWNING, "subagent_NAME"])
+            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+
+    def _web(
+        self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
+    ) -> tuple[str, ...]:
+        """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
+        notes = []
+        for name in [name for name, tool in tools.items() if _is_web(tool)]:
+            search = web.search_at(model, network) if name == web.SEARCH.name else None
+            if search is not None:
+                tools[name] = Lent(search)
+            elif name == web.FETCH.name and network:
+                host[name] = web.WebFetch(network, self._dialer).run
+            else:
+                del tools[name]
+                host.pop(name, None)
+                if name in (profile.tools or ()):
+                    notes.append((NO_SEARCH if network else NO_HOSTS).format(tool=name))
+        if profile.wants and not any(name in tools for name in profile.wants):
+            notes.append(NONE_OF.format(tools=" nor ".join(profile.wants)))
+        return tuple(notes)
 
     def _spawning(self) -> dict[str, Tool]:
         tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
@@ -176,13 +215,21 @@ def _reads_files(model: str) -> bool:
     return model.startswith("scripted:")
 
 
+def _is_web(tool: Tool) -> bool:
+    """Whether it is one of ours, and not a function that has its name."""
+    return tool.spec is web.FETCH or tool.spec.tier == web.SEARCH.tier
+
+
 def _within(
     parent: Plan, tools: dict[str, Tool], host: dict[str, HostTool]
 ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
     """Those the parent has too. A name alone does not make a tool the same: host-side ones are the parent's own."""
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
-        if name in host:
+        if _is_web(tool):
+            if name in parent.by_name and _is_web(parent.by_name[name]):
+                kept[name] = tool
+        elif name in host:
             if name in parent.host:
                 kept[name] = parent.by_name[name]
         elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
@@ -205,4 +252,5 @@ def _describe(profile: Profile, system: str) -> dict[str, Any]:
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
         **({} if system == profile.instructions else {"system": system}),
+        **({} if profile.network is None else {"network": list(profile.network)}),
     }

@@ -23,6 +23,7 @@ PROJECT_FOLDER = Path(".agent", "subagent_types")
 FILE_NAME = "SUBAGENT.md"
 DEFAULT_TYPES = ("evaluator", "explorer", "researcher", "critic")
 
+_WANTS = {"researcher": ("web_fetch", "web_search")}
 _MAY_DO = (
     "belongs in retinue.yaml under 'profiles: NAME:'; SUBAGENT.md has only name, description, skills, expected_input"
 )
@@ -115,6 +116,7 @@ def _definition(keys: Section, body: str, source: str) -> Definition:
         skills=() if skills is None else skills.texts(),
         expected_input=_expected(keys.given("expected_input")),
         source=source,
+        wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )
     return Definition(profile, name.place, name.place if skills is None else skills.place)
 

@@ -122,6 +122,7 @@ def _allow(profile: Profile, given: ProfileSettings) -> Profile:
         workspace=given.workspace or profile.workspace,
         leaf=profile.leaf if given.leaf is None else given.leaf,
         approvals=given.approvals or profile.approvals,
+        network=profile.network if given.network is None else given.network,
     )
 
 

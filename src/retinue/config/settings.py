@@ -9,6 +9,9 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
+network:
+  allow: [docs.python.org, "*.example.com"]  # hosts that web_fetch may read from; none unless named, "*" is all
+telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
@@ -29,6 +32,7 @@ profiles:
     runtime: inherited
     workspace: scratch
     leaf: true
+    network: {allow: [docs.python.org]}  # of the hosts above
     approvals: {deny: [shell]}   # on top of the rules above: stricter, never laxer
   poet:                          # a name that no SUBAGENT.md has: this defines it
     description: Writes verse.
@@ -65,6 +69,7 @@ from retinue.config.shapes import (
 from retinue.config.values import Node, Section
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
+from retinue.core.network import HOST_PATTERN, parse_host
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, NO_WALLS, RULE_PATTERN, Rules, parse_rule
 
@@ -86,6 +91,7 @@ class ProfileSettings:
     workspace: WorkspaceName | None = None
     leaf: bool | None = None
     approvals: Rules | None = None
+    network: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,8 @@ class Settings:
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     retention_days: float = RETENTION_DAYS
+    telemetry: bool | None = None
+    network: tuple[str, ...] = ()
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -127,6 +135,11 @@ def schema() -> dict[str, Any]:
 
 def _rules(found: dict[str, Any]) -> Rules:
     return Rules(found.get("mode"), *(found.get(kind) or () for kind in ("allow", "ask", "deny")))
+
+
+def _hosts(found: dict[str, Any]) -> tuple[str, ...]:
+    """A section that names none allows none."""
+    return found.get("allow") or ()
 
 
 def _limits(found: dict[str, Any], names: Mapping[str, str]) -> Limits:
@@ -173,6 +186,14 @@ RULES = Shape(
         Key("deny", _RULE_LIST, "what never runs", "[shell(git push*)]"),
     ),
 )
+_HOSTS = texts_like(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
+NETWORK = Shape(
+    "What may be reached on the network",
+    (
+        Key("allow", _HOSTS, 'hosts that web_fetch may read from; none unless named, "*" is all',
+            '[docs.python.org, "*.example.com"]'),
+    ),
+)  # fmt: skip
 LIMITS = Shape(
     "Limits of each run of this profile",
     (
@@ -213,6 +234,9 @@ PROFILE = Shape(
         Key("workspace", choice(WORKSPACES), "the folder it writes: its own, or its parent's", "scratch"),
         Key("leaf", FLAG, "true: it may not have subagents of its own", "true"),
         Key(
+            "network", mapping(NETWORK, _hosts), "of the hosts above, those it may reach", "{allow: [docs.python.org]}"
+        ),
+        Key(
             "approvals", mapping(RULES, _rules), "rules on top of those above: stricter, never laxer", "{deny: [shell]}"
         ),
     ),
@@ -247,6 +271,8 @@ SETTINGS = Shape(
         Key("max_cost", NUMBER, "the same in US dollars; needs models whose price is known", "5.00"),
         Key("stall", NUMBER, "seconds in which nothing may happen in a run and below it; null is none", "300"),
         Key("retention_days", NUMBER, "what `retinue gc` keeps", "30"),
+        Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
+        Key("telemetry", FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", "true"),
         Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
         Key("approvals", mapping(RULES, _rules), "what asks you before it runs; deny wins, then ask, then allow"),
         Key("orchestrator", mapping(ORCHESTRATOR), "subagents that a model asks for"),
@@ -266,6 +292,8 @@ def _settings(section: Section, path: Path) -> Settings:
         rules=found.get("approvals") or Rules(),
         approval_timeout=found.get("approval_timeout"),
         retention_days=RETENTION_DAYS if retention is None else retention,
+        telemetry=found.get("telemetry"),
+        network=found.get("network") or (),
         profiles=found.get("profiles") or {},
         file=path,
         **given,

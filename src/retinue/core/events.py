@@ -26,7 +26,7 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one."""
+    that is another one. `traceparent` names the span of another program that the tree belongs to."""
 
     kind: ClassVar[str] = "run.spawned"
     parent: int | None
@@ -55,6 +55,7 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     include_temp_workspace: bool = True
     continues: int | None = None
     origin: str = ""
+    traceparent: str = ""
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
@@ -124,7 +125,8 @@ class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran."""
+    `unknown_after_crash` says that nobody knows whether it ran. Of a tool that ran at the provider, `content` is what
+    `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"
     call_id: str
@@ -134,6 +136,8 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     duration_ms: int = 0
     file: str = ""
     outcome: str = ""
+    content: Any = None
+    origin: str = ""
 
 
 class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):

@@ -40,6 +40,19 @@ class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
+class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A call that ran at the provider while it answered. `result` is for people; `content` is what the provider
+    `origin` needs to read its own result again."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+    result: str
+    success: bool = True
+    content: Any = None
+    origin: str = ""
+
+
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
     """Text for the model: the task, a steer, a notice. `source` says whose words these are."""
 
@@ -53,6 +66,7 @@ class AssistantTurn(msgspec.Struct, frozen=True, gc=False, tag="assistant"):
     text: str
     calls: tuple[Call, ...] = ()
     thoughts: tuple[Thought, ...] = ()
+    natives: tuple[Native, ...] = ()
 
 
 class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
@@ -70,7 +84,8 @@ Turn = UserTurn | AssistantTurn | ToolTurn
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
-    `tier` is `observe` (never asks), `confirm` (asks) or `none` (a call that cannot work, so nothing will run).
+    `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run) or
+    `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
     `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
     children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
     of the model's.
@@ -114,6 +129,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     thoughts: tuple[Thought, ...] = ()
     usage: Usage = NO_USAGE
     refused: bool = False
+    natives: tuple[Native, ...] = ()
 
 
 def last_text(thread: list[Turn]) -> str | None:

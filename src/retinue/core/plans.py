@@ -10,6 +10,7 @@ import msgspec
 
 from retinue.core.context import Context
 from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
+from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Model, Outcome, Tool
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending
@@ -19,7 +20,8 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`."""
+    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
+    `notes` are what a person should know when it is spawned."""
 
     profile: Profile
     system: str
@@ -33,6 +35,8 @@ class Plan:
     profile_json: msgspec.Raw
     tools_json: msgspec.Raw
     parse: Callable[[Any], Any] | None = None
+    network: Hosts = ()
+    notes: tuple[str, ...] = ()
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

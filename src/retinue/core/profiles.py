@@ -11,6 +11,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
+from retinue.core.network import parse_hosts
 from retinue.core.rules import Rules
 
 RuntimeName = Literal["inherited"]
@@ -37,7 +38,9 @@ class Profile:
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
     `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
-    them, on top of those it is under anyway: they make it stricter, never laxer.
+    them, on top of those it is under anyway: they make it stricter, never laxer. `network` are the hosts that its runs
+    may fetch from, of those its parent may; None means all of them. `wants` are tools it is poorer without: a run that
+    gets none of them says so.
     """
 
     name: str
@@ -56,9 +59,12 @@ class Profile:
     nickname: str | None = None
     source: str = "python"
     approvals: Rules | None = None
+    network: Sequence[str] | None = None
+    wants: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        parse_hosts(self.network or ())
         if self.runtime not in RUNTIMES:
             raise ConfigError(
                 f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"

@@ -19,7 +19,7 @@ from retinue.core.events import (
     TurnStarted,
     Unknown,
 )
-from retinue.core.messages import AssistantTurn, Call, Reply, Thought, ToolTurn, Turn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
 from retinue.core.plans import Past
 from retinue.core.ports import Outcome
 
@@ -41,6 +41,7 @@ class Thread:
         self._thoughts: list[Thought] = []
         self._calls: list[Call] = []
         self._results: dict[str, ToolTurn] = {}
+        self._natives: dict[str, Native] = {}
 
     def apply(self, body: Body | Unknown) -> None:
         match body:
@@ -58,6 +59,13 @@ class Thread:
                 self._thoughts.append(Thought(words, body.type, body.signature, body.block_id, body.origin))
             case Message(text=words, file=file, host=False):
                 self._text, self._final = _whole(words, file), body.final
+            case ToolCall(call_id=call_id, name=name, args=args, tier="provider"):
+                self._natives[call_id] = Native(call_id, name, args, "")
+            case ToolResult(call_id=call_id, text=words, success=success) if call_id in self._natives:
+                done = self._natives[call_id]
+                self._natives[call_id] = Native(
+                    call_id, done.name, done.args, words, success, content=body.content, origin=body.origin
+                )
             case ToolCall(call_id=call_id, name=name, args=args, host=False):
                 self._calls.append(Call(call_id, name, args))
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
@@ -70,7 +78,7 @@ class Thread:
     def _whole_turns(self) -> list[Turn]:
         if not self.ended:
             return self._turns
-        said = AssistantTurn(self._text, tuple(self._calls), tuple(self._thoughts))
+        said = AssistantTurn(self._text, tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values()))
         return [*self._turns, said, *(self._results[call.id] for call in self._calls if call.id in self._results)]
 
     def turns(self) -> list[Turn]:
@@ -82,7 +90,8 @@ class Thread:
         of its tools has run."""
         if not (self.ended or self._final or self._calls):
             return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
-        reply = Reply(self._text, tuple(self._calls), tuple(self._thoughts))
+        calls, thoughts, natives = tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values())
+        reply = Reply(self._text, calls, thoughts, natives=natives)
         mine = {call.id for call in self._calls}
         outcomes = {name: Outcome(said.text, said.success) for name, said in self._results.items() if name in mine}
         return Past(tuple(self._turns), self.turn, reply, outcomes, self.ended, seconds)

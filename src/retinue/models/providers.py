@@ -26,6 +26,7 @@ from pydantic_ai.messages import (
     ThinkingPartDelta,
 )
 from pydantic_ai.models import StreamedResponse, infer_model
+from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.settings import ModelSettings
 
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
@@ -60,6 +61,7 @@ class ProviderModel:
         own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
         if name.startswith("openai"):
             own["openai_store"] = False  # the thread is in our log; the provider need not keep it too
+            own["openai_include_web_search_sources"] = True
         self._settings = cast("ModelSettings", own | dict(settings or {}))
         self._entered = False
 
@@ -97,6 +99,12 @@ class ProviderModel:
     def _settings_for(self, request: Request) -> ModelSettings:
         headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: request.key}
         return {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
+
+    def searches(self, *, domains: bool) -> bool:
+        """Whether the provider searches the web by itself for this model; with `domains`, only where it is told to."""
+        asked = WebSearchTool(allowed_domains=["example.com"] if domains else None)
+        offered = WebSearchTool in self._model.profile.get("supported_native_tools", ())
+        return offered and not self._model.unsupported_native_tool_settings(asked)
 
     async def aclose(self) -> None:
         """Ends the connections; the next call would open new ones."""

@@ -64,6 +64,10 @@ class Retrying:
                 return reply if spent == NO_USAGE else msgspec.structs.replace(reply, usage=spent + reply.usage)
         raise AssertionError("unreachable")
 
+    def searches(self, *, domains: bool) -> bool:
+        searches = getattr(self._model, "searches", None)
+        return searches is not None and bool(searches(domains=domains))
+
     async def aclose(self) -> None:
         close = getattr(self._model, "aclose", None)
         if close is not None:

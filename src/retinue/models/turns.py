@@ -12,6 +12,8 @@ from pydantic_ai.messages import (
     ModelRequestPart,
     ModelResponse,
     ModelResponsePart,
+    NativeToolCallPart,
+    NativeToolReturnPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -19,10 +21,11 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
-from retinue.core.messages import AssistantTurn, Call, Reply, Thought, ToolSpec, ToolTurn, Turn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolSpec, ToolTurn, Turn, UserTurn
 from retinue.core.usage import Usage
 
 NOT_JSON = "The arguments of this {name} call are not a JSON object ({why}). It was not run: call it again."
@@ -73,6 +76,10 @@ def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
         for thought in turn.thoughts
         if thought.origin == provider and (thought.id in signed or not thought.id.startswith(STORED))
     ]
+    for done in turn.natives:
+        if done.origin == provider and done.content is not None:
+            parts.append(NativeToolCallPart(done.name, done.args, done.id, provider_name=provider))
+            parts.append(NativeToolReturnPart(done.name, done.content, done.id, provider_name=provider))
     if turn.text:
         parts.append(TextPart(turn.text))
     parts += [ToolCallPart(call.name, call.args, call.id) for call in turn.calls]
@@ -87,6 +94,12 @@ def parameters_of(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
                 name=tool.name, description=tool.description, parameters_json_schema=dict(tool.schema), strict=False
             )
             for tool in tools
+            if tool.tier != "provider"
+        ],
+        native_tools=[
+            WebSearchTool(allowed_domains=tool.schema.get("allowed_domains"))
+            for tool in tools
+            if tool.tier == "provider"
         ],
         allow_text_output=True,
     )
@@ -102,7 +115,42 @@ def reply_of(response: ModelResponse) -> Reply:
         return Reply(str(refusal or text), (), thoughts, usage, refused=True)
     last = response.parts[-1] if response.finish_reason == "length" and response.parts else None
     calls = tuple(_call(part, cut=part is last) for part in response.parts if isinstance(part, ToolCallPart))
-    return Reply(text, calls, thoughts, usage)
+    return Reply(text, calls, thoughts, usage, natives=_natives(response))
+
+
+def _natives(response: ModelResponse) -> tuple[Native, ...]:
+    """What ran at the provider, each call with its result."""
+    returned = {part.tool_call_id: part for part in response.parts if isinstance(part, NativeToolReturnPart)}
+    return tuple(
+        _native(part, returned.get(part.tool_call_id), response.provider_name or "")
+        for part in response.parts
+        if isinstance(part, NativeToolCallPart)
+    )
+
+
+def _native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin: str) -> Native:
+    content = None if back is None else back.content
+    found = content.get("sources", []) if isinstance(content, dict) else content if isinstance(content, list) else []
+    lines = [f"{one.get('title') or ''} {one.get('url') or ''}".strip() for one in found if isinstance(one, dict)]
+    failed = content.get("error_code") if isinstance(content, dict) else None
+    if back is None or failed:
+        return Native(
+            part.tool_call_id,
+            part.tool_name,
+            _args(part),
+            f"failed: {failed or 'no result came'}",
+            False,
+            content,
+            origin,
+        )
+    return Native(part.tool_call_id, part.tool_name, _args(part), "\n".join(lines), True, content, origin)
+
+
+def _args(part: NativeToolCallPart) -> dict[str, Any]:
+    try:
+        return part.args_as_dict()
+    except (ValueError, AssertionError):
+        return {INVALID: str(part.args)}
 
 
 def usage_of(usage: RequestUsage) -> Usage:

@@ -184,6 +184,12 @@ class RunLink:
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node
+        for done in reply.natives:
+            write(node, ToolCall(done.id, done.name, done.args, "provider"))
+            write(
+                node,
+                ToolResult(done.id, done.name, done.result, done.success, content=done.content, origin=done.origin),
+            )
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
             write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))

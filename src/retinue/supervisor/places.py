@@ -84,6 +84,7 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
         include_temp_workspace=task.include_temp_workspace,
         continues=order.continues,
         origin=order.origin,
+        traceparent="" if node.parent is not None else tree.traceparent,
     )
 
 

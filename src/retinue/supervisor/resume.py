@@ -33,6 +33,7 @@ from retinue.supervisor.places import folders_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.rebuilt import Plans, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
+from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import Slots
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.trees import Tree
@@ -138,7 +139,7 @@ class Revival:
         `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned
         plans = Plans(host.planner, self.id, primary, given.profiles, given.model)
-        tree = Tree(host.log, host.clock, concurrent=None)
+        tree = tree_for(host.log, host.clock, concurrent=None)
         tree.id, tree.trace_id, tree.runs = self.id, primary.trace_id, self.runs
         tree.seq = self._events[-1].seq
         needed = self._needed(planned)

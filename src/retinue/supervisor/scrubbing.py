@@ -5,7 +5,7 @@ clean alike. Where no secret is known a tree is a plain one, and nothing is paid
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -23,7 +23,7 @@ _TEXTS: dict[type[Body], tuple[str, ...]] = {
     events.Thinking: ("text",),
     events.Message: ("text",),
     events.ToolCall: ("args", "name", "display_name", "call_id"),
-    events.ToolResult: ("text", "name", "call_id"),
+    events.ToolResult: ("text", "content", "name", "call_id"),
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
     events.Inbox: ("text",),
@@ -45,8 +45,8 @@ class ScrubbedTree(Tree):
         return super().write(node, scrubbed(body), wait=wait)
 
 
-def tree_for(log: Log, clock: Clock, *, concurrent: int | None) -> Tree:
-    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent=concurrent)
+def tree_for(log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None = None) -> Tree:
+    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent=concurrent, trace=trace)
 
 
 def scrubbed(body: B) -> B:

@@ -74,6 +74,7 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
+        trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.log = log
@@ -91,7 +92,7 @@ class Supervisor:
         self._files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._on_close = on_close
+        self._trace, self._on_close = trace, on_close
 
     # Spawning
 
@@ -106,11 +107,10 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent))
+        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent), trace=self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
-        node.max_depth = _set(merged.depth)
-        node.max_turns = _set(merged.turns)
+        node.max_depth, node.max_turns = _set(merged.depth), _set(merged.turns)
         own_seconds = None if merged.seconds is UNSET else merged.seconds
         node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
         node.account = account
@@ -188,6 +188,8 @@ class Supervisor:
         ref = node.ref
         node.link = RunLink(self, tree, node)
         written = tree.open(node, spawned_of(tree, node, order))
+        for note in node.plan.notes:
+            tree.write(node, Warned(note, code="lacks_tools"))
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 
 from retinue.core.events import Body, Event, RunSpawned
@@ -33,11 +33,12 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id")
+    __slots__ = ("_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent")
 
-    def __init__(self, log: Log, clock: Clock, *, concurrent: int | None) -> None:
+    def __init__(self, log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None) -> None:
         self.id = new_tree_id()
-        self.trace_id = f"{random.getrandbits(128):032x}"
+        self.traceparent = "" if trace is None else trace()
+        self.trace_id = self.traceparent[3:35] or f"{random.getrandbits(128):032x}"
         self.nodes: list[Node] = []
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)

@@ -20,6 +20,7 @@ from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.rules import Mode, Rules, parse_rule
+from retinue.core.traces import Telemetry
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
@@ -218,6 +219,8 @@ def open(  # noqa: PLR0913 - the one front door
     config: str | Path | None = None,
     clock: Clock | None = None,
     prices: Prices | None = None,
+    telemetry: bool | Telemetry = False,
+    network: Sequence[str] | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -227,7 +230,9 @@ def open(  # noqa: PLR0913 - the one front door
     `deny` are rules such as `shell(git status*)`: deny wins, then ask, then allow, then the mode. A question nobody
     answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
-    instead of the price library."""
+    instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
+    those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
+    `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -242,6 +247,7 @@ def open(  # noqa: PLR0913 - the one front door
             "prices": prices,
             "mode": mode,
         }
+        given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)

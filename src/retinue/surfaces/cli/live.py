@@ -22,6 +22,7 @@ from retinue.log.runs import Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.ask import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 
@@ -57,7 +58,7 @@ async def drive(
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = make(parts)
     shown: Shown | None = None
-    with Signals(supervisor) as signals:
+    with Signals(supervisor) as signals, overheard() as telemetry:
         doors = AsyncExitStack()
         try:
             if door and parts.state is not None:
@@ -78,6 +79,8 @@ async def drive(
                 if shown is None:
                     raise
                 shown = replace(shown, log_error=str(error))
+    if telemetry.first and not shown.stuck:
+        printer.note(f"warning: telemetry: {telemetry.first}")
     return shown
 
 

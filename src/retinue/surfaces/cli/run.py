@@ -112,7 +112,7 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
     if wait is None and args.detach:
         wait = AWAY_SECONDS
     return build.project_parts(
-        Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait
+        Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait, traced=True
     )
 
 

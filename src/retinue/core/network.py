@@ -1,0 +1,106 @@
+"""Which hosts may be reached: `docs.python.org`, `*.example.com`, `example.com:8443`, `*`. Parsed, matched, narrowed.
+
+A host without a port stands for ports 80 and 443. What two lists allow together is a list again, so a child's is never
+wider than its parent's. Pure: which address a name leads to is found out, and judged, by whoever dials.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from retinue.core.errors import ConfigError
+
+WEB_PORTS = (80, 443)
+HOST_PATTERN = r"^\s*(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(:[0-9]{1,5})?\s*$"  # what a schema can say of an entry
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+class Host(msgspec.Struct, frozen=True, gc=False):
+    """One entry. `name` is a host, `*.` and a domain, or `*`; `port` None means the two of the web."""
+
+    name: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.port is None else f"{name}:{self.port}"
+
+
+Hosts = tuple[Host, ...]
+
+
+def parse_hosts(texts: Iterable[str]) -> Hosts:
+    return tuple(dict.fromkeys(parse_host(text) for text in texts))
+
+
+def parse_host(text: str) -> Host:
+    """The entry; a ConfigError says what is wrong with it."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::([0-9]{1,5}))?", text.strip())
+    if found is None:
+        raise ConfigError(f"'{text}' is no host: write docs.python.org, *.example.com, example.com:8443 or *")
+    name, port = found[1].strip("[]"), None if found[2] is None else int(found[2])
+    if port is not None and not 0 < port < 65536:
+        raise ConfigError(f"'{text}' has a port that is none")
+    if name != "*":
+        domain = name.removeprefix("*.")
+        if "*" in domain:
+            raise ConfigError(f"'{text}' is no host: a * stands alone or, with a dot, before a domain")
+        plain = canonical(domain)
+        if plain is None:
+            raise ConfigError(f"'{text}' is no host that has a name or an address")
+        name = f"*.{plain}" if name.startswith("*.") else plain
+    return Host(name, port)
+
+
+def canonical(name: str) -> str | None:
+    """The one spelling of a host: lower case, ASCII, an address as its four numbers; None for what is no host.
+
+    Numbers in disguise (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
+    if ":" in name:
+        try:
+            return ipaddress.IPv6Address(name).compressed if "%" not in name else None
+        except ValueError:
+            return None
+    try:
+        plain = name.rstrip(".").encode("idna").decode("ascii").lower()
+    except UnicodeError:
+        return None
+    labels = plain.split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        try:
+            return str(ipaddress.IPv4Address(plain))
+        except ValueError:
+            return None
+    return plain if len(plain) <= 253 and all(map(_LABEL.fullmatch, labels)) else None
+
+
+def allows(hosts: Hosts, name: str, port: int) -> bool:
+    """Whether a canonical host may be reached at this port."""
+    return any(
+        _covers(host.name, name) and (port == host.port or (host.port is None and port in WEB_PORTS)) for host in hosts
+    )
+
+
+def meet(one: Hosts, other: Hosts) -> Hosts:
+    """What both allow."""
+    both = (_meet(a, b) for a in one for b in other)
+    return tuple(dict.fromkeys(host for host in both if host is not None))
+
+
+def _meet(a: Host, b: Host) -> Host | None:
+    name = b.name if _covers(a.name, b.name) else a.name if _covers(b.name, a.name) else None
+    port = a.port if b.port is None else b.port
+    fits = a.port == b.port or (None in (a.port, b.port) and port in WEB_PORTS)
+    return Host(name, port) if name is not None and fits else None
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Whether everything that `name` (a host or a pattern) means is meant by the pattern too."""
+    if pattern in ("*", name):
+        return True
+    return pattern.startswith("*.") and name.endswith(pattern[1:]) and name != pattern[2:]

@@ -1,0 +1,106 @@
+"""Where spans and metrics go: what the program has set up, what it gave us, or what the OTEL_* variables say.
+
+Ours send over OTLP/HTTP and are shut down when we are; those of the program are only flushed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from retinue.core.errors import ConfigError
+from retinue.core.traces import Telemetry
+
+INSTALL = "pip install 'retinue[otel]'"
+_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+@dataclass(frozen=True)
+class Providers:
+    """`finish` are what is done at the end, each in a thread of its own: they may take as long as they like. `where` is
+    for people."""
+
+    tracers: Any
+    meters: Any
+    finish: tuple[Callable[[], object], ...]
+    where: str = "the program's own exporter"
+
+
+def installed() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
+def asked_for(environ: Mapping[str, str]) -> bool:
+    """Whether the environment names a collector, and there is something to send to it with."""
+    named = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("", "TRACES_"))
+    return named and not disabled(environ) and installed()
+
+
+def disabled(environ: Mapping[str, str]) -> bool:
+    return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
+def providers_of(telemetry: Telemetry) -> Providers:
+    if telemetry.tracer_provider is not None or telemetry.meter_provider is not None:
+        return _given(telemetry.tracer_provider, telemetry.meter_provider)
+    if not installed():
+        raise ConfigError(f"telemetry needs a package that is not installed: {INSTALL}")
+    trace = importlib.import_module("opentelemetry.trace")
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return _given(None, None)
+    return _own(os.environ)
+
+
+def _given(tracers: Any, meters: Any) -> Providers:
+    tracers = tracers or importlib.import_module("opentelemetry.trace").get_tracer_provider()
+    meters = meters or importlib.import_module("opentelemetry.metrics").get_meter_provider()
+    return Providers(tracers, meters, tuple(p.force_flush for p in (tracers, meters) if hasattr(p, "force_flush")))
+
+
+def _own(environ: Mapping[str, str]) -> Providers:
+    _check(environ)
+    trace = importlib.import_module("opentelemetry.sdk.trace")
+    metrics = importlib.import_module("opentelemetry.sdk.metrics")
+    resources = importlib.import_module("opentelemetry.sdk.resources")
+    named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = resources.Resource.create({} if named else {"service.name": "retinue"})
+    tracers = trace.TracerProvider(resource=resource, shutdown_on_exit=False)
+    if _sends(environ, "TRACES"):
+        exporter = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter()
+        tracers.add_span_processor(
+            importlib.import_module("opentelemetry.sdk.trace.export").BatchSpanProcessor(exporter)
+        )
+    readers = []
+    if _sends(environ, "METRICS"):
+        exported = importlib.import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+        reader = importlib.import_module("opentelemetry.sdk.metrics.export").PeriodicExportingMetricReader
+        readers.append(reader(exported.OTLPMetricExporter()))
+    meters = metrics.MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    where = urlsplit(environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or "http://localhost:4318").netloc.rpartition("@")[2]
+    return Providers(tracers, meters, (tracers.shutdown, meters.shutdown), f"the collector at {where}")
+
+
+def _sends(environ: Mapping[str, str], signal: str) -> bool:
+    return (environ.get(f"OTEL_{signal}_EXPORTER") or "otlp").strip().lower() == "otlp"
+
+
+def _check(environ: Mapping[str, str]) -> None:
+    """What we cannot do is said now, by name, and not by an exporter later."""
+    for signal in ("TRACES", "METRICS"):
+        name = f"OTEL_{signal}_EXPORTER"
+        if environ.get(name, "otlp").strip().lower() not in ("", "otlp", "none"):
+            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; there is otlp and none")
+    for middle in ("", "TRACES_", "METRICS_"):
+        name = f"OTEL_EXPORTER_OTLP_{middle}PROTOCOL"
+        if environ.get(name, "").strip().lower() not in ("", "http/protobuf"):
+            raise ConfigError(f"telemetry: {name}={environ[name]} is not supported; there is http/protobuf")
+        name = f"OTEL_EXPORTER_OTLP_{middle}ENDPOINT"
+        if not environ.get(name, "http://").strip().startswith(("http://", "https://")):
+            raise ConfigError(f"telemetry: {name} must be an http:// or https:// address, got {environ[name]!r}")

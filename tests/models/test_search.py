@@ -1,0 +1,80 @@
+"""web_search at the provider: offered where it can be bound to the allowed hosts, seen as events, kept for later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import retinue
+from retinue import Event, Profile, Result
+from retinue.core.events import Message, ToolCall, ToolResult, Warned
+from retinue.core.messages import AssistantTurn
+from retinue.log.threads import thread
+from tests.models import wire
+from tests.models.kit import CHAT, CLAUDE, GPT, serving
+from tests.models.server import Answer
+from tests.tree.kit import bodies
+
+FOUND = ("Release notes", "https://docs.a.com/notes")
+
+
+async def run(model: str, *tools: str, network: list[str]) -> tuple[Result[Any], list[Event]]:
+    async with retinue.open(mode="yes", network=network) as r:
+        started = await r.spawn(Profile("main", "You look.", model=model, tools=tools or ["web_search", "glob"]), "go")
+        return await started.result(), [event async for event in started.events()]
+
+
+async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None:
+    blocks = [
+        *wire.searched("srvtoolu_1", "what is new", FOUND),
+        wire.text("Let me see."),
+        wire.tool("c1", "glob", '{"pattern": "*"}'),
+    ]
+    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("All is new.")) as server:
+        result, events = await run(CLAUDE, network=["*.a.com", "b.org"])
+    assert result.final_response == "All is new."
+    searched, _ = bodies(events, ToolCall)
+    assert (searched.name, searched.args, searched.tier) == ("web_search", {"query": "what is new"}, "provider")
+    assert bodies(events, ToolResult)[0].text == "Release notes https://docs.a.com/notes"
+    first, second = server.requests
+    [offered] = [tool for tool in first.body["tools"] if tool["name"] == "web_search"]
+    assert (offered["type"].startswith("web_search_"), offered["allowed_domains"]) == (True, ["a.com", "b.org"])
+    sent = {block["type"]: block for block in second.body["messages"][1]["content"]}
+    assert list(sent) == ["server_tool_use", "web_search_tool_result", "text", "tool_use"]
+    assert sent["web_search_tool_result"]["content"][0]["encrypted_content"] == "Eo8B=="
+    kept = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn)).natives[0]
+    assert (kept.origin, kept.args) == ("anthropic", {"query": "what is new"})
+    assert kept.content[0]["encrypted_content"] == "Eo8B=="
+    assert [body.text for body in bodies(events, Message)] == ["Let me see.", "All is new."]
+
+
+async def test_a_search_that_failed_says_so_and_the_run_goes_on() -> None:
+    blocks = [*wire.searched("srvtoolu_1", "x", error="max_uses_exceeded"), wire.text("I do not know.")]
+    async with serving(Answer(wire.anthropic(*blocks))):
+        result, events = await run(CLAUDE, network=["*"])
+    assert result.status == "done"
+    [told] = bodies(events, ToolResult)
+    assert (told.success, told.text) == (False, "failed: max_uses_exceeded")
+
+
+async def test_openais_search_is_seen_with_its_sources() -> None:
+    items = (wire.web_search_call("ws_1", "what is new", "https://docs.a.com/notes"), wire.message("All."))
+    async with serving(Answer(wire.responses(*items))) as server:
+        result, events = await run(GPT, network=["docs.a.com"])
+    assert result.final_response == "All."
+    assert bodies(events, ToolCall)[0].args["query"] == "what is new"
+    assert bodies(events, ToolResult)[0].text == "https://docs.a.com/notes"
+    [offered] = [tool for tool in server.requests[0].body["tools"] if tool["type"] == "web_search"]
+    assert offered["filters"] == {"allowed_domains": ["docs.a.com"]}
+
+
+async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -> None:
+    for model, answer, network, says in (
+        (CHAT, Answer(wire.chat(content=["ok"])), ["a.com"], "the provider of this model has none"),
+        (CLAUDE, wire.said("ok"), [], "no host may be fetched"),
+    ):
+        async with serving(answer) as server:
+            result, events = await run(model, "web_search", "glob", network=network)
+        assert result.status == "done"
+        assert "web_search" not in str(server.requests[0].body["tools"])
+        [warned] = bodies(events, Warned)
+        assert (warned.code, says in warned.text) == ("lacks_tools", True)
