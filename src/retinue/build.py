@@ -17,12 +17,15 @@ from typing import Any
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
+from retinue.core.plans import Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
+from retinue.runtime.spaced import Spaced
+from retinue.runtime.spaces.spaces import MAX_MIB, Spaces
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.policy import RulePolicy
@@ -41,7 +44,8 @@ MAIN = Profile(
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
-    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
+    `setup` is run in every new copied workspace. `wait_approvals` is how many seconds a question waits for somebody
+    when no approver is attached."""
 
     project: Path
     state: Path | None = None
@@ -57,6 +61,8 @@ class Parts:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
+    setup: Setup | None = None
+    workspace_max_mib: int | None = None
     clock: Clock | None = None
     prices: Prices | None = None
 
@@ -74,7 +80,7 @@ def supervisor(parts: Parts) -> Supervisor:
             default_model=parts.model,
             skills=parts.skills,
         ),
-        runtime=Inherited(),
+        runtime=Spaced(Inherited(), setup=parts.setup, spaces=Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)),
         state=StateFolder(parts.state, project=parts.project),
         clock=clock,
         policy=policy,
@@ -210,6 +216,8 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "rules": _merged(given.pop("rules", None), settings.rules),
             "rules_file": settings.file or project.folder / "retinue.yaml",
             "approval_timeout": settings.approval_timeout,
+            "setup": _setup(settings),
+            "workspace_max_mib": settings.workspace_max_mib,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
@@ -218,6 +226,11 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
         },
     )
     return parts, project
+
+
+def _setup(settings: Any) -> Setup | None:
+    command = settings.workspace_setup
+    return None if command is None else Setup(command, settings.workspace_setup_timeout)
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

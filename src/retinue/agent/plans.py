@@ -17,6 +17,7 @@ from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, Task
 from retinue.tools import answer
+from retinue.tools.apply import ApplySubagent
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.search import Glob, Grep
@@ -33,6 +34,7 @@ LOCAL: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
+    "apply_subagent": ApplySubagent,
 }  # fmt: skip
 CACHED_PLANS = 4096
 

@@ -9,6 +9,9 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
+workspace_setup: npm ci          # run in each new copy or worktree before its run begins
+workspace_setup_timeout: 600     # its seconds
+workspace_max_mib: 2048          # how large a copy or worktree may be
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
@@ -48,7 +51,7 @@ from msgspec import UNSET, UnsetType
 from retinue.config.places import Place
 from retinue.config.values import Node, Section
 from retinue.config.yaml import read_yaml
-from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
+from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SETUP_SECONDS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, NO_WALLS, Rule, Rules, parse_rule
 
@@ -87,6 +90,9 @@ class Settings:
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     retention_days: float = RETENTION_DAYS
+    workspace_setup: str | None = None
+    workspace_setup_timeout: float = SETUP_SECONDS
+    workspace_max_mib: int | None = None
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -113,6 +119,8 @@ def _settings(section: Section, path: Path) -> Settings:
         stall=_seconds(section.entry("stall")),
     )
     retention = section.number("retention_days", minimum=0)
+    setup, setup_timeout = section.given("workspace_setup"), section.number("workspace_setup_timeout", minimum=1)
+    max_mib = section.integer("workspace_max_mib", minimum=1)
     profiles = section.section("profiles")
     rules = _rules(section.section("approvals"))
     approval_timeout = section.number("approval_timeout", minimum=0)
@@ -129,6 +137,9 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_min_timeout=minimum,
         subagent_max_timeout=maximum,
         retention_days=RETENTION_DAYS if retention is None else retention,
+        workspace_setup=None if setup is None else setup.word(),
+        workspace_setup_timeout=SETUP_SECONDS if setup_timeout is None else setup_timeout,
+        workspace_max_mib=max_mib,
         profiles={} if profiles is None else _profiles(profiles),
         file=path,
     )

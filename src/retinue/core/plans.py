@@ -35,6 +35,13 @@ class Plan:
     parse: Callable[[Any], Any] | None = None
 
 
+class Setup(msgspec.Struct, frozen=True, gc=False):
+    """A command of the user's that is run in a new copied workspace before the run begins."""
+
+    command: str
+    seconds: float
+
+
 class Job(msgspec.Struct, frozen=True, gc=False):
     """One run as its runtime gets it."""
 
@@ -46,6 +53,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     thread: tuple[Turn, ...]
     folders: Folders
     context: Context | None
+    setup: Setup | None = None
 
 
 class Runtime(Protocol):

@@ -14,9 +14,9 @@ from retinue.core.limits import Limits
 from retinue.core.rules import Rules
 
 RuntimeName = Literal["inherited"]
-WorkspaceName = Literal["scratch", "shared"]
+WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
 RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
-WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
+WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 

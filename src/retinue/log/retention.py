@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,20 +27,25 @@ _TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not
 @dataclass
 class Report:
     """What was removed, or would be (then `freed_bytes` are those of folders only). `held` are files with old trees
-    that another process writes just now."""
+    that another process writes just now, `kept` old trees with something in their folder that is still wanted."""
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
     held: list[str] = field(default_factory=list)
+    kept: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def collect(state: Path, *, before: float, dry_run: bool = False) -> Report:
-    """Removes every tree of which nothing was heard since that time of the wall clock."""
+Wanted = Callable[[Path], list[str]]
+
+
+def collect(state: Path, *, before: float, dry_run: bool = False, wanted: Wanted = lambda _: []) -> Report:
+    """Removes every tree of which nothing was heard since that time of the wall clock. `wanted` says what in a tree's
+    folder must stay; then the whole tree does."""
     report = Report()
     for file in Archive(state).files():
         try:
-            _collect(state, file, before, report, dry_run=dry_run)
+            _collect(state, file, before, report, dry_run=dry_run, wanted=wanted)
         except LogError as error:
             report.problems.append(str(error))
         except (apsw.Error, OSError) as error:
@@ -47,7 +53,7 @@ def collect(state: Path, *, before: float, dry_run: bool = False) -> Report:
     return report
 
 
-def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool) -> None:
+def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool, wanted: Wanted) -> None:
     if not _old_trees(file, before):
         return
     lock = take(file)
@@ -55,7 +61,13 @@ def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run:
         report.held.append(str(file))
         return
     try:
-        old = _old_trees(file, before)  # again: somebody may have written it since
+        old = []
+        for tree in _old_trees(file, before):  # again: somebody may have written it since
+            stays = wanted(state / "runs" / tree) if _TREE.fullmatch(tree) else []
+            if stays:
+                report.kept[tree] = stays
+            else:
+                old.append(tree)
         if dry_run:
             report.removed += old
             report.freed_bytes += sum(_size(state / "runs" / tree) for tree in old)

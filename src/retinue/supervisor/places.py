@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from retinue.core.messages import RunRef
 from retinue.core.ports import Row
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.log.runs import RunView
 from retinue.runtime.folders import RunFolders, StateFolder
+from retinue.runtime.spaces.space import Space
 from retinue.supervisor.nodes import Node
+
+COPIED = "a copy of {source}: what you change is in your copy only, until it is taken over"
 
 
 def folders_of(
@@ -15,14 +18,45 @@ def folders_of(
 ) -> RunFolders:
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
-    kind = profile.workspace or ("shared" if parent is None else "scratch")
+    kind = profile.workspace or default_kind(state, profile, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     others = list(readable)
     if task.include_temp_workspace:
         others.insert(0, state.snapshots(ref.tree))
     if task.include_parent_workspace and kind != "shared":
         others.insert(0, above)
-    return RunFolders(own, above if kind == "shared" else f"{own}/workspace", others)
+    if kind == "shared":
+        return RunFolders(own, above, others)
+    workspace = f"{own}/workspace"
+    snapshots = "" if parent is None else state.snapshots(ref.tree)
+    if kind == "scratch":
+        return RunFolders(own, workspace, others, None, snapshots)
+    begun, source = _source(state, parent, kind)
+    space = Space(kind, ref.tree, ref.run, own, workspace, source, state.project, begun)
+    return RunFolders(own, workspace, others, space, snapshots)
+
+
+def default_kind(state: StateFolder, profile: Profile, *, primary: bool) -> WorkspaceName:
+    """For a profile that says nothing. Behind a wall nobody works in the project itself."""
+    if profile.runtime == "inherited":
+        return "shared" if primary else "scratch"
+    if state.in_repository:
+        return "worktree"
+    return "copy" if primary else "scratch"
+
+
+def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space | None, str]:
+    """The folder a copy starts from: the parent's. A worktree starts from the nearest one that is the project's."""
+    node = parent
+    while node is not None:
+        space, folders = node.folders.space, node.folders
+        if space is not None:
+            return space, space.path
+        is_scratch = folders.path == f"{folders.own}/workspace"
+        if is_scratch and kind == "copy":
+            return None, folders.path
+        node = node.parent
+    return None, state.project
 
 
 def system_of(node: Node) -> str:
@@ -31,7 +65,8 @@ def system_of(node: Node) -> str:
     folders = node.folders
     if node.plan.tools:
         readable = ", ".join(folders.readable)
-        parts.append(f"Your workspace is {folders.path}. You may also read: {readable or 'nothing else'}.")
+        copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
+        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable or 'nothing else'}.")
     return "\n\n".join(part for part in parts if part)
 
 
