@@ -68,6 +68,12 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
     return Copied(space, f"{tree}/{run}", read_fact(own, CHANGES, ChangesFact), read_fact(own, APPLIED, AppliedFact))
 
 
+def copied_by(node: Node) -> Copied | None:
+    """The same for a run of this process."""
+    space = node.folders.space
+    return None if space is None else copied(str(Path(space.own).parents[2]), node.ref.tree, node.ref.run)
+
+
 def all_copied(state: str, tree: str) -> list[Copied]:
     """Those of a tree, in the order of its runs."""
     folder = Path(state, "runs", tree)
@@ -132,6 +138,24 @@ def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
         write_fact(one.space.own, APPLIED, AppliedFact(made.target, time.time(), changes_of(one).count))
 
 
+def take_over(one: Copied) -> Sequence[ChangedFile]:
+    """The changes of a run into the folder its copy was made of; those of them that fit in a list."""
+    why = why_not(one)
+    if one.applied is not None:
+        raise RetinueError(why)
+    if not why:
+        source = one.space.source
+        aside = f"{source}/.retinue/applying" if source == one.space.project else f"{Path(source).parent}/applying"
+        swapping.recover(aside)
+        carry_out(plan([one], source), [one], aside=aside)
+    return changes_of(one).files
+
+
+def recover(aside: str) -> bool:
+    """Puts back what a process that died had half taken over; whether there was such a thing."""
+    return swapping.recover(aside)
+
+
 def why_not(one: Copied) -> str:
     """Why there is nothing to take over of a run that has ended; empty when there is."""
     if one.applied is not None:
@@ -193,13 +217,13 @@ def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
     child = _child(node, wanted)
     if not child.finished:
         raise ToolError(f"{APPLY}: '{wanted}' has not ended yet")
-    space = child.folders.space
-    one = None if space is None else copied(str(Path(space.own).parents[2]), child.ref.tree, child.ref.run)
+    one = copied_by(child)
     if one is None:
         raise ToolError(f"{APPLY}: {NO_COPY.format(who=wanted, workspace=child.folders.path)}")
     why = why_not(one)
     if why:
         raise ToolError(f"{APPLY}: {why}")
+    swapping.recover(_aside(node))
     return one, plan([one], node.folders.path)
 
 

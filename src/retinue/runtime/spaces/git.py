@@ -20,7 +20,7 @@ NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is
 _QUIET = (
     "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never",
     "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.quotePath=false",
-    "-c", "core.commitGraph=false", "-c", "fastimport.unpackLimit=0", "-c", "pack.compression=1",
+    "-c", "core.commitGraph=false", "-c", "fastimport.unpackLimit=0", "-c", "pack.compression=0",
 )  # fmt: skip
 _OURS = {
     "GIT_CONFIG_NOSYSTEM": "1",

@@ -62,11 +62,13 @@ def plan(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Pla
     now = _Now(target, gone={path for path in touched if all(path not in end for _, end in steps)})
     with Import(store) as into:
         before = {path: now.read(path, into, made) for path in touched}
-    result = dict(before)
+    result, lost = dict(before), {conflict.path for conflict in made.conflicts}
     with Import(store) as into:
         merger = _Merger(store, into)
         for base, end in steps:
             for path in _touched(base, end):
+                if path in lost:
+                    continue
                 merged = merger.merge(base.get(path), result[path], end.get(path))
                 if isinstance(merged, str):
                     made.conflicts.append(Conflict(path, merged))

@@ -15,12 +15,13 @@ from retinue.runtime.folders import private_folder
 from retinue.runtime.spaces import git
 from retinue.runtime.spaces.ignores import Ignores
 from retinue.runtime.spaces.making import MIB, Made, make
-from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, SpaceFact, write_fact
+from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, SpaceFact, read_fact, write_fact
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
-from retinue.runtime.spaces.walk import Skipped, Walker, chunks, open_entry, shown
+from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
 
 MAX_MIB = 2048
-MAX_FILE_BYTES = 512 * MIB  # of one changed file: it passes through memory
+MAX_CHANGED_BYTES = MAX_MIB * MIB
+IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
@@ -42,7 +43,13 @@ class Spaces:
         self._lock = threading.Lock()
 
     def open(self, space: Space, stop: threading.Event) -> Made:
-        """Makes the workspace and keeps how it began."""
+        """Makes the workspace and keeps how it began. One that was made before, by a process that is gone, is used as it
+        is; one that was only half made is made anew. Those of a tree are made one after the other, so that what they
+        have in common is kept once."""
+        if read_fact(space.own, SPACE, SpaceFact) is not None:
+            return Made()
+        if Path(space.path).is_dir() and not Path(space.path).is_symlink():
+            shutil.rmtree(space.path)
         with self._lock:
             if space.tree not in self._stores and len(self._stores) >= REMEMBERED:
                 self._stores.clear()
@@ -50,10 +57,11 @@ class Spaces:
         private_folder(space.own)
         store.made()
         begun = None if space.begun is None else store.files(space.begun.base)
-        made = make(
-            space.path, kind=space.kind, source=space.source, project=space.project, store=store, ref=space.base,
-            known=begun, limit=self._limit, stop=stop,
-        )  # fmt: skip
+        with store.alone(stop):
+            made = make(
+                space.path, kind=space.kind, source=space.source, project=space.project, store=store, ref=space.base,
+                known=begun, limit=self._limit, stop=stop,
+            )  # fmt: skip
         fact = SpaceFact(space.kind, space.path, space.source, space.project, made.objects)
         write_fact(space.own, SPACE, fact)
         return made
@@ -76,6 +84,7 @@ def look(
 ) -> tuple[Files, Skipped]:
     """The workspace as it is now, kept under `ref`."""
     end: Files = {}
+    left = MAX_CHANGED_BYTES
     store.learn(held.oid for held in base.values())
     with Ignores(base, git.repository(space.project)) as ignores, Import(store) as into:
         walker = Walker(space.path, ignored=ignores, foreign=True, stop=stop)
@@ -83,27 +92,14 @@ def look(
             if entry.is_folder:
                 continue
             try:
-                if entry.is_link:
-                    end[entry.path] = Held(
-                        entry.mode, into.keep(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder)))
-                    )
-                    continue
-                if entry.status.st_size > MAX_FILE_BYTES:
+                if entry.path not in base:
+                    left -= entry.status.st_size
+                if left < 0 or entry.status.st_size > MAX_CHANGED_BYTES:
                     raise OSError(None, "too large")
-                fd = open_entry(entry)
+                end[entry.path] = _held(entry, into)
             except OSError as error:
                 walker.skipped.add(entry.path, error.strerror or str(error))
                 _as_before(entry.path, base, end)
-                continue
-            try:
-                size = entry.status.st_size
-                oid = name_of(size, chunks(fd))
-                if not store.knows(oid):
-                    os.lseek(fd, 0, os.SEEK_SET)
-                    oid = into.keep(_whole(fd, MAX_FILE_BYTES))
-                end[entry.path] = Held(entry.mode, oid)
-            finally:
-                os.close(fd)
         for path in walker.linked():
             walker.skipped.add(path, "also a file elsewhere, by a hard link")
             end.pop(path, None)
@@ -112,6 +108,22 @@ def look(
             walker.skipped.add(".gitignore", "git gave up on its patterns")
         into.tree(ref, end)
     return end, walker.skipped
+
+
+def _held(entry: Entry, into: Import) -> Held:
+    if entry.is_link:
+        return Held(entry.mode, into.keep(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
+    fd = open_entry(entry)
+    try:
+        size = os.fstat(fd).st_size
+        if size <= IN_MEMORY_BYTES:
+            return Held(entry.mode, into.keep(_whole(fd, 2 * IN_MEMORY_BYTES)))
+        oid = name_of(size, chunks(fd))
+        os.lseek(fd, 0, os.SEEK_SET)
+        into.content(oid, size, chunks(fd))
+        return Held(entry.mode, oid)
+    finally:
+        os.close(fd)
 
 
 def _as_before(path: str, base: Files, end: Files) -> None:

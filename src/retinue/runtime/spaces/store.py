@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from retinue.runtime.spaces import git
 
 # What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
 _ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
+WAIT_SECONDS = 0.2
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
 
@@ -40,6 +43,7 @@ class Store:
         self.folder = folder
         self._known: set[str] = set()
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
 
     def made(self) -> Store:
         with self._lock:
@@ -50,6 +54,17 @@ class Store:
                 Path(self.folder, "info").mkdir(exist_ok=True)
                 Path(self.folder, "info", "attributes").write_text(_ATTRIBUTES)
         return self
+
+    @contextmanager
+    def alone(self, stop: threading.Event) -> Iterator[None]:
+        """Waits for its turn, as long as it is wanted."""
+        while not self._turn.acquire(timeout=WAIT_SECONDS):
+            if stop.is_set():
+                raise RetinueError("stopped")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def knows(self, oid: str) -> bool:
         return oid in self._known
@@ -96,11 +111,12 @@ class Import:
         self._new: set[str] = set()
 
     def __enter__(self) -> Import:
-        line, env = git.command("fast-import", "--quiet", "--done", "--force", git_dir=self._store.folder)
+        line, env = git.command("fast-import", "--quiet", "--done", "--force", "--depth=0", git_dir=self._store.folder)
         self._process = subprocess.Popen(
             line, env=env, cwd=self._store.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )  # fmt: skip
+        self._put(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
         return self
 
     def __exit__(
@@ -118,12 +134,17 @@ class Import:
             self._store.learn(self._new)
 
     def content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
-        """A content whose name and size are known, unless the store has it."""
+        """A content whose name and size are known, unless the store has it. One that is another by now ends all."""
         if oid in self._new or self._store.knows(oid):
             return
+        digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
         self._put(b"blob\ndata %d\n" % size)
         for chunk in data:
-            self._put(chunk)
+            self._put(chunk[:left])
+            digest.update(chunk)
+            left -= len(chunk)
+        if left or digest.hexdigest() != oid:
+            raise RetinueError("a file was changed while it was looked at")
         self._put(b"\n")
         self._new.add(oid)
 

@@ -47,7 +47,7 @@ class _Journal(msgspec.Struct, frozen=True):
 def swap(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
     """Makes the changes in `root`. `aside` is a folder of ours on the same file system."""
     with _alone(aside):
-        recover(aside)
+        _recover(aside)
         staging = private_folder(f"{aside}/{secrets.token_hex(8)}")
         try:
             _stage(staging, changes, store)
@@ -67,6 +67,13 @@ def swap(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> N
 
 def recover(aside: str) -> bool:
     """Puts back what a process that died had begun; whether there was such a thing."""
+    if not Path(aside).is_dir():
+        return False
+    with _alone(aside):
+        return _recover(aside)
+
+
+def _recover(aside: str) -> bool:
     found = [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir()]
     for staging in found:
         if (staging / DONE).exists():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 
 DEEPEST = 256
+MOST = 1_000_000
 CHUNK = 1024 * 1024
 LISTED = 20
 STATE = ".retinue"
@@ -97,7 +98,7 @@ class Walker:
         self._foreign = foreign
         self._stop = stop
         self._links: dict[tuple[int, int], tuple[int, list[str]]] = {}
-        self._device = 0
+        self._device = self._seen = 0
 
     def entries(self) -> Iterator[Entry]:
         """Folders before what is in them, in the order of their names."""
@@ -127,6 +128,9 @@ class Walker:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:
                 continue
+            self._seen += 1
+            if self._seen > MOST:
+                raise RetinueError(f"{shown(self._root)} holds more than {MOST:,} files and folders")
             entry = Entry(path, status, folder, name, ignored)
             if not self._wanted(entry):
                 continue

@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     runs = _open(tree, chosen(tree, found))
     if not runs:
         return 0
+    if takeover.recover(f"{state}/applying"):
+        screen.warn("an earlier apply was interrupted: what it had done is undone")
     target = str(find_project(Path.cwd()))
     made = takeover.plan(runs, target)
     if made.conflicts:

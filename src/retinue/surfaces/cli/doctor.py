@@ -87,7 +87,9 @@ def _sqlite() -> Check:
 def _git() -> Check:
     found = shutil.which("git")
     if found is None:
-        return Check("git", "warn", "not found; runs work, but there is no history to go back to")
+        return Check(
+            "git", "warn", "not found; runs work, but not in a copy or worktree, and there is no history to go back to"
+        )
     try:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
