@@ -43,7 +43,7 @@ class Spaces:
         self._lock = threading.Lock()
 
     def open(self, space: Space, stop: threading.Event) -> Made:
-        """Makes the workspace and keeps how it began. One that was made before, by a process that is gone, is used as it
+        """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
         is; one that was only half made is made anew. Those of a tree are made one after the other, so that what they
         have in common is kept once."""
         if read_fact(space.own, SPACE, SpaceFact) is not None:
