@@ -29,7 +29,6 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.requirement("P31")
 @pytest.mark.parametrize("kind", ["worktree", "copy"])
 async def test_nothing_in_a_workspaces_git_is_ever_run(tmp_path: Path, kind: str) -> None:
     project, harm = repository(tmp_path / "p"), tmp_path / "harm"
@@ -266,7 +265,6 @@ def content_of(entry: Entry) -> bytes:
         os.close(fd)
 
 
-@pytest.mark.requirement("P31")
 def test_swapping_a_path_while_it_is_looked_at_leads_nowhere(tmp_path: Path) -> None:
     looked_at(tmp_path, swaps=200, seed=1)
     assert hashed(tmp_path / "outside")["secret"]

@@ -2,13 +2,19 @@
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 import retinue
 from retinue import Profile
+from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
+from retinue.runtime.folders import StateFolder
+from retinue.runtime.spaces.space import Space
+from retinue.runtime.spaces.spaces import Spaces, settle
+from retinue.supervisor.places import default_kind
 from retinue.testing import scripted
 from tests.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import LINES, changes, copied, git, hashed, repository, seen, shell, work
@@ -178,7 +184,7 @@ async def test_a_copy_that_would_be_too_large_is_an_error_and_leaves_nothing(tmp
 CODER = Profile("coder", "You code.", workspace="worktree")
 
 
-@pytest.mark.requirement("MASS-19", "MASS-22", "P31")
+@pytest.mark.requirement("MASS-19", "MASS-22")
 async def test_a_child_of_a_child_starts_from_its_parents_state(tmp_path: Path) -> None:
     project = repository(tmp_path / "p", **{".gitignore": "*.o\n"})
     inner = Profile("inner", "You code too.", workspace="worktree")
@@ -273,3 +279,44 @@ async def test_many_copies_of_one_project_are_kept_once(tmp_path: Path) -> None:
     async with retinue.open(project=project, mode="yes") as r:  # in memory, so all of it is gone afterwards
         kept = await r.run(Profile("main", model=model, workspace="copy"), "go")
     assert kept.status == "done" and not Path(kept.workspace).exists()
+
+
+def test_a_workspace_that_is_there_is_used_and_a_half_made_one_is_made_anew(tmp_path: Path) -> None:
+    """As a resumed run finds it."""
+    project = repository(tmp_path / "p")
+    own = project / ".retinue/runs/t/0"
+    space = Space("worktree", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    (own / "workspace/half").mkdir(parents=True)
+    Spaces().open(space, threading.Event())
+    assert sorted(os.listdir(own / "workspace")) == [".git", "a.txt"]
+    (own / "workspace/work").write_text("done so far")
+    Spaces().open(space, threading.Event())
+    assert (own / "workspace/work").read_text() == "done so far"
+    fact, changed = settle(space)
+    assert (fact.count, changed) == (1, {"work"})
+
+
+def test_making_one_can_be_stopped(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    own = project / ".retinue/runs/t/0"
+    space = Space("copy", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RetinueError, match="stopped"):
+        Spaces().open(space, stop)
+    assert not (own / "workspace").exists()
+
+
+def test_what_a_run_gets_when_nobody_says() -> None:
+    """Behind walls nobody works in the project itself; the walls' own runtimes are not here yet."""
+    state = StateFolder(None, project=Path("/nonexistent"))
+    assert default_kind(state, Profile("p"), primary=True) == "shared"
+    assert default_kind(state, Profile("p"), primary=False) == "scratch"
+    walled = Profile("p")
+    object.__setattr__(walled, "runtime", "isolated")
+    assert (default_kind(state, walled, primary=True), default_kind(state, walled, primary=False)) == (
+        "copy",
+        "scratch",
+    )
+    state.in_repository = True
+    assert default_kind(state, walled, primary=True) == default_kind(state, walled, primary=False) == "worktree"
