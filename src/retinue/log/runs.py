@@ -112,11 +112,12 @@ class RunView:
         ended = self.ended
         if ended is None:
             raise ValueError(f"run {self.path} has not ended")
-        known = ended.status in STATUSES
-        unknown = ending_texts("failed", name=self.agent, primary=False)
+        if ended.status not in STATUSES:
+            text, details = ending_texts("failed", name=self.agent, primary=False)
+            ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
         return Result(
             name=self.agent,
-            final_response=ended.final_response if known else unknown[0],
+            final_response=ended.final_response,
             total_turns=self.turns,
             tool_count=self.tool_count,
             tool_logs=self.tool_logs,
@@ -124,8 +125,8 @@ class RunView:
             cost=None if self.unpriced else self.cost,
             success=ended.status == "done",
             duration_ms=ended.duration_ms,
-            error_details=ended.error_details if known else unknown[1],
-            status=ended.status if known else "failed",  # type: ignore[arg-type]
+            error_details=ended.error_details,
+            status=ended.status,  # type: ignore[arg-type]
             tree=tree,
             run=self.number,
             path=self.path,

@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from retinue.core.errors import LogError
-from retinue.core.events import Delta, Event, RunEnded, decode, encode
+from retinue.core.events import Delta, Event, RunEnded, decode, encode_kept
 from retinue.log import schema
 from retinue.log.feed import Feed
 from retinue.log.locks import sign, take
@@ -196,7 +196,7 @@ class SqliteLog:
     def _write(self, batch: list[Event]) -> LogError | None:
         begun = [event.tree for event in batch if event.seq == 1]
         try:
-            schema.insert(self._db, begun=begun, lines=map(encode, batch))
+            schema.insert(self._db, begun=begun, lines=encode_kept(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the one who writes
             return LogError(f"cannot write the log {self.path}: {one_line(error)}")
         self.commits += 1

@@ -227,8 +227,9 @@ class Desk:
 
     def forget(self, tree: str) -> None:
         """The tree has ended: what was answered for it is over."""
-        for key in [key for key in self._standing if key[0] == tree]:
-            del self._standing[key]
+        if self._standing:
+            for key in [key for key in self._standing if key[0] == tree]:
+                del self._standing[key]
         if self.shown:
             self.shown = {key: digest for key, digest in self.shown.items() if key[0] != tree}
 

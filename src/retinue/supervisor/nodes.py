@@ -112,6 +112,12 @@ class Node:
         if self.parent is not None:
             self.parent.wake()
 
+    def let_go(self) -> None:
+        """The tree has ended; only the view is looked at from now on."""
+        self.link = None  # type: ignore[assignment]
+        self.context = self.deadline = self.stall = None
+        self.children = ()
+
     def time_out(self) -> None:
         self.stop("timed_out")
 

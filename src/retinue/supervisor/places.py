@@ -20,15 +20,16 @@ def folders_of(
     above = state.project if parent is None else parent.folders.path
     kind = profile.workspace or default_kind(state, profile, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
-    others = list(readable)
+    others, snapshots = list(readable), state.snapshots(ref.tree)
     if task.include_temp_workspace:
-        others.insert(0, state.snapshots(ref.tree))
+        others.insert(0, snapshots)
     if task.include_parent_workspace and kind != "shared":
         others.insert(0, above)
     if kind == "shared":
         return RunFolders(own, above, others)
     workspace = f"{own}/workspace"
-    snapshots = "" if parent is None else state.snapshots(ref.tree)
+    if parent is None:
+        snapshots = ""  # it has no siblings
     if kind == "scratch":
         return RunFolders(own, workspace, others, None, snapshots)
     begun, source = _source(state, parent, kind)
@@ -61,13 +62,13 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
 
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
-    parts = [node.plan.system, node.wish.context]
+    parts = [part for part in (node.plan.system, node.wish.context) if part]
     folders = node.folders
     if node.plan.tools:
-        readable = ", ".join(folders.readable)
+        readable = ", ".join(folders.readable) or "nothing else"
         copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
-        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable or 'nothing else'}.")
-    return "\n\n".join(part for part in parts if part)
+        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")
+    return "\n\n".join(parts)
 
 
 def row_of(view: RunView, tree: str) -> Row:

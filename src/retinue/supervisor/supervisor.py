@@ -282,6 +282,7 @@ class Supervisor:
         if node.parent is None:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
+            tree.let_go()
         elif node.background and not node.parent.ending:
             self._notify(tree, node.parent, node)
         node.finish()

@@ -15,25 +15,19 @@ from retinue.supervisor.nodes import Node
 from retinue.supervisor.slots import Slots
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_PAIRS = [tens + ones for tens in _DIGITS for ones in _DIGITS]
 _counter = itertools.count(random.getrandbits(20))
-
-
-def _base36(number: int, width: int) -> str:
-    text = ""
-    for _ in range(width):
-        number, digit = divmod(number, 36)
-        text = _DIGITS[digit] + text
-    return text
 
 
 def new_tree_id() -> str:
     """Ten characters that sort by time: the second, then a count that starts at a random place in each process."""
-    return _second(int(time.time())) + _base36(next(_counter), 4)
+    count = next(_counter)
+    return _second(int(time.time())) + _PAIRS[count // 1296 % 1296] + _PAIRS[count % 1296]
 
 
 @lru_cache(1)
 def _second(now: int) -> str:
-    return _base36(now, 6)
+    return _PAIRS[now // 1296**2 % 1296] + _PAIRS[now // 1296 % 1296] + _PAIRS[now % 1296]
 
 
 class Tree:
@@ -79,6 +73,11 @@ class Tree:
             label = f"{wanted}-{self.labels[wanted]}"
         self.labels[label] = 1
         return label
+
+    def let_go(self) -> None:
+        """The tree has ended: unties its circles, so that its memory is free now and not when the collector comes."""
+        for node in self.nodes:
+            node.let_go()
 
     @property
     def ended(self) -> bool:
