@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.runtime.spaces import ignores, merging, spaces, swapping
+from retinue.runtime.spaces import ignores, merging, spaces, swapping, walk
 from retinue.runtime.spaces.store import Import, Store
 from retinue.runtime.spaces.walk import Entry, Walker, forbidden, open_entry
 from retinue.supervisor import takeover
@@ -144,6 +144,18 @@ async def test_hard_links_fifos_and_devices_are_left_out_and_said(tmp_path: Path
     )
     assert "hard (also a file elsewhere, by a hard link)" in str(result.warning)
     assert SECRET.encode() not in takeover.diff(copied(result), "-p")
+
+
+async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = repository(tmp_path / "p", **{"d/e/f/g": "1\n", "kept": "2\n"})
+    monkeypatch.setattr(walk, "DEEPEST", 2)
+    result = await work(project, "rm kept; mkfifo kept; rm a.txt", kind="copy")
+    assert changes(result) == {"a.txt": "deleted"}
+    assert "kept (a FIFO)" in str(result.warning)
+    monkeypatch.setattr(walk, "DEEPEST", 256)
+    whole = await work(project, "mkfifo x", kind="copy")
+    monkeypatch.setattr(walk, "DEEPEST", 2)
+    assert spaces.settle(copied(whole).space)[0].count == 0
 
 
 async def test_a_workspace_that_was_replaced_by_a_link_is_not_looked_into(tmp_path: Path) -> None:

@@ -299,6 +299,18 @@ async def test_a_child_that_conflicts_or_has_no_copy_is_said_without_a_question(
     assert not asked.questions and (project / "a.txt").read_text() == "other\n"
 
 
+async def test_a_rule_that_denies_is_not_passed_by(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    before = hashed(project)
+    asked = Asked()
+    _, events = await seen(
+        project, parent("1", "nobody"), profiles=[CODER], mode="ask", approver=asked, deny=["apply_subagent"]
+    )
+    results = [body.text for body in bodies(events, ToolResult, run=0) if body.name == "apply_subagent"]
+    assert all("the rule apply_subagent forbids it" in text for text in results) and len(results) == 2
+    assert not asked.questions and hashed(project) == before
+
+
 async def test_a_grandchilds_changes_go_up_step_by_step(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     inner = Profile("inner", "You code too.", workspace="copy")

@@ -63,8 +63,8 @@ class Spaced:
         leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             told = await asyncio.shield(leaving)
-        except RetinueError as error:
-            told = [str(error)]
+        except (RetinueError, OSError) as error:
+            told = [f"what it changed was not looked at: {error}"]
         for text in told:
             link.emit(Warned(text, code="workspace"))
 

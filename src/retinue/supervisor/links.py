@@ -62,7 +62,7 @@ class RunLink:
             verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
-            if call.name == APPLY:
+            if call.name == APPLY and verdict.what == "ask":
                 shown = await takeover.question(self, call)
                 if shown is None:
                     return _ALLOW  # there is nothing to say yes to: the call itself says why

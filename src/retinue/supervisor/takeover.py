@@ -37,6 +37,7 @@ NO_COPY = "{who} worked in no copy, so there is nothing to take over: its worksp
 NOTHING = "{who} changed no files"
 ALREADY = "the changes of {who} were taken over already, into {into}, {at}"
 CONFLICTS = "nothing was changed: {count} of the files cannot be taken over:\n{why}"
+UNASKED = ""  # instead of a digest: there was nothing to say yes to
 PREVIEW_BYTES = 1024 * 1024  # of a diff in a question, and so in the log
 
 
@@ -176,13 +177,15 @@ def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
 async def question(link: RunLink, call: Call) -> str | None:
     """What a person is shown before a parent takes over: the whole of what would change in its workspace. None when
     nothing can be, and then the call says why and changes nothing."""
+    shown, key = link.supervisor.desk.shown, (link.ref.tree, link.ref.run, call.id)
+    shown[key] = UNASKED
     try:
         one, made = await asyncio.to_thread(_wished, link.node, call)
-    except (ToolError, RetinueError):
+    except RetinueError:
         return None
     if made.conflicts:
         return None
-    link.supervisor.desk.shown[link.ref.tree, link.ref.run, call.id] = made.digest
+    shown[key] = made.digest
     text = made.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
     more = (
         f"\n[... {len(made.diff) - PREVIEW_BYTES} bytes more: retinue diff {one.name}]"
@@ -198,7 +201,7 @@ async def apply_child(link: RunLink, call: Call) -> Outcome:
 
     def work() -> Outcome:
         one, made = _wished(link.node, call)
-        if promised is not None and promised != made.digest:
+        if promised is not None and promised != made.digest and not (promised == UNASKED and made.conflicts):
             raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was taken over")
         carry_out(made, [one], aside=_aside(link.node))
         lines = listed(changes_of(one).files, changes_of(one).count)

@@ -98,12 +98,13 @@ def look(
                     raise OSError(None, "too large")
                 end[entry.path] = _held(entry, into)
             except OSError as error:
-                walker.skipped.add(entry.path, error.strerror or str(error))
-                _as_before(entry.path, base, end)
+                walker.leave_out(entry.path, error.strerror or str(error))
         for path in walker.linked():
-            walker.skipped.add(path, "also a file elsewhere, by a hard link")
+            walker.leave_out(path, "also a file elsewhere, by a hard link")
             end.pop(path, None)
-            _as_before(path, base, end)
+        for path in base.keys() - end.keys():
+            if _is_unseen(path, walker.unseen):  # what cannot be looked at has not been deleted
+                end[path] = base[path]
         if ignores.gave_up:
             walker.skipped.add(".gitignore", "git gave up on its patterns")
         into.tree(ref, end)
@@ -126,10 +127,8 @@ def _held(entry: Entry, into: Import) -> Held:
         os.close(fd)
 
 
-def _as_before(path: str, base: Files, end: Files) -> None:
-    """What cannot be looked at has not been deleted."""
-    if path in base:
-        end[path] = base[path]
+def _is_unseen(path: str, unseen: set[str]) -> bool:
+    return bool(unseen) and (path in unseen or any(path[:at] in unseen for at, c in enumerate(path) if c == "/"))
 
 
 def _whole(fd: int, limit: int) -> bytes:

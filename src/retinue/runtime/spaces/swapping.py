@@ -96,8 +96,11 @@ def _alone(aside: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-        if made:  # a project that has no state of ours stays without
-            shutil.rmtree(Path(aside).parent, ignore_errors=True)
+        if made:  # a project that has no state of ours stays without, unless something had to be left there
+            with suppress(OSError):
+                Path(aside, "lock").unlink()
+                Path(aside).rmdir()
+                Path(aside).parent.rmdir()
 
 
 def _step(change: Change) -> _Step:

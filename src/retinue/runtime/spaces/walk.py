@@ -80,7 +80,7 @@ def forbidden(name: str) -> bool:
 
 class Walker:
     """One look at one folder. `foreign` says that a run could write there: then what is also a file elsewhere (a hard
-    link), or lies on another file system, is left out."""
+    link), or lies on another file system, is left out. `unseen` is all that was left out, with what may be below."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Walker:
         stop: threading.Event | None = None,
     ) -> None:
         self.skipped = Skipped()
+        self.unseen: set[str] = set()
         self._root = root
         self._ignored = ignored
         self._inside_ignored = inside_ignored
@@ -111,6 +112,10 @@ class Walker:
             yield from self._inside(top, "", 0, False)
         finally:
             os.close(top)
+
+    def leave_out(self, path: str, why: str) -> None:
+        self.skipped.add(path, why)
+        self.unseen.add(path)
 
     def linked(self) -> set[str]:
         """After the walk: the files that are also files somewhere else."""
@@ -145,10 +150,10 @@ class Walker:
     def _wanted(self, entry: Entry) -> bool:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
-            self.skipped.add(entry.path, _KINDS[kind])
+            self.leave_out(entry.path, _KINDS[kind])
             return False
         if self._foreign and entry.status.st_dev != self._device:
-            self.skipped.add(entry.path, "on another file system")
+            self.leave_out(entry.path, "on another file system")
             return False
         if self._foreign and kind == stat.S_IFREG and entry.status.st_nlink > 1:
             key = (entry.status.st_dev, entry.status.st_ino)
@@ -157,16 +162,16 @@ class Walker:
 
     def _below(self, entry: Entry, depth: int) -> Iterator[Entry]:
         if depth >= DEEPEST:
-            self.skipped.add(entry.path, "nested too deeply")
+            self.leave_out(entry.path, "nested too deeply")
             return
         try:
             inner = os.open(entry.name, _STEP, dir_fd=entry.folder)
         except OSError as error:  # swapped, gone, or not ours to read
-            self.skipped.add(entry.path, error.strerror or str(error))
+            self.leave_out(entry.path, error.strerror or str(error))
             return
         try:
             if not os.path.samestat(os.fstat(inner), entry.status):
-                self.skipped.add(entry.path, "changed while it was looked at")
+                self.leave_out(entry.path, "changed while it was looked at")
                 return
             yield from self._inside(inner, f"{entry.path}/", depth + 1, entry.ignored)
         finally:
