@@ -15,9 +15,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from retinue.core.errors import LogError
-from retinue.core.events import Delta, Event, RunEnded, decode, encode_kept
+from retinue.core.events import Delta, Event, decode, encode_kept
 from retinue.log import schema
-from retinue.log.feed import Feed
+from retinue.log.feed import Feed, ends
 from retinue.log.locks import sign, take
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
@@ -150,7 +150,7 @@ class SqliteLog:
             return Feed(keep=KEEP)
         event = decode(last[1])
         feed = Feed(keep=KEEP, first=event.seq + 1)
-        feed.ended = event.run == 0 and type(event.body) is RunEnded
+        feed.ended = ends(event)
         return feed
 
     def _publish(self, event: Event) -> None:
