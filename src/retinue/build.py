@@ -21,6 +21,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
+from retinue.core.plans import Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
@@ -28,6 +29,8 @@ from retinue.core.traces import Telemetry, traceparent_of
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
+from retinue.runtime.spaced import Spaced
+from retinue.runtime.spaces.spaces import MAX_MIB, Spaces
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -57,11 +60,11 @@ cassette: Cassette | None = None  # set by the pytest plugin while a test of its
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written;
-    `trusting` says that it is the project's own, which stays trusted then. `wait_approvals` is how many seconds a
-    question waits for somebody when no approver is attached. `log_file` is the one to write, where that is not just
-    any free one. `telemetry` True sends what happens as OpenTelemetry's variables say; `traced` makes new trees part
-    of the trace in TRACEPARENT. `network` are the hosts that may be fetched from, reached through `dialer` (which no
-    file can name)."""
+    `trusting` says that it is the project's own, which stays trusted then. `setup` is run in every new copied
+    workspace. `wait_approvals` is how many seconds a question waits for somebody when no approver is attached.
+    `log_file` is the one to write, where that is not just any free one. `telemetry` True sends what happens as
+    OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` are the hosts
+    that may be fetched from, reached through `dialer` (which no file can name)."""
 
     project: Path
     state: Path | None = None
@@ -78,6 +81,8 @@ class Parts:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     skills: Callable[[Profile], str] = lambda _: ""
+    setup: Setup | None = None
+    workspace_max_mib: int | None = None
     clock: Clock | None = None
     prices: Prices | None = None
     log_file: Path | None = None
@@ -105,7 +110,7 @@ def supervisor(parts: Parts) -> Supervisor:
             network=parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
         ),
-        runtime=Inherited(),
+        runtime=Spaced(Inherited(), setup=parts.setup, spaces=Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)),
         state=state,
         clock=clock,
         policy=policy,
@@ -344,6 +349,8 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "rules_file": settings.file or project.folder / "retinue.yaml",
             "trusting": config is None,
             "approval_timeout": settings.approval_timeout,
+            "setup": _setup(settings),
+            "workspace_max_mib": settings.workspace_max_mib,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
@@ -361,6 +368,11 @@ def _wants_telemetry(said: bool | None) -> bool:
     if said is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
         return bool(importlib.import_module(f"{OTEL}.providers").asked_for(os.environ))
     return bool(said)
+
+
+def _setup(settings: Any) -> Setup | None:
+    command = settings.workspace_setup
+    return None if command is None else Setup(command, settings.workspace_setup_timeout)
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

@@ -90,3 +90,11 @@ def test_the_readme_names_only_commands_and_targets_there_are() -> None:
     known = retinue("--help", cwd=ROOT).stdout
     for command in set(re.findall(r"^\$ retinue (\w+)", text, re.MULTILINE)):
         assert re.search(rf"^ +{command}\b", known, re.MULTILINE), command
+
+
+def test_the_config_of_the_page_of_workspaces_loads(tmp_path: Path) -> None:
+    [config] = snippets(ROOT / "docs/workspaces.md", "yaml")
+    (tmp_path / "retinue.yaml").write_text(config)
+    project = load_project(tmp_path)
+    [coder] = [profile for profile in project.profiles if profile.name == "coder"]
+    assert (coder.workspace, project.settings.workspace_setup) == ("worktree", "npm ci")

@@ -20,6 +20,7 @@ from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, Task
 from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer, web
+from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialing import Dialer
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
@@ -37,6 +38,7 @@ LOCAL: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
+    "apply_subagent": ApplySubagent,
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096

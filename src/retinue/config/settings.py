@@ -12,6 +12,9 @@ retention_days: 30               # what `retinue gc` keeps
 network:
   allow: [docs.python.org, "*.example.com"]  # hosts that web_fetch may read from; none unless named, "*" is all
 telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
+workspace_setup: npm ci          # run in each new copy or worktree before its run begins
+workspace_setup_timeout: 600     # its seconds
+workspace_max_mib: 2048          # how large a copy or worktree may be
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
@@ -51,9 +54,11 @@ from retinue.config.files import read_text
 from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
 from retinue.config.shapes import (
+    COUNT,
     DRAFT,
     FLAG,
     NUMBER,
+    POSITIVE,
     TEXT,
     TEXTS,
     WHOLE,
@@ -68,7 +73,7 @@ from retinue.config.shapes import (
 )
 from retinue.config.values import Node, Section
 from retinue.config.yaml import parse_yaml
-from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
+from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SETUP_SECONDS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.network import HOST_PATTERN, parse_host
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, NO_WALLS, RULE_PATTERN, Rules, parse_rule
@@ -111,6 +116,9 @@ class Settings:
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
     network: tuple[str, ...] = ()
+    workspace_setup: str | None = None
+    workspace_setup_timeout: float = SETUP_SECONDS
+    workspace_max_mib: int | None = None
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -271,6 +279,9 @@ SETTINGS = Shape(
         Key("max_cost", NUMBER, "the same in US dollars; needs models whose price is known", "5.00"),
         Key("stall", NUMBER, "seconds in which nothing may happen in a run and below it; null is none", "300"),
         Key("retention_days", NUMBER, "what `retinue gc` keeps", "30"),
+        Key("workspace_setup", WORD, "a command run in each new copy or worktree before its run begins", "npm ci"),
+        Key("workspace_setup_timeout", POSITIVE, "its seconds", "600"),
+        Key("workspace_max_mib", COUNT, "how large a copy or worktree may be", "2048"),
         Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
         Key("telemetry", FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", "true"),
         Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
@@ -285,13 +296,16 @@ def _settings(section: Section, path: Path) -> Settings:
     found = SETTINGS.read(section)
     coordination = (found.get("orchestrator") or {}).get("coordination") or {}
     given = {key: value for key, value in coordination.items() if value is not None}
-    retention = found.get("retention_days")
+    retention, timeout = found.get("retention_days"), found.get("workspace_setup_timeout")
     settings = Settings(
         model=found.get("model"),
         limits=_limits(found, _OF_THE_TREE),
         rules=found.get("approvals") or Rules(),
         approval_timeout=found.get("approval_timeout"),
         retention_days=RETENTION_DAYS if retention is None else retention,
+        workspace_setup=found.get("workspace_setup"),
+        workspace_setup_timeout=SETUP_SECONDS if timeout is None else timeout,
+        workspace_max_mib=found.get("workspace_max_mib"),
         telemetry=found.get("telemetry"),
         network=found.get("network") or (),
         profiles=found.get("profiles") or {},

@@ -97,6 +97,8 @@ def texts_like(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
 
 WHOLE = Kind(lambda node: node.integer(minimum=0), {"type": "integer", "minimum": 0})
 NUMBER = Kind(lambda node: node.number(minimum=0), {"type": "number", "minimum": 0})
+COUNT = Kind(lambda node: node.integer(minimum=1), {"type": "integer", "minimum": 1})
+POSITIVE = Kind(lambda node: node.number(minimum=1), {"type": "number", "minimum": 1})
 FLAG = Kind(Node.flag, {"type": "boolean"})
 TEXT = Kind(Node.text, {"type": "string"})
 WORD = Kind(Node.word, {"type": "string", "pattern": r"\S"})

@@ -1,9 +1,10 @@
 """Whether what a project's retinue.yaml loosens is in force: only when the user has said so of exactly this text.
 
 A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in
-any case; what it loosens (mode yes, allow, hosts, limits above the defaults) waits for a yes. The answer is kept
-outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of the text it was
-given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks nobody: surfaces do.
+any case; what it loosens (mode yes, allow, hosts, a setup command, limits above the defaults) waits for a yes. The
+answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of
+the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks nobody:
+surfaces do.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         for key, given in settings.profiles.items()
     }
     words += [f"network.allow: {host}" for host in settings.network]
+    if settings.workspace_setup is not None:
+        words.append(f"workspace_setup: {settings.workspace_setup}")
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
-    return replace(settings, rules=narrow, limits=limits, profiles=profiles, network=(), **timeouts), words
+    narrower: dict[str, Any] = {"network": (), "workspace_setup": None}
+    return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
 
 
 def _bounded(limits: Limits, prefix: str, words: list[str]) -> Limits:

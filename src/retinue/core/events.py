@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from retinue.core.limits import Limits
+from retinue.core.results import ChangedFile
 from retinue.core.usage import Usage
 
 
@@ -215,7 +216,8 @@ class Gap(Body, frozen=True, gc=False, tag="gap"):
 
 class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
-    that did not finish; `structured` is the payload of `final_answer`."""
+    that did not finish; `structured` is the payload of `final_answer`. `changed_files` are the first of the
+    `changed_count` files that it changed in its copy of a folder."""
 
     kind: ClassVar[str] = "run.ended"
     status: str
@@ -225,6 +227,8 @@ class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     partial: str = ""
     structured: Any = None
     file: str = ""
+    changed_files: tuple[ChangedFile, ...] = ()
+    changed_count: int = 0
 
 
 class Unknown:

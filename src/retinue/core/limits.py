@@ -21,6 +21,7 @@ INLINE_BYTES = 50 * 1024
 EVENT_BYTES = 4 * 1024 * 1024
 OUTPUT_TOKENS = 16_384
 RETENTION_DAYS = 30.0
+SETUP_SECONDS = 600.0
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -53,6 +53,13 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
 
 
+class Setup(msgspec.Struct, frozen=True, gc=False):
+    """A command of the user's that is run in a new copied workspace before the run begins."""
+
+    command: str
+    seconds: float
+
+
 class Job(msgspec.Struct, frozen=True, gc=False):
     """One run as its runtime gets it."""
 
@@ -65,6 +72,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     folders: Folders
     context: Context | None
     past: Past | None = None
+    setup: Setup | None = None
 
 
 class Runtime(Protocol):

@@ -15,9 +15,9 @@ from retinue.core.network import parse_hosts
 from retinue.core.rules import Rules
 
 RuntimeName = Literal["inherited"]
-WorkspaceName = Literal["scratch", "shared"]
+WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
 RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
-WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
+WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
 _NAME = re.compile(NAME_PATTERN)
 

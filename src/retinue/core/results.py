@@ -38,9 +38,17 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
     structured: Any = None
 
 
+class ChangedFile(msgspec.Struct, frozen=True, gc=False):
+    """A file that a run left otherwise than it found it. `status` is added, modified or deleted."""
+
+    status: str
+    path: str
+
+
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
-    of a run that did not finish. `cost` is in US dollars; None says that a price is not known. Encodes to the JSON
+    of a run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
+    `changed_count` in all. `cost` is in US dollars; None says that a price is not known. Encodes to the JSON
     that `--json` prints."""
 
     name: str
@@ -63,6 +71,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     structured: Any = None
     partial: str = ""
     warning: str | None = None
+    changed_files: tuple[ChangedFile, ...] = ()
+    changed_count: int = 0
     children: tuple[Result[Any], ...] = ()
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,24 +29,32 @@ _TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not
 @dataclass
 class Report:
     """What was removed, or would be (then `freed_bytes` are those of folders only). `held` are files with old trees
-    that another process writes just now; `interrupted` are old trees that were kept because they can go on."""
+    that another process writes just now; `interrupted` are old trees that were kept because they can go on, `kept`
+    those with something in their folder that is still wanted."""
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
     held: list[str] = field(default_factory=list)
     interrupted: list[str] = field(default_factory=list)
+    kept: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def collect(state: Path, *, before: float, dry_run: bool = False, interrupted: bool = False) -> Report:
+Wanted = Callable[[Path], list[str]]
+
+
+def collect(
+    state: Path, *, before: float, dry_run: bool = False, interrupted: bool = False, wanted: Wanted = lambda _: []
+) -> Report:
     """Removes every tree of which nothing was heard since that time of the wall clock, but for those that can still go
-    on (unless `interrupted` are to go too) and those that a tree which stays continues."""
+    on (unless `interrupted` are to go too) and those that a tree which stays continues. `wanted` says what in a tree's
+    folder must stay; then the whole tree does."""
     report = Report()
     archive = Archive(state)
     kept = _kept(archive, before, report, interrupted=interrupted)
     for file in archive.files():
         try:
-            _collect(state, file, before, report, dry_run=dry_run, kept=kept)
+            _collect(state, file, before, report, dry_run=dry_run, kept=kept, wanted=wanted)
         except LogError as error:
             report.problems.append(str(error))
         except (apsw.Error, OSError) as error:
@@ -76,7 +85,9 @@ def _kept(archive: Archive, before: float, report: Report, *, interrupted: bool)
     return frozenset(kept)
 
 
-def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run: bool, kept: frozenset[str]) -> None:
+def _collect(
+    state: Path, file: Path, before: float, report: Report, *, dry_run: bool, kept: frozenset[str], wanted: Wanted
+) -> None:
     if not _gone(file, before, kept):
         return
     lock = take(file)
@@ -84,7 +95,13 @@ def _collect(state: Path, file: Path, before: float, report: Report, *, dry_run:
         report.held.append(str(file))
         return
     try:
-        old = _gone(file, before, kept)  # again: somebody may have written it since
+        old = []
+        for tree in _gone(file, before, kept):  # again: somebody may have written it since
+            stays = wanted(state / "runs" / tree) if _TREE.fullmatch(tree) else []
+            if stays:
+                report.kept[tree] = stays
+            else:
+                old.append(tree)
         if dry_run:
             report.removed += old
             report.freed_bytes += sum(_size(state / "runs" / tree) for tree in old)

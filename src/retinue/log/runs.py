@@ -132,6 +132,8 @@ class RunView(Struct, eq=False):
             structured=ended.structured,
             partial=ended.partial,
             warning="; ".join(self.warnings) or None,
+            changed_files=ended.changed_files,
+            changed_count=ended.changed_count,
             children=tuple(child.result(tree) for child in self.children if child.ended is not None),
         )
 

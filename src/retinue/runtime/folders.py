@@ -11,11 +11,16 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean
+
+if TYPE_CHECKING:
+    from retinue.runtime.spaces.space import ChangesFact, Space
 
 
 class StateFolder:
@@ -26,6 +31,11 @@ class StateFolder:
         self.folder = folder or Path(tempfile.gettempdir()) / f"retinue-{secrets.token_hex(8)}"
         self.project = str(project)
         self._runs = str(self.folder / "runs")
+
+    @cached_property
+    def in_repository(self) -> bool:
+        """Whether the project is in a git repository, as far as a look at the folders tells."""
+        return any(os.path.lexists(folder / ".git") for folder in (Path(self.project), *Path(self.project).parents))
 
     def tree_folder(self, tree: str) -> str:
         return f"{self._runs}/{tree}"
@@ -55,16 +65,27 @@ def private_folder(folder: str | Path) -> Path:
 
 
 class RunFolders:
-    """What one run may touch: it writes `workspace`, reads that and the others among `roots`, nothing else."""
+    """What one run may touch: it writes `workspace`, reads that and the others among `roots`, nothing else. `space` is
+    what the workspace is a copy of, if it is one; `snapshots` is where what the run leaves is put for its siblings."""
 
-    __slots__ = ("_made", "_spilled", "own", "path", "readable")
+    __slots__ = ("_made", "_spilled", "changes", "own", "path", "readable", "snapshots", "space")
 
-    def __init__(self, own: str, path: str, readable: Sequence[str]) -> None:
+    def __init__(
+        self, own: str, path: str, readable: Sequence[str], space: Space | None = None, snapshots: str = ""
+    ) -> None:
         self.own = own
         self.path = path
         self.readable = readable
+        self.space = space
+        self.snapshots = snapshots
+        self.changes: ChangesFact | None = None
         self._made: Path | None = None
         self._spilled = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything of the run has asked for its workspace."""
+        return self._made is not None
 
     @property
     def workspace(self) -> Path:
@@ -74,11 +95,12 @@ class RunFolders:
 
     @property
     def searched(self) -> Sequence[Path]:
-        return (self.workspace, *map(Path, self.readable))
+        copied = None if self.space is None else self.space.source  # its files are in the workspace already
+        return (self.workspace, *(Path(path) for path in self.readable if path != copied))
 
     @property
     def roots(self) -> Sequence[Path]:
-        return (*self.searched, Path(self.own, "full_logs"))
+        return (self.workspace, *map(Path, self.readable), Path(self.own, "full_logs"))
 
     def spill(self, name: str) -> Path:
         self._spilled += 1

@@ -57,6 +57,7 @@ class Desk:
         self._answered: dict[str, None] = {}
         self._standing: dict[tuple[str, int | None, str], str] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
 
     # Asking
 
@@ -243,6 +244,8 @@ class Desk:
         if self._standing:
             for key in [key for key in self._standing if key[0] == tree]:
                 del self._standing[key]
+        if self.shown:
+            self.shown = {key: digest for key, digest in self.shown.items() if key[0] != tree}
 
     async def close(self) -> None:
         """Sees to it that no approver is left running."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from retinue.core.errors import Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded
 from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
@@ -49,4 +51,8 @@ def body_of(node: Node, ending: Ending, *, duration_ms: int) -> RunEnded:
         ending = Ending("refused", text, text)
     partial = "" if ending.status == "done" else node.partial or node.view.last_message
     text, file = node.folders.fitting(ending.text)
-    return RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)
+    body = RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)
+    changes = node.folders.changes
+    if changes is None:
+        return body
+    return msgspec.structs.replace(body, changed_files=changes.files, changed_count=changes.count)

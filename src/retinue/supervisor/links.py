@@ -19,7 +19,7 @@ from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW
-from retinue.supervisor import seats, spending
+from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
+APPLY = takeover.APPLY
 NOTHING = Deny("there is nothing to run")
 
 
@@ -61,6 +62,11 @@ class RunLink:
             verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
+            if call.name == APPLY and verdict.what == "ask":
+                shown = await takeover.question(self, call)
+                if shown is None:
+                    return _ALLOW  # there is nothing to say yes to: the call itself says why
+                preview = shown
             desk = self.supervisor.desk
             decision = await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
             self._still_wanted()
@@ -111,6 +117,8 @@ class RunLink:
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._still_wanted()
         run, context = self.node.plan.host.get(call.name), self.node.context
+        if run is None and call.name == APPLY:
+            return takeover.apply_child(self, call)
         if run is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
         return run(call.args, context)

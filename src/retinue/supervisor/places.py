@@ -8,11 +8,14 @@ from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
 from retinue.core.ports import Order, Row, Ticket
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.log.runs import RunView
 from retinue.runtime.folders import RunFolders, StateFolder
+from retinue.runtime.spaces.space import Space
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
+
+COPIED = "a copy of {source}: what you change is in your copy only, until it is taken over"
 
 
 def folders_of(
@@ -20,14 +23,46 @@ def folders_of(
 ) -> RunFolders:
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
-    kind = profile.workspace or ("shared" if parent is None else "scratch")
+    kind = profile.workspace or default_kind(state, profile, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
-    others = list(readable)
+    others, snapshots = list(readable), state.snapshots(ref.tree)
     if task.include_temp_workspace:
-        others.insert(0, state.snapshots(ref.tree))
+        others.insert(0, snapshots)
     if task.include_parent_workspace and kind != "shared":
         others.insert(0, above)
-    return RunFolders(own, above if kind == "shared" else f"{own}/workspace", others)
+    if kind == "shared":
+        return RunFolders(own, above, others)
+    workspace = f"{own}/workspace"
+    if parent is None:
+        snapshots = ""  # it has no siblings
+    if kind == "scratch":
+        return RunFolders(own, workspace, others, None, snapshots)
+    begun, source = _source(state, parent, kind)
+    space = Space(kind, ref.tree, ref.run, own, workspace, source, state.project, begun)
+    return RunFolders(own, workspace, others, space, snapshots)
+
+
+def default_kind(state: StateFolder, profile: Profile, *, primary: bool) -> WorkspaceName:
+    """For a profile that says nothing. Behind a wall nobody works in the project itself."""
+    if profile.runtime == "inherited":
+        return "shared" if primary else "scratch"
+    if state.in_repository:
+        return "worktree"
+    return "copy" if primary else "scratch"
+
+
+def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space | None, str]:
+    """The folder a copy starts from: the parent's. A worktree starts from the nearest one that is the project's."""
+    node = parent
+    while node is not None:
+        space, folders = node.folders.space, node.folders
+        if space is not None:
+            return space, space.path
+        is_scratch = folders.path == f"{folders.own}/workspace"
+        if is_scratch and kind == "copy":
+            return None, folders.path
+        node = node.parent
+    return None, state.project
 
 
 def system_of(node: Node) -> str:
@@ -36,7 +71,8 @@ def system_of(node: Node) -> str:
     folders = node.folders
     if node.plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
-        parts.append(f"Your workspace is {folders.path}. You may also read: {readable}.")
+        copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
+        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")
     return "\n\n".join(parts)
 
 

@@ -18,9 +18,10 @@ from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import ChangedFile, Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
+from retinue.supervisor import takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
@@ -71,6 +72,25 @@ class Run:
         """Waits for the ending. A run that failed is a Result, not an exception."""
         await self._node.join()
         return self._node.result()
+
+    async def diff(self) -> str:
+        """What the run has changed in its copy or worktree, as git shows it."""
+        one, live = self._copied(), not self._node.finished
+        return (await asyncio.to_thread(takeover.diff, one, "-p", "-M", live=live)).decode("utf-8", "backslashreplace")
+
+    async def apply(self) -> Sequence[ChangedFile]:
+        """Takes over what the run, which has ended, changed in its copy into the folder it was made of: all of it, or,
+        where it conflicts with that folder as it is now, nothing, and RetinueError says why. Asks nobody."""
+        if not self._node.finished:
+            raise RetinueError(f"{self.path} has not ended yet")
+        return await asyncio.to_thread(takeover.take_over, self._copied())
+
+    def _copied(self) -> takeover.Copied:
+        one = takeover.copied_by(self._node)
+        if one is None:
+            workspace = self._node.folders.path
+            raise RetinueError(takeover.NO_COPY.format(who=self.path, workspace=workspace))
+        return one
 
     async def cancel(self) -> bool:
         """Stops the run and all below it; False when it has ended or is stopping already."""

@@ -70,7 +70,7 @@ def readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
     """The resolved path, which is inside one of the run's roots. A relative path is the first root's that has it."""
     path = _resolve(folders.workspace, raw, tool)
     if not path.exists() and not Path(raw).is_absolute():
-        others = (_resolve(root, raw, tool) for root in folders.roots)
+        others = (_resolve(root, raw, tool) for root in folders.searched)
         path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
     if _root_of(path, folders.roots) is None:
         raise ToolError(f"{tool}: {quoted(raw)} is outside this run's folders")

@@ -15,6 +15,7 @@ from retinue.core.ports import Ticket
 from retinue.core.profiles import Task
 from retinue.core.results import Result
 
+LISTED_CHANGES = 50
 OPERATION = "spawn_subagents"
 TASK_KEYS = (
     "task", "task_context", "subagent_type", "subagent_id", "context_paths", "include_parent_workspace",
@@ -165,7 +166,16 @@ def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str
         "token_usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
         "log_path": log_path,
         "warning": result.warning,
+        **_changes(result),
     }
+
+
+def _changes(result: Result[Any]) -> dict[str, Any]:
+    """What it changed in a copy of its own, for who might want to take it over."""
+    if not result.changed_count:
+        return {}
+    listed = [f"{file.status} {file.path}" for file in result.changed_files[:LISTED_CHANGES]]
+    return {"changed_files": listed, "changed_count": result.changed_count}
 
 
 def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from retinue.config.project import load_project
-from retinue.log.retention import Report, collect
+from retinue.log.retention import Report, Wanted, collect
+from retinue.supervisor.takeover import unapplied
 from retinue.surfaces.cli import screen
 from retinue.surfaces.cli.options import AGES, age
 
 EPILOG = """\
 A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
-workspaces of its runs. What lives is never touched; a log that another process writes just now is left for later.
-An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that another continues.
+workspaces of its runs. An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that
+another continues. A tree also stays while a run of it has changes that nobody took over (`retinue apply`), unless
+--force is given. What lives is never touched; a log that another process writes just now is left for later.
 The default is `retention_days` in retinue.yaml, else 30 days.
 
 examples:
@@ -30,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--older-than", metavar="AGE", type=age, help="30d, 12h (`retention_days` in retinue.yaml)")
     parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
+    parser.add_argument("--force", action="store_true", help="also trees with changes that nobody took over")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
     parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
 
@@ -38,7 +41,15 @@ def run(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
     state = screen.checked(project.folder) / ".retinue"
-    report = collect(state, before=time.time() - seconds, dry_run=args.dry_run, interrupted=args.interrupted)
+    wanted: Wanted = (lambda _: []) if args.force else unapplied
+    report = collect(
+        state, before=time.time() - seconds, dry_run=args.dry_run, interrupted=args.interrupted, wanted=wanted
+    )
+    for runs in report.kept.values():
+        screen.warn(
+            f"kept, for its changes were not taken over: {', '.join(runs)} "
+            f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
+        )
     for file in report.held:
         screen.warn(f"{file} holds old trees and is being written by another process: left for later")
     if report.interrupted and not args.json:
@@ -56,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _told(report: Report, seconds: float, *, dry_run: bool) -> str:
     count = len(report.removed)
     if not count:
-        return f"Nothing here is older than {_days(seconds)}."
+        return f"Nothing {'more ' if report.kept else ''}here is older than {_days(seconds)}."
     trees = f"{count} tree{'' if count == 1 else 's'} older than {_days(seconds)}"
     if dry_run:
         return "\n".join([f"Would remove {trees}:", *report.removed])

@@ -27,6 +27,8 @@ COMMANDS = {
     "approvals": "list the questions that wait for an answer",
     "approve": "say yes to a question",
     "deny": "say no to a question, and why",
+    "diff": "show what a run changed in its copy of the project",
+    "apply": "take over what a run changed in its copy of the project",
     "usage": "say what models have spent",
     "gc": "remove old trees and their folders",
     "profiles": "list the agents there are",

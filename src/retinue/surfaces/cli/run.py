@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from retinue.config.models import NO_MODEL
 from retinue.config.places import meant
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
@@ -50,6 +51,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
     parser.add_argument("--profile", metavar="NAME", help="which agent does it (see `retinue profiles --all`)")
+    parser.add_argument(
+        "--workspace",
+        choices=WORKSPACES,
+        help="where it works: shared (the project itself), copy or worktree (until `retinue apply`), scratch (empty)",
+    )
     add_live_options(parser)
     add_options(parser)
 
@@ -60,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     parts, project = project_parts(args, limits)
     screen.checked(project.folder)
     profile = choose(project, args.profile)
+    if args.workspace is not None:
+        profile = replace(profile, workspace=args.workspace)
     if parts.model is None and profile.model is None:
         where = project.settings.file or project.folder / "retinue.yaml"
         raise ConfigError(NO_MODEL.format(where=where))
@@ -159,6 +167,9 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
             printer.plain(summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.plain(paint.faint(more, color=printer.color))
+        for name, count in _changed(result):
+            files = f"{count} file{'' if count == 1 else 's'}"
+            printer.note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
             screen.complain(f"{result.status}: {result.error_details or result.final_response}{_hint(result)}")
         if shown.log_error is not None:
@@ -172,6 +183,16 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
     return code
+
+
+def _changed(result: Result[Any]) -> Iterator[tuple[str, int]]:
+    """The runs whose changes can be taken over, with how many files each changed. What is below one that worked in a
+    copy itself was its business."""
+    if result.changed_count:
+        yield f"{result.tree}/{result.run}", result.changed_count
+        return
+    for child in result.children:
+        yield from _changed(child)
 
 
 def _hint(result: Result[Any]) -> str:

@@ -14,6 +14,7 @@ from retinue.log.listing import INTERRUPTED, Listing, listing
 from retinue.log.lookup import find
 from retinue.log.runs import RunView
 from retinue.log.transcripts import transcript
+from retinue.supervisor.takeover import copied, listed, why_not
 from retinue.surfaces.cli import screen
 from retinue.surfaces.cli.actions import as_json, page
 from retinue.surfaces.printer import safe
@@ -88,6 +89,9 @@ def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
         yield from _part("context", view.spawned.task_context)
     if view.tool_logs:
         yield from ("", "tools", *(INDENT + _tool_line(log) for log in view.tool_logs))
+    if view.ended is not None and view.ended.changed_count:
+        yield from ("", "changed files")
+        yield from (INDENT + safe.line(line) for line in listed(view.ended.changed_files, view.ended.changed_count))
     yield from _outcome(tree, view)
     if view.children:
         yield from ("", "children")
@@ -116,6 +120,8 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
     if spawned.model:
         yield "model", spawned.model
     yield "workspace", spawned.workspace
+    if view.ended is not None and view.ended.changed_count:
+        yield "changes", _takeover(tree, view.number)
     yield "subagent_id", spawned.subagent_id
     yield (
         "started",
@@ -129,6 +135,15 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         yield "file", view.ended.file
     for warning in view.warnings:
         yield "warning", warning
+
+
+def _takeover(tree: Listing, run: int) -> str:
+    """Whether somebody took them over, and how to."""
+    one = copied(str(tree.stored.file.parent.parent), tree.tree, run)
+    if one is None:
+        return "gone with the run's folder"
+    name = f"{tree.tree}/{run}"
+    return f"not taken over: retinue diff {name} · retinue apply {name}" if one.applied is None else why_not(one)
 
 
 def _outcome(tree: Listing, view: RunView) -> Iterator[str]:

@@ -1,0 +1,149 @@
+"""Running git so that nothing but its own code runs: no hooks, no filters, no helpers, no network, nobody's config.
+
+Git is used in two places only: the user's own repository, to ask what is in it, and a store of ours. It is never run
+where a run could have put something: not with a workspace's `.git`, and not with a workspace as its work tree.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from retinue.core.errors import ConfigError, RetinueError
+
+SECONDS = 120.0
+NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
+_QUIET = (
+    "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "protocol.allow=never",
+    "-c", "submodule.recurse=false", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "core.quotePath=false",
+    "-c", "core.commitGraph=false", "-c", "fastimport.unpackLimit=0", "-c", "pack.compression=0",
+)  # fmt: skip
+_OURS = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "HOME": "/nonexistent",
+    "XDG_CONFIG_HOME": "/nonexistent",
+}
+_ALWAYS = {
+    "LC_ALL": "C",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_PAGER": "cat",
+    "GIT_AUTHOR_NAME": "retinue", "GIT_AUTHOR_EMAIL": "retinue@localhost",
+    "GIT_COMMITTER_NAME": "retinue", "GIT_COMMITTER_EMAIL": "retinue@localhost",
+}  # fmt: skip
+
+
+@lru_cache(1)
+def program() -> str:
+    """Where git is. Looked for once, on the path of this process, never in a workspace."""
+    for folder in os.get_exec_path():
+        found = Path(folder, "git")
+        if found.is_absolute() and found.is_file() and os.access(found, os.X_OK):
+            return str(found)
+    raise ConfigError(NO_GIT)
+
+
+def command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]:
+    """The words and the environment of a git that works on a folder of ours, and on nothing else."""
+    kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
+    return [program(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
+
+
+def ours(*words: str, git_dir: str, data: bytes = b"", cwd: str | None = None, good: Sequence[int] = (0,)) -> bytes:
+    """What git says about a store of ours, or about a clone that nobody but us has touched yet."""
+    line, env = command(*words, git_dir=git_dir)
+    return _run(line, env, data, cwd or git_dir, good)
+
+
+def theirs(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
+    """What git says of the user's own repository, under the user's own settings, for commands that only read."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return _run([program(), *_QUIET, *words], {**env, **_ALWAYS}, b"", project, good)
+
+
+def _run(line: list[str], env: dict[str, str], data: bytes, cwd: str, good: Sequence[int]) -> bytes:
+    try:
+        done = subprocess.run(line, env=env, input=data, cwd=cwd, capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise RetinueError(f"git {_what(line)} did not end within {SECONDS:g} s") from None
+    except OSError as error:
+        raise RetinueError(f"git {_what(line)} cannot run in {cwd}: {error.strerror or error}") from None
+    if done.returncode not in good:
+        words = " ".join(done.stderr.decode("utf-8", "replace").split())
+        raise RetinueError(f"git {_what(line)} failed: {words[:300] or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _what(line: list[str]) -> str:
+    return next((word for word in line[1 + len(_QUIET) :] if not word.startswith("-")), "")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The user's repository as a clone needs it. `prefix` is where the project is in it; `head` is empty before the
+    first commit, `branch` where HEAD is detached. `above` are the `.gitignore` files over the project, each with its
+    folder in the repository."""
+
+    prefix: str
+    objects: str
+    format: str
+    head: str
+    branch: str
+    shallow: str
+    excludes: tuple[str, ...]
+    above: tuple[tuple[str, str], ...] = ()
+
+
+def repository(project: str) -> Repository | None:
+    """The repository the project is in; None when it is in none that git would use."""
+    words = ("rev-parse", "--is-inside-work-tree", "--show-prefix", "--show-object-format")
+    try:
+        inside, prefix, kind, *_ = theirs(*words, project=project).decode("utf-8", "surrogateescape").split("\n")
+    except (RetinueError, ValueError):
+        return None
+    if inside != "true":
+        return None
+    return Repository(
+        prefix,
+        _path("objects", project),
+        kind,
+        _word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
+        _word("symbolic-ref", "--quiet", "HEAD", project=project),
+        _path("shallow", project),
+        (_path("info/exclude", project), _excludes(project)),
+        tuple(_above(project, prefix)),
+    )
+
+
+def _above(project: str, prefix: str) -> Iterator[tuple[str, str]]:
+    steps = prefix.rstrip("/").split("/") if prefix else []
+    for up in range(len(steps), 0, -1):
+        yield "/".join(steps[: len(steps) - up]), f"{project}/{'../' * up}.gitignore"
+
+
+def tracked(project: str) -> list[str]:
+    """What the user's index holds, relative to the project."""
+    return [os.fsdecode(name) for name in theirs("ls-files", "-z", "--cached", project=project).split(b"\0") if name]
+
+
+def _word(*words: str, project: str) -> str:
+    return theirs(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
+
+
+def _path(name: str, project: str) -> str:
+    return os.path.join(project, _word("rev-parse", "--git-path", name, project=project))  # noqa: PTH118 - bytes in it
+
+
+def _excludes(project: str) -> str:
+    named = _word("config", "--type=path", "core.excludesFile", project=project)
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return named or f"{base}/git/ignore"

@@ -1,0 +1,192 @@
+"""Looking at a folder that somebody else may be changing: every step by descriptor, no link followed, nothing opened
+that could block. Paths are relative to the folder, as text in which foreign bytes survive (`os.fsencode`)."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from retinue.core.errors import RetinueError
+
+DEEPEST = 256
+MOST = 1_000_000
+CHUNK = 1024 * 1024
+LISTED = 20
+STATE = ".retinue"
+_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_IGNORABLE = frozenset(
+    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
+)
+
+
+class Entry(NamedTuple):
+    """Something in the folder. `folder` and `name` are where to open it, good until the next entry is asked for."""
+
+    path: str
+    status: os.stat_result
+    folder: int
+    name: str
+    ignored: bool
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.status.st_mode)
+
+    @property
+    def mode(self) -> str:
+        """As git says it."""
+        return "120000" if self.is_link else "100755" if self.status.st_mode & 0o100 else "100644"
+
+
+@dataclass
+class Skipped:
+    """What was left out, and why. Counted whole, listed in part."""
+
+    count: int = 0
+    listed: list[str] = field(default_factory=list)
+
+    def add(self, path: str, why: str) -> None:
+        self.count += 1
+        if len(self.listed) < LISTED:
+            self.listed.append(f"{shown(path)} ({why})")
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
+        return ", ".join(self.listed) + more
+
+
+def shown(path: str) -> str:
+    """A path for people and for JSON: bytes that are no text are spelled out."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def forbidden(name: str) -> bool:
+    """Whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
+    plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
+    plain = plain.rstrip(" .").split(":")[0]
+    return plain in (".git", "git~1", STATE)
+
+
+class Walker:
+    """One look at one folder. `foreign` says that a run could write there: then what is also a file elsewhere (a hard
+    link), or lies on another file system, is left out. `unseen` is all that was left out, with what may be below."""
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        ignored: Callable[[Entry], bool] = lambda _: False,
+        inside_ignored: bool = False,
+        foreign: bool = False,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.skipped = Skipped()
+        self.unseen: set[str] = set()
+        self._root = root
+        self._ignored = ignored
+        self._inside_ignored = inside_ignored
+        self._foreign = foreign
+        self._stop = stop
+        self._links: dict[tuple[int, int], tuple[int, list[str]]] = {}
+        self._device = self._seen = 0
+
+    def entries(self) -> Iterator[Entry]:
+        """Folders before what is in them, in the order of their names."""
+        try:
+            top = os.open(self._root, _STEP)
+        except OSError as error:
+            raise RetinueError(f"cannot look into {shown(self._root)}: {error.strerror or error}") from None
+        try:
+            self._device = os.fstat(top).st_dev
+            yield from self._inside(top, "", 0, False)
+        finally:
+            os.close(top)
+
+    def leave_out(self, path: str, why: str) -> None:
+        self.skipped.add(path, why)
+        self.unseen.add(path)
+
+    def linked(self) -> set[str]:
+        """After the walk: the files that are also files somewhere else."""
+        return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
+
+    def _inside(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
+        names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
+        for name in names:
+            if self._stop is not None and self._stop.is_set():
+                raise RetinueError("stopped")
+            path = f"{above}{name}"
+            if forbidden(name):
+                continue
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            self._seen += 1
+            if self._seen > MOST:
+                raise RetinueError(f"{shown(self._root)} holds more than {MOST:,} files and folders")
+            entry = Entry(path, status, folder, name, ignored)
+            if not self._wanted(entry):
+                continue
+            if not ignored and self._ignored(entry):
+                entry = entry._replace(ignored=True)
+            if entry.ignored and not self._inside_ignored:
+                continue
+            yield entry
+            if entry.is_folder:
+                yield from self._below(entry, depth)
+
+    def _wanted(self, entry: Entry) -> bool:
+        kind = stat.S_IFMT(entry.status.st_mode)
+        if kind in _KINDS:
+            self.leave_out(entry.path, _KINDS[kind])
+            return False
+        if self._foreign and entry.status.st_dev != self._device:
+            self.leave_out(entry.path, "on another file system")
+            return False
+        if self._foreign and kind == stat.S_IFREG and entry.status.st_nlink > 1:
+            key = (entry.status.st_dev, entry.status.st_ino)
+            self._links.setdefault(key, (entry.status.st_nlink, []))[1].append(entry.path)
+        return True
+
+    def _below(self, entry: Entry, depth: int) -> Iterator[Entry]:
+        if depth >= DEEPEST:
+            self.leave_out(entry.path, "nested too deeply")
+            return
+        try:
+            inner = os.open(entry.name, _STEP, dir_fd=entry.folder)
+        except OSError as error:  # swapped, gone, or not ours to read
+            self.leave_out(entry.path, error.strerror or str(error))
+            return
+        try:
+            if not os.path.samestat(os.fstat(inner), entry.status):
+                self.leave_out(entry.path, "changed while it was looked at")
+                return
+            yield from self._inside(inner, f"{entry.path}/", depth + 1, entry.ignored)
+        finally:
+            os.close(inner)
+
+
+def open_entry(entry: Entry) -> int:
+    """A descriptor of the very file that was listed; OSError when it is another one by now."""
+    fd = os.open(entry.name, _FILE, dir_fd=entry.folder)
+    if not os.path.samestat(os.fstat(fd), entry.status) or not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(None, "changed while it was looked at")
+    return fd
+
+
+def chunks(fd: int) -> Iterator[bytes]:
+    while chunk := os.read(fd, CHUNK):
+        yield chunk

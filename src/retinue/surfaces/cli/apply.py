@@ -1,0 +1,95 @@
+"""`retinue apply RUN|TREE`: takes over what runs changed in their copies, all of it or nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from retinue.config.project import find_project
+from retinue.core.errors import ConfigError
+from retinue.log.listing import Listing, listing
+from retinue.log.lookup import find
+from retinue.supervisor import takeover
+from retinue.supervisor.takeover import Copied
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.diff import chosen
+from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.printer import paint, safe
+
+EPILOG = """\
+The changes are merged into the project as it is now, as git merges: what both changed in different lines is put
+together; a file that cannot be merged is named, and then nothing at all is changed. Nothing is committed or staged.
+Given a tree whose primary worked in the project itself, the changes of all its runs are taken over in turn.
+
+exit codes: 0 taken over (or there was nothing left to), 1 conflicts, or the answer was no, 2 usage
+
+examples:
+  retinue diff toje555k2w/1          first look
+  retinue apply toje555k2w/1         then this: it shows the diff once more and asks
+  retinue apply --yes                what the latest tree changed"""
+QUESTION = "take over these changes? [y]es [n]o > "
+FAILED = 1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Take over into the project what a run, or all runs of a tree, changed in a copy or worktree."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="RUN|TREE", nargs="?", help=RUN_HELP)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    state = str(archive.folder.parent)
+    tree = listing(archive, found.stored)
+    runs = _open(tree, chosen(tree, found))
+    if not runs:
+        return 0
+    if takeover.recover(f"{state}/applying"):
+        screen.warn("an earlier apply was interrupted: what it had done is undone")
+    target = str(find_project(Path.cwd()))
+    made = takeover.plan(runs, target)
+    if made.conflicts:
+        screen.complain(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
+        for conflict in made.refusal().split("\n"):
+            print(f"  {safe.line(conflict)}", file=sys.stderr)
+        return FAILED
+    if not args.yes and not _agreed(made.diff.decode("utf-8", "backslashreplace")):
+        print("Nothing was changed.", file=sys.stderr)
+        return FAILED
+    takeover.carry_out(made, runs, aside=f"{state}/applying")
+    count = len(made.changes)
+    print(f"Took over {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
+    return 0
+
+
+def _must_have_ended(tree: Listing, one: Copied) -> None:
+    view = tree.runs.runs.get(one.space.run)
+    if tree.live and view is not None and view.ended is None:
+        raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
+
+
+def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
+    """Those with something to take over; of the others it is said why not."""
+    left = []
+    for one in runs:
+        _must_have_ended(tree, one)
+        why = takeover.why_not(one)
+        if why:
+            print(safe.line(why), file=sys.stderr)
+        else:
+            left.append(one)
+    return left
+
+
+def _agreed(diff: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
+    print(paint.diff(safe.text(diff), color=paint.wants_color(sys.stderr)), file=sys.stderr)
+    print(QUESTION, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

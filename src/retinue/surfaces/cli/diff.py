@@ -1,0 +1,73 @@
+"""`retinue diff RUN`: what a run changed in its copy of the project."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from retinue.core.errors import ConfigError
+from retinue.log.listing import Listing, listing
+from retinue.log.lookup import Found, find
+from retinue.supervisor import takeover
+from retinue.supervisor.takeover import Copied
+from retinue.surfaces.cli import screen
+from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.printer import paint, safe
+
+EPILOG = """\
+examples:
+  retinue diff                      what the latest tree's primary changed
+  retinue diff toje555k2w/3 --stat
+  retinue diff /main/coder-1 | less -R
+  retinue diff --json | jq '.[].path'"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show what a run changed in its copy or worktree; of one that still runs, what it has so far."
+    parser.epilog = EPILOG
+    parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--stat", action="store_true", help="only how much changed in which files")
+    how.add_argument("--json", action="store_true", help="the files as a JSON list")
+
+
+def run(args: argparse.Namespace) -> int:
+    archive = screen.open_archive()
+    try:
+        found = find(archive, args.name)
+    finally:
+        screen.warn_of_problems(archive)
+    tree = listing(archive, found.stored)
+    live = tree.live and tree.runs.runs[found.run].ended is None
+    shown = chosen(tree, found)
+    if args.json:
+        screen.print_json([{"run": one.name, **file} for one in shown for file in takeover.numbers(one, live=live)])
+        return 0
+    for one in shown:
+        _print(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
+    return 0
+
+
+def chosen(tree: Listing, found: Found) -> list[Copied]:
+    """The copy the run worked in; of a primary without one, those that were made of the project below it."""
+    state = str(tree.stored.file.parent.parent)
+    one = takeover.copied(state, tree.tree, found.run)
+    if one is not None:
+        return [one]
+    if found.run == 0:
+        below = [each for each in takeover.all_copied(state, tree.tree) if each.space.source == each.space.project]
+        if below:
+            return below
+    workspace = tree.runs.runs[found.run].spawned.workspace
+    raise ConfigError(takeover.NO_COPY.format(who=found.name, workspace=workspace))
+
+
+def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
+    text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
+    color = paint.wants_color(sys.stdout)
+    if not text:
+        print(takeover.NOTHING.format(who=one.name) + (" so far" if live else ""), file=sys.stderr)
+        return
+    if named:
+        print(paint.header((("name", f"{one.name}  {one.space.kind} of {one.space.source}"),), color=color))
+    print(paint.diff(safe.text(text), color=color), end="")

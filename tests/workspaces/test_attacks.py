@@ -1,0 +1,290 @@
+"""A workspace whose run means harm: nothing of it is run, followed, waited for, or written where it must not be."""
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from retinue.core.errors import RetinueError
+from retinue.runtime.spaces import ignores, merging, spaces, swapping, walk
+from retinue.runtime.spaces.store import Import, Store
+from retinue.runtime.spaces.walk import Entry, Walker, forbidden, open_entry
+from retinue.supervisor import takeover
+from tests.soak.conftest import note  # noqa: F401 - a fixture
+from tests.workspaces.kit import LINES, changes, copied, hashed, repository, take_over, work
+
+SECRET = "a secret of the user"
+
+
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "secret").write_text(SECRET)
+    (folder / "inner").mkdir()
+    (folder / "inner/file").write_text(SECRET)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["worktree", "copy"])
+async def test_nothing_in_a_workspaces_git_is_ever_run(tmp_path: Path, kind: str) -> None:
+    project, harm = repository(tmp_path / "p"), tmp_path / "harm"
+    evil = tmp_path / "evil"
+    evil.write_text(f"#!/bin/sh\necho $0 >> {harm}\ncat\n")
+    evil.chmod(0o755)
+    commands = f"""
+    mkdir -p .git/hooks sub
+    for hook in post-checkout pre-commit post-index-change reference-transaction fsmonitor-watchman; do
+        cp {evil} .git/hooks/$hook
+    done
+    cat > .git/config <<X
+[core]
+    fsmonitor = {evil}
+    hooksPath = .git/hooks
+    worktree = {project}
+    sshCommand = {evil}
+    pager = {evil}
+    editor = {evil}
+    attributesFile = .gitattributes
+[filter "evil"]
+    clean = {evil}
+    smudge = {evil}
+    process = {evil}
+    required = true
+[diff "evil"]
+    textconv = {evil}
+    command = {evil}
+[merge "evil"]
+    driver = {evil}
+[diff]
+    external = {evil}
+[alias]
+    diff = !{evil}
+    ls-tree = !{evil}
+[submodule "sub"]
+    url = ext::{evil}
+[include]
+    path = {evil}
+X
+    printf '* filter=evil diff=evil merge=evil -text ident\\n*.txt -diff\\n' > .gitattributes
+    printf '[submodule "sub"]\\npath = sub\\nurl = ext::{evil}\\n' > .gitmodules
+    printf garbage > .git/index
+    mkdir -p sub/.git/hooks; cp {evil} sub/.git/hooks/post-checkout; cp .git/config sub/.git/config
+    echo 'gitdir: {project}/.git' > other.git
+    mkdir nested; cp other.git nested/.git; echo n > nested/n
+    echo '$Id$' > id.txt; sed -i 's/^line 2$/two/' a.txt; echo s > sub/s
+    """
+    before = hashed(project)
+    result = await work(project, commands, kind=kind)
+    diff = takeover.diff(copied(result), "-p")
+    assert b"-line 2\n+two\n" in diff and b"+$Id$\n" in diff  # what -diff and ident say counts for nothing
+    found = set(changes(result))
+    assert found == {".gitattributes", ".gitmodules", "a.txt", "id.txt", "nested/n", "other.git", "sub/s"}
+    assert hashed(project) == before
+    git_before = {name: value for name, value in before.items() if name.startswith(".git/")}
+    take_over(result, project)
+    after = hashed(project)
+    assert {name: value for name, value in after.items() if name.startswith(".git/")} == git_before
+    assert not (project / "sub/.git").exists() and not (project / "nested/.git").exists()
+    assert not harm.exists()
+
+
+async def test_a_git_that_is_a_file_pointing_elsewhere_is_not_looked_at(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    before = hashed(project)
+    result = await work(project, f"rm -rf .git; echo 'gitdir: {project}/.git' > .git; echo 1 > b")
+    assert changes(result) == {"b": "added"} and hashed(project) == before
+
+
+async def test_links_are_never_followed_and_none_that_leads_out_is_taken_over(tmp_path: Path) -> None:
+    project, away = repository(tmp_path / "p", **{"d/f": "1\n"}), outside(tmp_path)
+    before = hashed(away)
+    result = await work(
+        project,
+        f"ln -s {away} folder; ln -s {away}/secret secret; ln -s ../../../outside/secret up; rm -r d; ln -s {away} d;"
+        "ln -s .git/hooks hooks; mkdir n; ln -s ../.retinue n/state; ln -s ../a.txt n/fine; ln -s ../.GIT n/git",
+    )
+    assert "secret" in changes(result) and not any(path.startswith("folder/") for path in changes(result))
+    assert SECRET.encode() not in takeover.diff(copied(result), "-p")
+    conflicts = {conflict.path for conflict in takeover.plan([copied(result)], str(project)).conflicts}
+    assert conflicts == {"folder", "secret", "up", "d", "hooks", "n/state", "n/git"}
+    with pytest.raises(RetinueError, match="leads out of the project"):
+        take_over(result, project)
+    assert hashed(away) == before and not (project / "folder").exists() and (project / "d/f").exists()
+
+
+async def test_a_folder_of_the_project_that_became_a_link_is_not_written_through(tmp_path: Path) -> None:
+    project, away = repository(tmp_path / "p", **{"d/f": "1\n"}), outside(tmp_path)
+    result = await work(project, "echo 2 > d/f; echo 3 > d/new")
+    made = takeover.plan([copied(result)], str(project))
+    (project / "d").rename(tmp_path / "moved")
+    (project / "d").symlink_to(away)
+    before = hashed(away)
+    with pytest.raises(RetinueError, match="nothing was changed"):
+        takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
+    again = takeover.plan([copied(result)], str(project))
+    assert {conflict.path for conflict in again.conflicts} == {"d/f", "d/new"}
+    assert hashed(away) == before
+
+
+async def test_hard_links_fifos_and_devices_are_left_out_and_said(tmp_path: Path) -> None:
+    project, away = repository(tmp_path / "p"), outside(tmp_path)
+    result = await work(
+        project,
+        f"ln {away}/secret hard; ln -f {away}/inner/file a.txt; mkfifo fifo .gitattributes sub;"
+        "echo 1 > own; ln own too;"
+        "rm -f .gitignore; mkfifo .gitignore",
+    )
+    assert changes(result) == {"own": "added", "too": "added"}
+    assert str(result.warning).startswith(
+        "not among the changes: .gitignore (a FIFO), .gitattributes (a FIFO), fifo (a"
+    )
+    assert "hard (also a file elsewhere, by a hard link)" in str(result.warning)
+    assert SECRET.encode() not in takeover.diff(copied(result), "-p")
+
+
+async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = repository(tmp_path / "p", **{"d/e/f/g": "1\n", "kept": "2\n"})
+    monkeypatch.setattr(walk, "DEEPEST", 2)
+    result = await work(project, "rm kept; mkfifo kept; rm a.txt", kind="copy")
+    assert changes(result) == {"a.txt": "deleted"}
+    assert "kept (a FIFO)" in str(result.warning)
+    monkeypatch.setattr(walk, "DEEPEST", 256)
+    whole = await work(project, "mkfifo x", kind="copy")
+    monkeypatch.setattr(walk, "DEEPEST", 2)
+    assert spaces.settle(copied(whole).space)[0].count == 0
+
+
+async def test_a_workspace_that_was_replaced_by_a_link_is_not_looked_into(tmp_path: Path) -> None:
+    project, away = repository(tmp_path / "p"), outside(tmp_path)
+    before = hashed(away)
+    result = await work(project, f"cd ..; mv workspace was; ln -s {away} workspace")
+    assert "cannot look into" in str(result.warning) and result.changed_count == 0
+    assert hashed(away) == before
+
+
+async def test_patterns_made_to_take_for_ever_are_given_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignores, "SECONDS", 0.3)
+    project = repository(tmp_path / "p")
+    result = await work(project, f"printf '{'*a' * 40}*b\\n' > .gitignore; : > {'a' * 200}; echo 1 > z")
+    assert result.status == "done" and "z" in changes(result)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".git", ".GIT", ".Git", "git~1", ".git ", ".git.", ".git::$INDEX", ".g\u200cit", ".ｇit", ".retinue", ".RETINUE"],
+)
+def test_names_that_are_gits_or_ours_in_any_spelling_are_never_written(name: str, tmp_path: Path) -> None:
+    assert forbidden(name)
+    store = Store(str(tmp_path / "s")).made()
+    with Import(store) as into:
+        held = merging.Held("100644", into.keep(b"x"))
+    made = merging.plan(str(tmp_path), [({}, {f"sub/{name}/hooks/x": held})], store)
+    assert [conflict.why for conflict in made.conflicts] == ["is a name that no run may write"]
+
+
+def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "s")).made()
+    with Import(store) as into:
+        held = merging.Held("100644", into.keep(b"x"))
+    plan = merging.Plan(str(tmp_path))
+    for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
+        merging._check(merging.Change(path, None, held), plan, store)
+    assert len(plan.conflicts) == 6
+    gitlink = merging.Held("160000", held.oid)
+    merging._check(merging.Change("sub", None, gitlink), plan, store)
+    assert plan.conflicts[-1].why == "is neither a file nor a link"
+
+
+# Swapping while it is looked at
+
+
+@contextmanager
+def swapping_paths(base: Path, away: Path, seed: int) -> Iterator[list[int]]:
+    """Somebody who makes a file, a folder and the way to them what they are not, as fast as can be; how often."""
+    over, rng, swaps = threading.Event(), random.Random(seed), [0]
+
+    def swap() -> None:
+        while not over.is_set():
+            name = rng.choice(("f", "d", "d/inner", "a.txt"))
+            link, old = base / f".swap{rng.random()}", base / f".old{rng.random()}"
+            try:
+                os.symlink(away / ("secret" if name in ("f", "a.txt") else "inner"), link)
+                os.rename(base / name, old)
+                os.rename(link, base / name)
+                swaps[0] += 1
+                os.unlink(base / name)
+                os.rename(old, base / name)
+            except OSError:
+                pass
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield swaps
+    finally:
+        over.set()
+        thread.join()
+
+
+def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
+    """Looks at a workspace and takes over into a project until both were swapped so often meanwhile; how often."""
+    away = outside(tmp_path)
+    space = tmp_path / "space/runs/t/0/workspace"
+    target = tmp_path / "target"
+    for folder in (space, target):
+        (folder / "d/inner").mkdir(parents=True)
+        (folder / "a.txt").write_text(LINES)
+        (folder / "f").write_text("own\n")
+        (folder / "d/inner/file").write_text("own\n")
+    store = Store(str(tmp_path / "space/runs/t/spaces.git")).made()
+    begun = spaces.Space("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
+    base, _ = spaces.look(begun, store, {}, ref=begun.base)
+    outside_before, number, worked = hashed(away), 0, 0
+    forbidden_content = spaces.name_of(len(SECRET), iter((SECRET.encode(),)))
+    with swapping_paths(space, away, seed) as first, swapping_paths(target, away, seed + 1) as second:
+        while min(first[0], second[0]) < swaps:
+            number += 1
+            for entry in Walker(str(space), foreign=True).entries():
+                assert SECRET.encode() not in content_of(entry)
+            end, _ = spaces.look(begun, store, base, ref=begun.end)
+            assert forbidden_content not in {held.oid for held in end.values()}
+            with Import(store) as into:
+                new = merging.Held("100644", into.keep(b"%d\n" % number))
+            wanted = {**base, "d/inner/file": new, "a.txt": new, f"d/inner/new{number}": new}
+            made = merging.plan(str(target), [(base, wanted)], store)
+            try:
+                if not made.conflicts:
+                    swapping.swap(str(target), made.changes, store, aside=str(tmp_path / "aside"))
+                    worked += 1
+            except RetinueError:
+                pass
+            assert hashed(away) == outside_before
+    return {"looks": number, "taken_over": worked, "swaps": first[0] + second[0]}
+
+
+def content_of(entry: Entry) -> bytes:
+    try:
+        fd = open_entry(entry)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def test_swapping_a_path_while_it_is_looked_at_leads_nowhere(tmp_path: Path) -> None:
+    looked_at(tmp_path, swaps=200, seed=1)
+    assert hashed(tmp_path / "outside")["secret"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_swapping_workspace_paths(tmp_path: Path, seed: int, note) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    figures = looked_at(tmp_path, swaps=2000, seed=seed)
+    assert hashed(tmp_path / "outside")["secret"]
+    note(**figures)

@@ -1,0 +1,187 @@
+"""diff, apply, gc and run --workspace as a user types them."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Project, one_line_error, read_until
+from tests.cli.test_terminal import HOSTILE, UNSEEN, Terminal
+from tests.workspaces.kit import LINES, git, hashed, repository, shell
+
+EDIT = [shell("sed -i 's/^line 2$/two/' a.txt; echo new > b.txt; rm c.txt; printf '\\0' > bin"), {"text": "the answer"}]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(repository(tmp_path / "p", **{"c.txt": "c\n", "retinue.yaml": "", ".gitignore": "script.yaml\n"}))
+
+
+def edited(project: Project, *arguments: str, agents: Any = None) -> str:
+    """The tree of a run that changed four files in a worktree."""
+    done = project.run("--yes", "--workspace", "worktree", "--json", *arguments, agents=agents or {"main": EDIT})
+    assert done.returncode == 0, done.stderr
+    tree: str = json.loads(done.stdout)["tree"]
+    return tree
+
+
+def test_run_diff_apply_and_apply_again(project: Project) -> None:
+    before = hashed(project.folder)
+    done = project.run("--yes", "--workspace", "worktree", agents={"main": EDIT})
+    assert done.stdout == "the answer\n"
+    tree = project.rows()[0]["tree"]
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last == f"4 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0"
+    assert {name: value for name, value in hashed(project.folder).items() if name != "script.yaml"} == before
+    diff = project.retinue("diff").stdout
+    assert "-line 2\n+two\n" in diff and "Binary files /dev/null and b/bin differ" in diff and "\x1b" not in diff
+    assert "\x1b[32m+two\x1b[0m" in project.retinue("diff", FORCE_COLOR="1", NO_COLOR="").stdout
+    assert project.retinue("diff", "--stat").stdout.endswith(" 4 files changed, 2 insertions(+), 2 deletions(-)\n")
+    files = json.loads(project.retinue("diff", "--json").stdout)
+    assert [(file["status"], file["path"], file["binary"]) for file in files] == [
+        ("modified", "a.txt", False), ("added", "b.txt", False), ("added", "bin", True), ("deleted", "c.txt", False)
+    ]  # fmt: skip
+    result = json.loads(project.retinue("show", "--json").stdout)
+    assert result["changed_count"] == 4
+    assert result["changed_files"][0] == {"status": "modified", "path": "a.txt"}
+    assert "changed files\n  modified a.txt\n" in project.retinue("show").stdout
+    why = one_line_error(project.retinue("apply"))
+    assert why == "there is no terminal to ask on: look with `retinue diff`, then give --yes"
+    assert project.retinue("apply", "--yes").stdout == f"Took over 4 files from {tree}/0.\n"
+    assert (project.folder / "b.txt").read_text() == "new\n" and not (project.folder / "c.txt").exists()
+    assert git(project.folder, "diff", "--cached") == ""
+    again = project.retinue("apply", "--yes")
+    assert again.returncode == 0 and f"the changes of {tree}/0 were taken over already, into" in again.stderr
+    assert "were taken over already" in project.retinue("show").stdout
+
+
+def test_conflicts_are_told_by_file(project: Project) -> None:
+    edited(project)
+    (project.folder / "a.txt").write_text("mine\n")
+    (project.folder / "b.txt").write_text("mine\n")
+    before = hashed(project.folder)
+    done = project.retinue("apply", "--yes")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "retinue: nothing was changed: 2 of the files cannot be taken over:",
+        "  a.txt: was changed here and by the run, in the same lines",
+        "  b.txt: was added here and by the run, with different content",
+    ]
+    assert hashed(project.folder) == before
+
+
+def test_a_tree_whose_primary_is_in_the_project(project: Project) -> None:
+    (project.folder / "retinue.yaml").write_text(
+        "profiles:\n  coder: {description: codes, instructions: code, workspace: worktree}\n"
+        "orchestrator: {coordination: {subagent_types: [coder]}}\n"
+    )
+    agents = {
+        "main": [
+            {"tools": [{"name": "subagent_coder", "args": {"task": name}} for name in ("one", "two")]},
+            {"text": "done"},
+        ],
+        "one": [shell("echo 1 > one"), {"text": "done"}],
+        "two": [shell("echo 2 > two"), {"text": "done"}],
+    }
+    done = project.run("--yes", agents=agents)
+    tree = project.rows()[0]["tree"]
+    assert f"1 file changed, not taken over: retinue diff {tree}/2 · retinue apply {tree}/2" in done.stderr
+    assert "+1\n" in project.retinue("diff").stdout and "+2\n" in project.retinue("diff").stdout
+    assert project.retinue("apply", f"{tree}/1", "--yes").stdout == f"Took over 1 file from {tree}/1.\n"
+    rest = project.retinue("apply", tree, "--yes")
+    assert rest.stdout == f"Took over 1 file from {tree}/2.\n" and f"{tree}/1 were taken over already" in rest.stderr
+    assert (project.folder / "one").exists() and (project.folder / "two").exists()
+
+
+def test_what_worked_in_no_copy_and_what_is_wrong(project: Project) -> None:
+    project.run("--yes", agents={"main": [{"text": "done"}]})
+    tree = project.rows()[0]["tree"]
+    for command in ("diff", "apply"):
+        assert one_line_error(project.retinue(command)).startswith(f"{tree}/0 worked in no copy, so there is nothing")
+        assert one_line_error(project.retinue(command, "nobody")).startswith("no run is called 'nobody'")
+    edited(project, agents={"main": [{"text": "done"}]})
+    assert project.retinue("diff").stderr.endswith("/0 changed no files\n")
+    assert project.retinue("apply").returncode == 0
+    assert "invalid choice" in one_line_error(project.retinue("run", "x", "--workspace", "elsewhere"))
+
+
+def test_at_a_terminal_it_shows_the_diff_and_asks(project: Project) -> None:
+    name = json.dumps(HOSTILE.replace("\r", "").replace("/", ""))
+    agents = {"main": [shell(f"python3 -c 'import sys; open({name}, \"w\").write({name})'"), {"text": "done"}]}
+    edited(project, agents=agents)
+    for answer, code in (("n", 1), ("y", 0)):
+        terminal = Terminal(project, "apply")
+        terminal.read_until("take over these changes? [y]es [n]o > ")
+        terminal.type(f"{answer}\n")
+        screen = terminal.read_until(None)
+        assert terminal.end() == code
+        assert "evil" in screen and not UNSEEN & set(screen)
+        assert ("Nothing was changed." in screen) == (code == 1)
+    assert any("evil" in entry for entry in os.listdir(project.folder))
+
+
+def test_a_run_that_was_killed_can_still_be_taken_over_and_a_live_one_looked_at(project: Project) -> None:
+    model = project.script({"main": [shell("echo 1 > b.txt; echo shown"), {"hang": True}]})
+    with project.running("run", "x", "--yes", "--workspace", "worktree", "--model", model) as process:
+        assert process.stderr is not None
+        read_until(process.stderr, "shown\n")
+        assert "+1\n" in project.retinue("diff").stdout
+        assert "has not ended yet" in one_line_error(project.retinue("apply", "--yes"))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert project.retinue("diff", "--stat").stdout.startswith(" b.txt | 1 +")
+    assert project.retinue("apply", "--yes").returncode == 0
+    assert (project.folder / "b.txt").read_text() == "1\n"
+
+
+def test_a_cancelled_run_says_what_it_had_changed(project: Project) -> None:
+    model = project.script({"main": [shell("echo 1 > b.txt; echo shown"), {"hang": True}]})
+    with project.running("run", "x", "--yes", "--workspace", "copy", "--json", "--model", model) as process:
+        assert process.stderr is not None and process.stdout is not None
+        read_until(process.stderr, "shown\n")
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        result = json.loads(process.stdout.read())
+    assert result["status"] == "cancelled" and result["changed_files"] == [{"status": "added", "path": "b.txt"}]
+    assert "1 file changed, not taken over" in rest
+
+
+def test_gc_keeps_what_nobody_took_over_until_forced(project: Project) -> None:
+    first, second = edited(project), edited(project, agents={"main": [{"text": "done"}]})
+    workspace = project.folder / ".retinue/runs" / first / "0/workspace"
+    done = project.retinue("gc", "--older-than", "0s", "--json")
+    report = json.loads(done.stdout)
+    assert report["removed"] == [second] and report["kept"] == {first: [f"{first}/0"]}
+    assert f"kept, for its changes were not taken over: {first}/0" in done.stderr
+    assert workspace.exists()
+    assert project.retinue("gc", "--older-than", "0s").stdout == "Nothing more here is older than 0.00 s.\n"
+    assert project.retinue("apply", first, "--yes").returncode == 0
+    assert json.loads(project.retinue("gc", "--older-than", "0s", "--json").stdout)["removed"] == [first]
+    third = edited(project)
+    assert project.retinue("gc", "--older-than", "0s", "--dry-run", "--force").stdout.endswith(f"{third}\n")
+    assert json.loads(project.retinue("gc", "--older-than", "0s", "--force", "--json").stdout)["removed"] == [third]
+    assert not workspace.parent.parent.exists()
+
+
+def test_an_apply_that_died_is_undone_first(project: Project) -> None:
+    edited(project)
+    staging = project.folder / ".retinue/applying/0123"
+    staging.mkdir(parents=True)
+    (staging / "new-0").write_text("half\n")
+    os.link(staging / "new-0", project.folder / "b.txt")
+    (staging / "journal.json").write_text(
+        json.dumps(
+            {
+                "root": str(project.folder),
+                "steps": [{"path": b"b.txt".hex(), "old": None, "new": ["100644", "0"]}],
+                "folders": [],
+            }
+        )
+    )
+    done = project.retinue("apply", "--yes")
+    assert "an earlier apply was interrupted: what it had done is undone" in done.stderr
+    assert done.returncode == 0 and (project.folder / "b.txt").read_text() == "new\n"
+    assert (project.folder / "a.txt").read_text() == LINES.replace("line 2\n", "two\n")

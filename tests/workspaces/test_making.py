@@ -1,0 +1,322 @@
+"""What a copied workspace starts with, in every kind of repository, and that the project does not feel it."""
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import retinue
+from retinue import Profile
+from retinue.core.errors import RetinueError
+from retinue.core.events import ToolCall, ToolResult, Warned
+from retinue.runtime.folders import StateFolder
+from retinue.runtime.spaces.space import Space
+from retinue.runtime.spaces.spaces import Spaces, settle
+from retinue.supervisor.places import default_kind
+from retinue.testing import scripted
+from tests.tree.kit import bodies, call, spawn
+from tests.workspaces.kit import LINES, changes, copied, git, hashed, repository, seen, shell, work
+
+
+def workspace(result: retinue.Result) -> Path:
+    return Path(result.workspace)
+
+
+@pytest.mark.requirement("MASS-1", "MASS-23")
+async def test_a_worktree_starts_from_the_working_state(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": "*.o\nbuild/\n", "gone.txt": "x"})
+    (project / "a.txt").write_text("uncommitted\n")
+    (project / "new.txt").write_text("untracked\n")
+    (project / "junk.o").write_text("ignored\n")
+    (project / "build").mkdir()
+    (project / "build/out").write_text("ignored\n")
+    (project / "gone.txt").unlink()
+    before, status = hashed(project), git(project, "status", "--porcelain")
+    result = await work(project, "git status --porcelain > status; git log --format=%s > log; git branch > branch")
+    made = workspace(result)
+    assert (made / "a.txt").read_text() == "uncommitted\n" and (made / "new.txt").read_text() == "untracked\n"
+    assert not (made / "junk.o").exists() and not (made / "build").exists() and not (made / "gone.txt").exists()
+    assert (made / "status").read_text() == " M a.txt\n D gone.txt\n?? new.txt\n?? status\n"
+    assert (made / "log").read_text() == "first\n" and (made / "branch").read_text() == "* main\n"
+    assert (made / ".git/objects/info/alternates").read_text() == f"{project}/.git/objects\n"
+    assert changes(result) == {"branch": "added", "log": "added", "status": "added"}
+    assert hashed(project) == before and git(project, "status", "--porcelain") == status
+
+
+async def test_a_copy_has_what_git_ignores_too_but_no_git_and_nothing_of_ours(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": "*.o\n"})
+    (project / "junk.o").write_text("ignored\n")
+    result = await work(project, "echo more >> junk.o; echo 2 > other.o; echo x > seen", kind="copy")
+    made = workspace(result)
+    assert (made / "junk.o").read_text() == "ignored\nmore\n"
+    assert not (made / ".git").exists() and not (made / ".retinue").exists()
+    assert changes(result) == {"seen": "added"}
+    assert (project / "junk.o").read_text() == "ignored\n"
+
+
+async def test_a_copy_needs_no_repository_and_a_worktree_says_that_it_does(tmp_path: Path) -> None:
+    project = tmp_path / "plain"
+    (project / "inner").mkdir(parents=True)
+    (project / "inner/a").write_text("1")
+    repository(project / "nested")
+    result = await work(project, "echo 2 > inner/a; echo 3 > nested/a.txt", kind="copy")
+    assert changes(result) == {"inner/a": "modified", "nested/a.txt": "modified"}
+    assert not (workspace(result) / "nested/.git").exists()
+    failed = await work(project, "true")
+    assert failed.status == "failed"
+    assert failed.error_details == f"workspace 'worktree' needs a git repository, and {project} is in none: use copy"
+
+
+async def test_a_repository_without_commits(tmp_path: Path) -> None:
+    project = tmp_path / "p"
+    project.mkdir()
+    git(project, "init", "-q", "-b", "trunk")
+    (project / "a").write_text("1")
+    result = await work(
+        project, "git status --porcelain -b; git add . && git -c user.name=x -c user.email=x commit -qm x"
+    )
+    assert result.tool_logs[0].success
+    assert (workspace(result) / ".git/HEAD").read_text() == "ref: refs/heads/trunk\n"
+    assert changes(result) == {}
+
+
+async def test_a_detached_head_a_tag_and_a_linked_worktree_of_the_users_own(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    git(project, "tag", "v1")
+    git(project, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
+    linked = tmp_path / "linked"
+    result = await work(linked, "git rev-parse HEAD > head; git describe --tags > tag; git symbolic-ref -q HEAD > ref")
+    made = workspace(result)
+    assert (made / "head").read_text() == git(project, "rev-parse", "HEAD")
+    assert (made / "tag").read_text() == "v1\n" and (made / "ref").read_text() == ""
+
+
+async def test_a_shallow_clone_keeps_its_end(tmp_path: Path) -> None:
+    origin = repository(tmp_path / "origin")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "second")
+    git(tmp_path, "clone", "-q", "--depth=1", f"file://{origin}", "p")
+    result = await work(tmp_path / "p", "git log --format=%s > log; git fsck")
+    assert (workspace(result) / "log").read_text() == "second\n"
+    assert all(log.success for log in result.tool_logs)
+
+
+async def test_a_project_that_is_a_folder_of_a_repository(tmp_path: Path) -> None:
+    top = repository(tmp_path / "top", **{".gitignore": "*.log\n", "part/b.txt": "b\n", "other/c.txt": "c\n"})
+    project = top / "part"
+    (project / "x.log").write_text("ignored above\n")
+    result = await work(
+        project, "git status --porcelain > ../status.$$; cat ../status.$$ > s; echo 1 > y.log; echo 2 >> b.txt"
+    )
+    made = workspace(result)
+    assert sorted(os.listdir(made)) == [".git", "b.txt", "s", "y.log"]
+    assert (made / "s").read_text() in ("", "?? s\n")
+    assert changes(result) == {"b.txt": "modified", "s": "added"}
+    assert git(made, "log", "--format=%s").startswith("part at ")
+
+
+async def test_submodules_and_nested_repositories_are_plain_files(tmp_path: Path) -> None:
+    library = repository(tmp_path / "library")
+    project = repository(tmp_path / "p")
+    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), "lib")
+    git(project, "commit", "-q", "-m", "with a submodule")
+    repository(project / "nested")
+    result = await work(project, "echo new > lib/a.txt; git status --porcelain")
+    made = workspace(result)
+    assert (made / "nested/a.txt").read_text() == LINES
+    assert not (made / "lib/.git").exists() and not (made / "nested/.git").exists()
+    assert changes(result) == {"lib/a.txt": "modified"}
+
+
+async def test_names_modes_links_and_endings_come_through_as_they_are(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    names = ["-dash", "new\nline", 'quo"te', "back\\slash", "tab\t", "ümlaut", " space ", os.fsdecode(b"by\xfftes")]
+    for name in names:
+        (project / name).write_bytes(b"x\r\ny\n")
+    (project / "Clash").write_text("1")
+    (project / "clash").write_text("2")
+    (project / "run.sh").write_text("#!/bin/sh\n")
+    (project / "run.sh").chmod(0o755)
+    (project / "lfs.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (project / ".gitattributes").write_text("* text=auto eol=lf\n*.bin filter=lfs -text\n")
+    (project / "link").symlink_to("a.txt")
+    (project / "out").symlink_to("/etc/passwd")
+    (project / "dangling").symlink_to("nowhere")
+    (project / "big").write_bytes(os.urandom(5_000_000))
+    result = await work(project, "true")
+    expected = hashed(project)
+    found = hashed(workspace(result))
+    files = {name for name in expected if not name.startswith(".git/") and name != ".git"}
+    assert {name for name in found if not name.startswith(".git/") and name != ".git"} == files
+    assert {name: found[name].split()[1] for name in files} == {name: expected[name].split()[1] for name in files}
+    assert os.access(workspace(result) / "run.sh", os.X_OK) and not os.access(workspace(result) / "clash", os.X_OK)
+    assert os.readlink(workspace(result) / "out") == "/etc/passwd"
+    assert changes(result) == {} and result.changed_count == 0
+
+
+async def test_what_is_no_file_is_left_out_and_said(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    os.mkfifo(project / "fifo")
+    here = os.getcwd()
+    with socket.socket(socket.AF_UNIX) as listening:
+        os.chdir(project)
+        try:
+            listening.bind("sock")
+        finally:
+            os.chdir(here)
+        result, events = await seen(project, {"main": [{"text": "done"}]}, kind="copy")
+    [warning] = bodies(events, Warned)
+    assert warning.text == "not in the workspace: fifo (a FIFO), sock (a socket)"
+    assert result.status == "done" and result.warning == warning.text
+
+
+async def test_a_copy_that_would_be_too_large_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    (project / "retinue.yaml").write_text("workspace_max_mib: 1\n")
+    (project / "large").write_bytes(b"x" * 2_000_000)
+    result = await work(project, "true", kind="copy", config=project / "retinue.yaml")
+    assert result.status == "failed"
+    assert "the workspace would be larger than 1 MiB (it was full at large)" in str(result.error_details)
+    assert not workspace(result).exists()
+
+
+CODER = Profile("coder", "You code.", workspace="worktree")
+
+
+@pytest.mark.requirement("MASS-19", "MASS-22")
+async def test_a_child_of_a_child_starts_from_its_parents_state(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": "*.o\n"})
+    inner = Profile("inner", "You code too.", workspace="worktree")
+    agents = {
+        "main": [call("subagent_coder", task="go"), {"text": "done"}],
+        "coder": [shell("echo mine > mine.txt; echo x > a.txt; echo o > t.o; git add -A"),
+                  shell("git -c user.name=x -c user.email=x commit -qm x"),
+                  call("subagent_inner", task="go"), {"text": "done"}],
+        "inner": [shell("cat mine.txt a.txt && echo theirs > theirs.txt; ls; git log --format=%s"), {"text": "done"}],
+    }  # fmt: skip
+    before = hashed(project)
+    result, _ = await seen(project, agents, profiles=[CODER, inner])
+    [coder] = result.children
+    [child] = coder.children
+    made = workspace(child)
+    assert (made / "mine.txt").read_text() == "mine\n" and (made / "a.txt").read_text() == "x\n"
+    assert not (made / "t.o").exists()
+    assert changes(child) == {"theirs.txt": "added"}
+    assert changes(coder) == {"mine.txt": "added", "a.txt": "modified"}
+    assert copied(child).space.source == coder.workspace
+    assert git(made, "log", "--format=%s") == "first\n"  # the parent's own `.git` is not asked
+    assert hashed(project) == before
+
+
+async def test_a_worktree_below_a_scratch_run_is_one_of_the_project(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    agents = {
+        "main": [spawn({"task": "a", "subagent_id": "lead"}), {"text": "done"}],
+        "lead": [shell("echo note > note"), call("subagent_coder", task="go"), {"text": "done"}],
+        "coder": [shell("echo 1 >> a.txt"), {"text": "done"}],
+    }
+    result, _ = await seen(project, agents, profiles=[CODER])
+    [lead] = result.children
+    [coder] = lead.children
+    assert copied(coder).space.source == str(project)
+    assert changes(coder) == {"a.txt": "modified"} and lead.changed_files == ()
+
+
+async def test_a_search_finds_each_file_once(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    agents = {
+        "main": [call("subagent_coder", task="go"), {"text": "done"}],
+        "coder": [shell("rm a.txt; echo here > b.txt"), call("glob", pattern="*.txt"), call("read", path="a.txt"),
+                  call("read", path=f"{project}/a.txt"), {"text": "done"}],
+    }  # fmt: skip
+    _, events = await seen(project, agents, profiles=[CODER])
+    results = [body.text for body in bodies(events, ToolResult, run=1)]
+    assert results[1] == "b.txt"
+    assert "No such file" in results[2]
+    assert results[3] == LINES
+
+
+SETUP = 'workspace_setup: "echo ready > ready.o && echo prepared; test ! -e a.fail"\n'
+
+
+async def test_the_setup_command_runs_in_each_copy_before_its_run(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": "*.o\n", "retinue.yaml": SETUP})
+    result, events = await seen(
+        project, {"main": [shell("cat ready.o"), {"text": "done"}]}, kind="worktree", config=project / "retinue.yaml"
+    )
+    [setup, cat] = bodies(events, ToolCall)
+    assert (setup.name, setup.host, setup.timeout_seconds) == ("workspace_setup", True, 600)
+    assert [body.text for body in bodies(events, ToolResult)] == ["prepared\n", "ready\n"]
+    assert cat.name == "shell" and result.tool_count == 1 and changes(result) == {}
+    shared, events = await seen(project, {"main": [{"text": "done"}]}, config=project / "retinue.yaml")
+    assert not bodies(events, ToolCall) and shared.workspace == str(project)
+
+
+async def test_a_setup_that_fails_fails_the_run(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{"a.fail": "", "retinue.yaml": SETUP})
+    result, events = await seen(project, {"main": [{"text": "never"}]}, kind="copy", config=project / "retinue.yaml")
+    assert result.status == "failed" and result.total_turns == 0
+    assert str(result.error_details).startswith("workspace_setup failed, so the run did not begin: `echo ready")
+    assert str(result.error_details).endswith(": prepared [exit code 1]")
+    assert [body.success for body in bodies(events, ToolResult)] == [False]
+
+
+async def test_many_copies_of_one_project_are_kept_once(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    (project / "big").write_bytes(os.urandom(2_000_000))
+    agents = {
+        "main": [spawn(*({"task": f"t{n}", "subagent_id": f"c{n}", "subagent_type": "coder"} for n in range(6))),
+                 {"text": "done"}],
+        **{f"c{n}": [shell(f"echo {n} > file{n}"), {"text": "done"}] for n in range(6)},
+    }  # fmt: skip
+    result, _ = await seen(project, agents, profiles=[CODER])
+    assert [changes(child) for child in result.children] == [{f"file{n}": "added"} for n in range(6)]
+    store = project / ".retinue/runs" / result.tree / "spaces.git"
+    size = sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(store) for name in names)
+    assert size < 4 * 2_000_000
+    model = scripted({"main": [{"text": "x"}]})
+    async with retinue.open(project=project, mode="yes") as r:  # in memory, so all of it is gone afterwards
+        kept = await r.run(Profile("main", model=model, workspace="copy"), "go")
+    assert kept.status == "done" and not Path(kept.workspace).exists()
+
+
+def test_a_workspace_that_is_there_is_used_and_a_half_made_one_is_made_anew(tmp_path: Path) -> None:
+    """As a resumed run finds it."""
+    project = repository(tmp_path / "p")
+    own = project / ".retinue/runs/t/0"
+    space = Space("worktree", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    (own / "workspace/half").mkdir(parents=True)
+    Spaces().open(space, threading.Event())
+    assert sorted(os.listdir(own / "workspace")) == [".git", "a.txt"]
+    (own / "workspace/work").write_text("done so far")
+    Spaces().open(space, threading.Event())
+    assert (own / "workspace/work").read_text() == "done so far"
+    fact, changed = settle(space)
+    assert (fact.count, changed) == (1, {"work"})
+
+
+def test_making_one_can_be_stopped(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    own = project / ".retinue/runs/t/0"
+    space = Space("copy", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RetinueError, match="stopped"):
+        Spaces().open(space, stop)
+    assert not (own / "workspace").exists()
+
+
+def test_what_a_run_gets_when_nobody_says() -> None:
+    """Behind walls nobody works in the project itself; the walls' own runtimes are not here yet."""
+    state = StateFolder(None, project=Path("/nonexistent"))
+    assert default_kind(state, Profile("p"), primary=True) == "shared"
+    assert default_kind(state, Profile("p"), primary=False) == "scratch"
+    walled = Profile("p")
+    object.__setattr__(walled, "runtime", "isolated")
+    assert (default_kind(state, walled, primary=True), default_kind(state, walled, primary=False)) == (
+        "copy",
+        "scratch",
+    )
+    state.in_repository = True
+    assert default_kind(state, walled, primary=True) == default_kind(state, walled, primary=False) == "worktree"

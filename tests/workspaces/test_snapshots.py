@@ -1,0 +1,87 @@
+"""The shared reference folder: what a run left, under its label, for its siblings to read."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from retinue import Profile
+from retinue.core.events import ToolResult, Warned
+from retinue.runtime.spaces import spaces
+from retinue.runtime.spaces.spaces import snapshot
+from tests.tree.kit import bodies, call, spawn
+from tests.workspaces.kit import hashed, repository, seen, shell
+
+
+@pytest.mark.requirement("MASS-20")
+async def test_siblings_read_what_an_ended_run_left(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    agents = {
+        "main": [
+            spawn({"task": "write", "subagent_id": "writer"}, {"task": "idle", "subagent_id": "idle"}),
+            spawn(
+                {"task": "read", "subagent_id": "reader"},
+                {"task": "apart", "subagent_id": "apart", "include_temp_workspace": False},
+            ),
+            {"text": "done"},
+        ],
+        "writer": [call("write", path="notes/found.md", content="the finding"), {"text": "done"}],
+        "idle": [{"text": "done"}],
+        "reader": [
+            call("read", path="writer/notes/found.md"),
+            call("write", path="../../snapshots/writer/notes/found.md", content="forged"),
+            {"text": "done"},
+        ],
+        "apart": [call("read", path="writer/notes/found.md"), {"text": "done"}],
+    }
+    result, events = await seen(project, agents)
+    read, write = bodies(events, ToolResult, run=3)
+    assert read.text == "the finding"
+    assert not write.success and "outside this run's workspace" in write.text
+    assert not bodies(events, ToolResult, run=4)[0].success
+    folder = project / ".retinue/runs" / result.tree / "snapshots"
+    assert os.listdir(folder) == ["writer"]
+    assert (folder / "writer/notes/found.md").read_text() == "the finding"
+
+
+async def test_of_a_copy_there_is_what_it_changed(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p", **{".gitignore": "*.o\n"})
+    coder = Profile("coder", "You code.", workspace="worktree")
+    agents = {
+        "main": [call("subagent_coder", task="a/../b"), {"text": "done"}],
+        "coder": [shell("echo 1 >> a.txt; mkdir d; echo 2 > d/new; echo 3 > x.o"), {"text": "done"}],
+    }
+    result, _ = await seen(project, agents, profiles=[coder])
+    folder = project / ".retinue/runs" / result.tree / "snapshots"
+    assert sorted(hashed(folder)) == ["a_.._b", "a_.._b/a.txt", "a_.._b/d", "a_.._b/d/new"]
+
+
+def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, outside = tmp_path / "w", tmp_path / "outside"
+    workspace.mkdir()
+    outside.write_text("secret")
+    (workspace / "link").symlink_to(outside)
+    os.link(outside, workspace / "hard")
+    os.mkfifo(workspace / "fifo")
+    (workspace / "file").write_text("x")
+    shared = tmp_path / "snapshots"
+    assert snapshot(str(workspace), str(shared), "..", 1) == ""
+    assert sorted(os.listdir(shared / "run")) == ["file", "link"] and (shared / "run/link").is_symlink()
+    assert snapshot(str(workspace), str(shared), "run", 7) == ""
+    assert sorted(os.listdir(shared)) == ["run", "run-7"]
+    monkeypatch.setattr(spaces, "SNAPSHOT_BYTES", 10)
+    (workspace / "zlarge").write_text("x" * 20)
+    told = snapshot(str(workspace), str(shared), "third", 8)
+    assert told == "no snapshot of the workspace for other runs: it is larger than 0 MiB"
+    assert sorted(os.listdir(shared)) == ["run", "run-7"]
+
+
+async def test_a_snapshot_that_cannot_be_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "SNAPSHOT_BYTES", 3)
+    agents = {
+        "main": [spawn({"task": "w", "subagent_id": "w"}), {"text": "done"}],
+        "w": [call("write", path="f", content="long"), {"text": "done"}],
+    }
+    result, events = await seen(tmp_path, agents)
+    assert [body.code for body in bodies(events, Warned)] == ["workspace"]
+    assert result.children[0].status == "done"
