@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -16,13 +18,15 @@ from typing import Any
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.limits import Limits
+from retinue.core.limits import Caps, Limits
+from retinue.core.plans import Runtime
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
-from retinue.core.profiles import Profile
+from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
+from retinue.runtime.placement import Placement
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.policy import RulePolicy
@@ -41,7 +45,9 @@ MAIN = Profile(
 class Parts:
     """What a supervisor is built from. `state` None keeps everything in memory; `policy` goes before `mode` and
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
-    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached."""
+    `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `runtime` is where
+    runs live whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths
+    that walled runs may read beside their folders, `caps` what each of them may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -59,6 +65,10 @@ class Parts:
     skills: Callable[[Profile], str] = lambda _: ""
     clock: Clock | None = None
     prices: Prices | None = None
+    runtime: RuntimeName = "inherited"
+    fallback: RuntimeName | None = None
+    expose: Sequence[str] = ()
+    caps: Caps = Caps()  # noqa: RUF009 - frozen
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -71,10 +81,10 @@ def supervisor(parts: Parts) -> Supervisor:
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
+            runtimes=placement(parts),
             default_model=parts.model,
             skills=parts.skills,
         ),
-        runtime=Inherited(),
         state=StateFolder(parts.state, project=parts.project),
         clock=clock,
         policy=policy,
@@ -86,6 +96,23 @@ def supervisor(parts: Parts) -> Supervisor:
         prices=parts.prices or LatePrices(),
         on_close=models.close,
     )
+
+
+def placement(parts: Parts) -> Placement:
+    """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
+
+    def isolated() -> Runtime:
+        folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
+        try:
+            wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
+                folder / "wall", expose=parts.expose
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        made: Runtime = importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps)
+        return made
+
+    return Placement({"inherited": Inherited, "isolated": isolated}, mode=parts.runtime, fallback=parts.fallback)
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:

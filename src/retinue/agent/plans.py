@@ -12,15 +12,13 @@ from typing import Any
 
 import msgspec
 
+from retinue.agent.local import LOCAL
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.plans import HostTool, Plan
+from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.tools import answer
-from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
-from retinue.tools.search import Glob, Grep
-from retinue.tools.shell import Shell
 from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
 GENERIC = Profile(
@@ -28,15 +26,13 @@ GENERIC = Profile(
     "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
     "it is all that the agent who asked you will see.",
 )
-LOCAL: dict[str, Callable[[], Tool]] = {
-    "read": Read, "write": Write, "edit": Edit, "glob": Glob, "grep": Grep, "shell": Shell,
-}  # fmt: skip
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
 }  # fmt: skip
 CACHED_PLANS = 4096
 
 Models = Callable[[str], Model]
+Runtimes = Callable[[Profile, Plan | None], tuple[Runtime, RuntimeName]]
 
 
 class ProfilePlanner:
@@ -47,11 +43,13 @@ class ProfilePlanner:
         profiles: Sequence[Profile],
         *,
         models: Models,
+        runtimes: Runtimes,
         default_model: str | Model | None,
         skills: Callable[[Profile], str],
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
+        self._runtimes = runtimes
         self._default_model = default_model
         self._skills = skills
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -86,6 +84,7 @@ class ProfilePlanner:
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
             parse = answer.output_of(profile.output).parse
+        runtime, floor = self._runtimes(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         return Plan(
@@ -98,8 +97,10 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile))),
+            profile_json=msgspec.Raw(msgspec.json.encode(_describe(profile, runtime.name))),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
+            runtime=runtime,
+            floor=floor,
             parse=parse,
         )
 
@@ -185,13 +186,13 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe(profile: Profile) -> dict[str, Any]:
+def _describe(profile: Profile, runtime: str) -> dict[str, Any]:
     """What the log keeps of a profile."""
     return {
         "name": profile.name,
         "instructions": profile.instructions,
         "description": profile.description,
-        "runtime": profile.runtime,
+        "runtime": runtime,
         "workspace": profile.workspace,
         "limits": profile.limits,
         "skills": list(profile.skills),

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from retinue.core.context import Context
+from retinue.core.events import RunStarted
 from retinue.core.messages import RunRef, ToolSpec, Turn
 from retinue.core.ports import Folders, Link, Model, Outcome, Tool
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import Ending
 
 HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
@@ -19,7 +20,8 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`."""
+    """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
+    `floor` is the laxest runtime a child may have."""
 
     profile: Profile
     system: str
@@ -32,6 +34,8 @@ class Plan:
     children: Sequence[Profile]
     profile_json: msgspec.Raw
     tools_json: msgspec.Raw
+    runtime: Runtime
+    floor: RuntimeName
     parse: Callable[[Any], Any] | None = None
 
 
@@ -49,7 +53,18 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Runtime(Protocol):
-    """Where runs live. Cancelling the awaiting task stops everything the run started."""
+    """Where runs live. Cancelling the awaiting task stops everything the run started, within `grace` seconds.
+
+    `started` is what is written when a run begins there."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grace(self) -> float: ...
+
+    @property
+    def started(self) -> RunStarted: ...
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]: ...
 

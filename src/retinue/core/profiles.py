@@ -13,9 +13,9 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.rules import Rules
 
-RuntimeName = Literal["inherited"]
+RuntimeName = Literal["inherited", "isolated"]
 WorkspaceName = Literal["scratch", "shared"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
+RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated")  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -36,7 +36,8 @@ class Profile:
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
     `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
-    them, on top of those it is under anyway: they make it stricter, never laxer.
+    them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
+    least as strict as where their parents do; None takes the mode that was chosen for all.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Profile:
     tools: Sequence[Any] | None = None
     output: Any = None
     limits: Limits = field(default_factory=Limits)
-    runtime: RuntimeName = "inherited"
+    runtime: RuntimeName | None = None
     workspace: WorkspaceName | None = None
     call: Callable[..., Any] | None = None
     description: str = ""
@@ -58,7 +59,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if self.runtime not in RUNTIMES:
+        if self.runtime is not None and self.runtime not in RUNTIMES:
             raise ConfigError(
                 f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"
             )

@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.supervisor.nodes import Node
@@ -166,6 +166,8 @@ def open(  # noqa: PLR0913 - the one front door
     config: str | Path | None = None,
     clock: Clock | None = None,
     prices: Prices | None = None,
+    runtime: RuntimeName | None = None,
+    fallback: RuntimeName | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -175,7 +177,9 @@ def open(  # noqa: PLR0913 - the one front door
     `deny` are rules such as `shell(git status*)`: deny wins, then ask, then allow, then the mode. A question nobody
     answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
-    instead of the price library."""
+    instead of the price library. `runtime` is where runs live whose profile does not say (`inherited`: in this process,
+    with your authority; `isolated`: each in a process of its own behind a wall); where that cannot be had a run is
+    refused, unless `fallback` names the laxer one to use."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -191,6 +195,7 @@ def open(  # noqa: PLR0913 - the one front door
             "mode": mode,
         }
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
+        given |= {"runtime": runtime, "fallback": fallback}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)
             found = replace(found, state=state)
