@@ -173,7 +173,7 @@ class Bubblewrap:
             seen = _look(opening, root=self._root)
         finally:
             if group is not None:
-                group.remove()
+                group.remove_soon()
         trouble = [
             word
             for word, stands in (
@@ -193,6 +193,7 @@ class Bubblewrap:
         self.words = (*words, *(["cgroup"] if group is not None else []), "rlimits")
 
 
+_PROBED: dict[tuple[str, ...], Bubblewrap] = {}
 _MADE = ("passwd", "group", "hosts", "nsswitch.conf")
 _NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
@@ -203,7 +204,10 @@ _KEPT_FOR_LEAVING = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--ca
 
 
 def probe(folder: Path, *, expose: Sequence[str] = (), caps: Caps | None = None) -> Bubblewrap:
-    """The wall, looked at from inside; raises NoWall with what to install or set. `folder` is a new one to do it in."""
+    """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
+    to do it in."""
+    if tuple(expose) in _PROBED:
+        return _PROBED[tuple(expose)]
     if platform.system() != "Linux":
         raise NoWall("bubblewrap needs Linux")
     program = command("bwrap")
@@ -220,6 +224,7 @@ def probe(folder: Path, *, expose: Sequence[str] = (), caps: Caps | None = None)
     workspace, outputs, lent, hidden = map(str, places)
     box = Box("probe", workspace, True, outputs, lent, (), hidden, caps or Caps())
     wall.check(box, hidden)
+    _PROBED[tuple(expose)] = wall
     return wall
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,6 +48,12 @@ class Group:
             except OSError:
                 return False
         return True
+
+    def remove_soon(self, seconds: float = 2.0) -> None:
+        """Waits a little for the last of it to be gone."""
+        deadline, pause = time.monotonic() + seconds, threading.Event()
+        while not self.remove() and time.monotonic() < deadline:
+            pause.wait(0.005)
 
 
 def parents() -> list[Path] | None:

@@ -1,0 +1,59 @@
+"""Runs with a process of their own: when it dies, when it does not want to, and when it takes all it can get."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.places import PLACES, Place
+
+places = pytest.mark.parametrize("place", PLACES)
+
+
+@places
+@pytest.mark.parametrize("scene", ["killed_in_a_model_call", "killed_in_a_tool", "spent_before_the_end"])
+async def test_a_killed_process_is_a_disconnected_run_with_what_it_had(place: Place, scene: str) -> None:
+    told = await place.play(scene)
+    assert (told["status"], told["endings"], told["last"]) == ("disconnected", 1, "run.ended")
+    assert told["error"].startswith("Run 'main' ended before returning a final state: its process was ended by SIGKILL")
+    assert (told["partial"], told["tokens"]) == ("so far", 7)
+    assert told["left"] == []
+
+
+@places
+async def test_cancel_ends_what_hears_no_signal_and_has_left_its_session(place: Place) -> None:
+    told = await place.play("stubborn_tool")
+    assert (told["status"], told["endings"], told["left"]) == ("cancelled", 1, [])
+
+
+@places
+async def test_nothing_is_left_of_a_run_that_is_done(place: Place) -> None:
+    told = await place.play("daemons")
+    assert (told["status"], told["left"]) == ("done", [])
+
+
+@places
+async def test_a_command_that_takes_all_memory_ends_and_the_run_goes_on(place: Place) -> None:
+    told = await place.play("memory_bomb")
+    assert (told["status"], told["left"]) == ("done", [])
+    assert "[exit code" in told["results"][0] and "1000000000" not in told["results"][0]
+
+
+@places
+async def test_a_fork_bomb_is_bounded(place: Place) -> None:
+    told = await place.play("fork_bomb")
+    assert (told["status"], told["left"]) == ("done", [])
+    assert told["most"] <= 70
+
+
+@places
+async def test_a_run_that_writes_more_than_it_may_is_limited(place: Place) -> None:
+    told = await place.play("disk_fill")
+    assert (told["status"], told["left"]) == ("limited", [])
+    assert "its files are" in told["error"]
+
+
+@places
+async def test_no_file_is_larger_than_it_may(place: Place) -> None:
+    told = await place.play("large_file")
+    assert told["status"] == "done"
+    assert "\n9000000" not in f"\n{told['results'][0]}"
