@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ async def play(
     then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
 ) -> Facts:
     """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
+    assert runtime != "inherited", "these are for runs behind a wall only: they take what they can get"
     folder = project()
     parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
     owner = supervisor(parts)
@@ -52,6 +54,7 @@ async def play(
     await node.join()
     result = node.result()
     await owner.close()
+    shutil.rmtree(folder)
     return told(result, events)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import tests.runtime.escapes  # noqa: F401 - adds to the falls
 from retinue.runtime.walls.box import command
 from tests.runtime.falls import FALLS
 from tests.runtime.scenes import SCENES
@@ -52,9 +54,12 @@ def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:
     os.chown(folder, ORDINARY, ORDINARY)
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": str(folder), "HOME": str(folder), "LANG": "C.UTF-8"}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
-    done = subprocess.run(
-        [*as_user(), *argv], cwd="/", env=env, capture_output=True, text=True, timeout=seconds, check=False
-    )
+    try:
+        done = subprocess.run(
+            [*as_user(), *argv], cwd="/", env=env, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    finally:
+        shutil.rmtree(folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
