@@ -102,6 +102,7 @@ def placement(parts: Parts) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
     def isolated() -> Runtime:
+        """Raises ConfigError with what to install or set."""
         folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
         try:
             wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
@@ -240,6 +241,9 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
+            "runtime": settings.subagent_runtime_mode or "inherited",
+            "fallback": settings.subagent_runtime_fallback_mode,
+            "expose": settings.expose_paths,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             **given,
         },

@@ -179,3 +179,14 @@ async def large_file(runtime: str) -> Facts:
 async def spent_before_the_end(runtime: str) -> Facts:
     """What was spent is known though the process went away in the middle."""
     return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=UsageReported, then=kill_worker)
+
+
+@fall
+async def large_calls(runtime: str) -> Facts:
+    replies = [
+        call("write", path="big", content="x" * 1_000_000),
+        call("shell", command="wc -c big"),
+        call("write", path="bigger", content="x" * 3_000_000),
+        {"text": "done"},
+    ]
+    return await play(runtime, replies)

@@ -57,3 +57,13 @@ async def test_no_file_is_larger_than_it_may(place: Place) -> None:
     told = await place.play("large_file")
     assert told["status"] == "done"
     assert "\n9000000" not in f"\n{told['results'][0]}"
+
+
+@places
+@pytest.mark.requirement("P7")
+async def test_a_call_of_a_megabyte_crosses_whole_and_one_of_many_is_refused_in_words(place: Place) -> None:
+    told = await place.play("large_calls")
+    assert told["status"] == "done"
+    assert told["results"][0] == "wrote big (1000000 bytes)"
+    assert told["results"][1].strip() == "1000000 big"
+    assert "larger than the link to its run carries. It was not run." in told["results"][2]

@@ -117,3 +117,16 @@ async def test_no_more_turns_than_were_given_whatever_the_worker_counts() -> Non
     result = node.result()
     await owner.close()
     assert (result.status, result.total_turns) == ("limited", 3)
+
+
+@pytest.mark.requirement("P8")
+async def test_what_a_worker_says_on_stderr_never_holds_it_up(tmp_path: Path) -> None:
+    script = HELLO + "sys.stderr.write('x' * 3_000_000); sys.stderr.flush(); say(End('failed', 'said it all')); rest()"
+    owner = supervisor(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
+    owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
+    node = owner.spawn(Profile("main", model=scripted({}), runtime="isolated"), Task("go"))
+    await node.join()
+    log = Path(node.folders.own, "full_logs", "worker.log")
+    await owner.close()
+    assert node.result().error_details == "said it all"
+    assert log.stat().st_size == 1024 * 1024

@@ -10,6 +10,7 @@ max_cost: 5.00                   # the same in US dollars; needs models whose pr
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
+expose_paths: [/opt/toolchain]  # what walled runs may read beside their own folders
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
@@ -21,6 +22,8 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
+    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
     model: scripted:script.yaml
@@ -48,6 +51,7 @@ from msgspec import UNSET, UnsetType
 from retinue.config.places import Place
 from retinue.config.values import Node, Section
 from retinue.config.yaml import read_yaml
+from retinue.core.errors import ConfigError
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.profiles import RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, NO_WALLS, Rule, Rules, parse_rule
@@ -86,6 +90,9 @@ class Settings:
     subagent_default_timeout: float = SPAWNED_SECONDS
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
+    subagent_runtime_mode: RuntimeName | None = None
+    subagent_runtime_fallback_mode: RuntimeName | None = None
+    expose_paths: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
@@ -117,6 +124,7 @@ def _settings(section: Section, path: Path) -> Settings:
     rules = _rules(section.section("approvals"))
     approval_timeout = section.number("approval_timeout", minimum=0)
     coordination = _coordination(section.section("orchestrator"))
+    exposed = section.given("expose_paths")
     section.finish()
     minimum, default, maximum = _timeouts(coordination)
     settings = Settings(
@@ -128,6 +136,9 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_default_timeout=default,
         subagent_min_timeout=minimum,
         subagent_max_timeout=maximum,
+        subagent_runtime_mode=_runtime(coordination, "subagent_runtime_mode"),
+        subagent_runtime_fallback_mode=_runtime(coordination, "subagent_runtime_fallback_mode"),
+        expose_paths=() if exposed is None else _paths(exposed),
         retention_days=RETENTION_DAYS if retention is None else retention,
         profiles={} if profiles is None else _profiles(profiles),
         file=path,
@@ -143,6 +154,27 @@ def _coordination(orchestrator: Section | None) -> Section | None:
     coordination = orchestrator.section("coordination")
     orchestrator.finish()
     return coordination
+
+
+def _runtime(section: Section | None, key: str) -> RuntimeName | None:
+    node = None if section is None else section.given(key)
+    return None if node is None else node.choice(RUNTIMES)
+
+
+def _paths(node: Node) -> tuple[str, ...]:
+    return tuple(item.checked(_absolute) for item in node.items(what="a list of paths"))
+
+
+def _absolute(path: object) -> str:
+    """A path that walled runs are to see, as it is on this machine."""
+    if not isinstance(path, str) or not path.startswith(("/", "~")):
+        raise ConfigError(f"must be an absolute path, got {path!r}")
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise ConfigError(f"{path} does not exist")
+    if str(found) == "/":
+        raise ConfigError("/ cannot be shown behind a wall: it has everything in it")
+    return str(found)
 
 
 def _timeouts(section: Section | None) -> tuple[float, float, float]:

@@ -40,8 +40,8 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
-    of a run that did not finish. `cost` is in US dollars; None says that a price is not known. Encodes to the JSON
-    that `--json` prints."""
+    of a run that did not finish. `walls` are those that stood around it. `cost` is in US dollars; None says that a
+    price is not known. Encodes to the JSON that `--json` prints."""
 
     name: str
     final_response: str
@@ -63,6 +63,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     structured: Any = None
     partial: str = ""
     warning: str | None = None
+    runtime: str = "inherited"
+    walls: tuple[str, ...] = ()
     children: tuple[Result[Any], ...] = ()
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 

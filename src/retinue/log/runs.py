@@ -40,8 +40,8 @@ class RunView:
 
     __slots__ = (
         "_result", "agent", "approvals", "calls", "children", "cost", "ended", "ended_at", "last_message", "last_seq",
-        "number", "path", "spawned", "spawned_at", "stalled_seq", "started_at", "tool_count", "tool_logs", "turns",
-        "unpriced", "usage", "warnings",
+        "number", "path", "place", "spawned", "spawned_at", "stalled_seq", "started_at", "tool_count", "tool_logs",
+        "turns", "unpriced", "usage", "warnings",
     )  # fmt: skip
 
     def __init__(self, number: int, path: str, agent: str, at: float, spawned: RunSpawned) -> None:
@@ -51,6 +51,7 @@ class RunView:
         self.spawned = spawned
         self.spawned_at = at
         self.started_at: float | None = None
+        self.place: RunStarted | None = None
         self.ended_at: float | None = None
         self.ended: RunEnded | None = None
         self.turns = 0
@@ -114,6 +115,7 @@ class RunView:
             raise ValueError(f"run {self.path} has not ended")
         known = ended.status in STATUSES
         unknown = ending_texts("failed", name=self.agent, primary=False)
+        place = self.place
         return Result(
             name=self.agent,
             final_response=ended.final_response if known else unknown[0],
@@ -135,12 +137,15 @@ class RunView:
             structured=ended.structured,
             partial=ended.partial,
             warning="; ".join(self.warnings) or None,
+            runtime="inherited" if place is None else place.runtime,
+            walls=() if place is None else place.walls,
             children=tuple(child.result(tree) for child in self.children if child.ended is not None),
         )
 
 
-def _started(run: RunView, event: Event, _: RunStarted) -> None:
+def _started(run: RunView, event: Event, body: RunStarted) -> None:
     run.started_at = event.at
+    run.place = body
 
 
 def _turn(run: RunView, _: Event, body: TurnStarted) -> None:

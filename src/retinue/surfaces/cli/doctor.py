@@ -67,6 +67,7 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parent}")
     yield _sqlite()
     yield _git()
+    yield _walls(folder)
     marked = (folder / SETTINGS_FILE).exists()
     yield Check("project", "ok", f"{folder}" + ("" if marked else f" (no {SETTINGS_FILE}: defaults)"))
     yield _state(folder / ".retinue")
@@ -93,6 +94,15 @@ def _git() -> Check:
     except (OSError, subprocess.SubprocessError) as error:
         return Check("git", "warn", f"{found} does not work: {error}")
     return Check("git", "ok", f"{said.strip()} at {found}")
+
+
+def _walls(folder: Path) -> Check:
+    """Whether runs of runtime `isolated` can be had here: a wall is built and looked at from inside."""
+    try:
+        started = build.placement(build.Parts(folder)).runtime("isolated").started
+    except RetinueError as error:
+        return Check("walls", "warn", f"runtime `isolated` is not possible here: {error}")
+    return Check("walls", "ok", f"runtime `isolated` stands: {', '.join(started.walls)}")
 
 
 def _state(state: Path) -> Check:

@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.surfaces.cli import detach, screen
+from retinue.surfaces.cli import detach, screen, walls
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.printer import paint, safe
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
+    terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
+    parts = walls.checked(parts, profile, terminal=terminal)
     if args.detach and args.no_door and not args.yes:
         raise ConfigError("--detach with --no-door can never be asked anything: give --yes, or leave --no-door out")
     away = detach.leave() if args.detach else None
@@ -80,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
         return away
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     printer = Printer(sys.stderr, level=level, color=False if away else None)
-    terminal = away is None and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     wish = Task(task, model=model_of(args))
     driving = drive(
         parts,
@@ -103,7 +104,13 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
     if wait is None and args.detach:
         wait = detach.WAIT_SECONDS
     return build.project_parts(
-        Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait
+        Path.cwd(),
+        config=args.config,
+        model=model_of(args),
+        mode=mode,
+        limits=limits,
+        wait_approvals=wait,
+        runtime=args.runtime,
     )
 
 
