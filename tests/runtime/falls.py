@@ -190,3 +190,12 @@ async def large_calls(runtime: str) -> Facts:
         {"text": "done"},
     ]
     return await play(runtime, replies)
+
+
+@fall
+async def environment(runtime: str) -> Facts:
+    os.environ["PLANTED_KEY"] = "secret"
+    try:
+        return await play(runtime, [call("shell", command="env | grep -v ^LC_"), {"text": "x"}])
+    finally:
+        del os.environ["PLANTED_KEY"]

@@ -20,12 +20,14 @@ async def test_a_killed_process_is_a_disconnected_run_with_what_it_had(place: Pl
 
 
 @places
+@pytest.mark.requirement("P19", "P20")
 async def test_cancel_ends_what_hears_no_signal_and_has_left_its_session(place: Place) -> None:
     told = await place.play("stubborn_tool")
     assert (told["status"], told["endings"], told["left"]) == ("cancelled", 1, [])
 
 
 @places
+@pytest.mark.requirement("P30")
 async def test_nothing_is_left_of_a_run_that_is_done(place: Place) -> None:
     told = await place.play("daemons")
     assert (told["status"], told["left"]) == ("done", [])
@@ -67,3 +69,12 @@ async def test_a_call_of_a_megabyte_crosses_whole_and_one_of_many_is_refused_in_
     assert told["results"][0] == "wrote big (1000000 bytes)"
     assert told["results"][1].strip() == "1000000 big"
     assert "larger than the link to its run carries. It was not run." in told["results"][2]
+
+
+@places
+@pytest.mark.requirement("P29")
+async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> None:
+    told = await place.play("environment")
+    seen = dict(line.split("=", 1) for line in told["results"][0].splitlines())
+    assert set(seen) <= {"PATH", "HOME", "TMPDIR", "USER", "SHELL", "LANG", "TZ", "PWD", "SHLVL", "_", "RETINUE_RUN"}
+    assert seen["HOME"] == seen["PWD"] and seen["TMPDIR"] == "/tmp"

@@ -100,7 +100,6 @@ def test_run_says_what_to_install_and_calls_no_model(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-@pytest.mark.requirement("MASS-2")
 async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "s.yaml").write_text("agents: {main: [{text: hello}]}\n")

@@ -26,6 +26,7 @@ from retinue.wire import link as wire
 from retinue.wire.link import LinkError
 
 FACTS = 100_000
+WARNINGS = 1000
 TEXT = 64 * 1024
 PREVIEW = 64 * 1024
 TOO_LARGE = "The arguments of this {name} call are larger than the link to its run carries. It was not run."
@@ -61,7 +62,7 @@ class NearEnd:
         self.send: Callable[[wire.Frame], None] = lambda _: None
         self._walled, self._folders, self._is_output = walled, folders, is_output
         self._thread: list[Turn] = list(job.thread)
-        self._turn = self._asked = self._facts = 0
+        self._turn = self._asked = self._facts = self._warnings = 0
         self._asking = False
         self._reply: Reply | None = None
         self._open: dict[str, _Open] = {}
@@ -130,6 +131,8 @@ class NearEnd:
                 body = Inbox(body.text[:TEXT])
                 self._thread.append(UserTurn(body.text, "notice"))
             case Warned():
+                self._warnings += 1
+                _must(self._warnings <= WARNINGS, f"more than {WARNINGS} warnings")
                 body = Warned(body.text[:TEXT])
         self._link.emit(body)
 

@@ -84,12 +84,13 @@ class Bubblewrap:
     def counts_memory(self) -> bool:
         return self._groups is not None
 
-    def open(self, box: Box) -> Opening:
+    def open(self, box: Box, inside: Sequence[str] = ()) -> Opening:
+        """How to start the worker, or another command in its place."""
         user = new_user(box.tree) if self._root else None
         if user is not None:
             _give(box, user)
         group = None if self._groups is None else cgroups.make(self._groups, box.caps)
-        return self._opening(box, user, group, worker())
+        return self._opening(box, user, group, inside or worker())
 
     def _opening(
         self, box: Box, user: tuple[int, int] | None, group: cgroups.Group | None, inside: Sequence[str]
