@@ -32,7 +32,8 @@ WORDS = 100
 SETTLE_SECONDS = 12.0
 MANY = 50_000
 SPEAK = f"""
-import os, sys, time
+import os, sys, threading, time
+nap = threading.Event().wait
 sys.path.append({LIBRARY!r})
 from retinue.core.events import Inbox
 from retinue.wire.link import VERSION, Fact, End, Hello, Wire
@@ -47,10 +48,10 @@ TALK = (
     SPEAK
     + f"""
 for n in range({WORDS}):
-    time.sleep(0.05)
+    nap(0.05)
     say(Fact(Inbox(str(time.time()))))
 say(End("failed", "said"))
-time.sleep(60)
+nap(60)
 """
 )
 POUR = (
@@ -59,7 +60,7 @@ POUR = (
 for n in range(0, {MANY}, 50):
     say(*(Fact(Inbox("a word")) for _ in range(50)))
 say(End("failed", "said"))
-time.sleep(60)
+nap(60)
 """
 )
 
