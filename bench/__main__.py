@@ -21,7 +21,7 @@ MEASUREMENTS = {
 
 def main(wanted: list[str]) -> int:
     over = []
-    print(f"{'what':58} {'measured':>14} {'ratio':>9}  limit")
+    print(f"{'what':68} {'measured':>14} {'ratio':>9}  limit")
     for name, measure in MEASUREMENTS.items():
         if wanted and not any(word in name for word in wanted):
             continue

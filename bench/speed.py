@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bench.table import Row, best, micros
@@ -18,9 +19,10 @@ DELAY = 0.05
 REPEATS = 12  # the fastest counts, of the reference too: on a shared machine every slower one is somebody else's
 
 
-async def durable(folder: str, *, count: int, delay: float, at_once: bool) -> int:
+async def durable(folder: str, *, count: int, delay: float, at_once: bool, guarded: bool = False) -> int:
     """The same with the durable log in a new project; gives the commits it took."""
-    r = await ours(Path(tempfile.mkdtemp(dir=folder)) / ".retinue", count=count, delay=delay, at_once=at_once)
+    state = Path(tempfile.mkdtemp(dir=folder)) / ".retinue"
+    r = await ours(state, count=count, delay=delay, at_once=at_once, guarded=guarded)
     commits: int = r.supervisor.log.commits  # type: ignore[attr-defined]
     return commits
 
@@ -37,8 +39,14 @@ def rows_in(folder: str) -> Iterator[Row]:
     yield Row("in memory, one by one", micros(seconds, COUNT), seconds / reference, 8)
     seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=REPEATS)
     yield Row("in memory, 1,000 at once", micros(seconds, COUNT), seconds / reference, 8)
+    for what, at_once in (("one by one", False), ("1,000 at once", True)):
+        guarded = partial(ours, None, count=COUNT, delay=0, at_once=at_once, guarded=True)
+        seconds = best(guarded, times=REPEATS)
+        yield Row(f"in memory, {what}, rules and budget on", micros(seconds, COUNT), seconds / reference, 8)
     seconds = best(lambda: durable(folder, count=COUNT, delay=0, at_once=True), times=REPEATS)
     yield Row("durable log, 1,000 at once", micros(seconds, COUNT), seconds / reference, 20)
+    seconds = best(partial(durable, folder, count=COUNT, delay=0, at_once=True, guarded=True), times=REPEATS)
+    yield Row("durable log, 1,000 at once, rules and budget on", micros(seconds, COUNT), seconds / reference, 20)
     few = 200
     commits: list[int] = []
 
@@ -49,8 +57,10 @@ def rows_in(folder: str) -> Iterator[Row]:
     yield Row("durable log, one by one", micros(seconds, few))
     yield Row("durable log, one by one: commits per subagent", f"{min(commits)} / {few}", min(commits) / few, 8, "")
     ideal = MODEL_CALLS * DELAY
-    seconds = best(lambda: durable(folder, count=COUNT, delay=DELAY, at_once=True), times=REPEATS)
-    yield Row("durable log, 1,000 at once, 50 ms a model call", f"{seconds:.3f} s", seconds / ideal, 1.5, "ideal")
+    for what, guarded in (("", False), (", rules and budget on", True)):
+        seconds = best(partial(durable, folder, count=COUNT, delay=DELAY, at_once=True, guarded=guarded), times=REPEATS)
+        name = f"durable log, 1,000 at once, 50 ms a model call{what}"
+        yield Row(name, f"{seconds:.3f} s", seconds / ideal, 1.5, "ideal")
 
 
 def many_rows() -> Iterator[Row]:

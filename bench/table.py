@@ -27,7 +27,7 @@ class Row:
     def text(self) -> str:
         ratio = "" if self.ratio is None else f"{self.ratio:.2f} {self.unit}"
         limit = "" if self.limit is None else f"<= {self.limit:g}{'   OVER' if self.is_over else ''}"
-        return f"{self.what:58} {self.measured:>14} {ratio:>9}  {limit}".rstrip()
+        return f"{self.what:68} {self.measured:>14} {ratio:>9}  {limit}".rstrip()
 
 
 def best(work: Callable[[], Coroutine[Any, Any, object]], *, times: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import retinue
 from retinue.models.scripted import ScriptedModel
@@ -59,10 +60,23 @@ def parent(model: object) -> retinue.Profile:
     return retinue.Profile("parent", "Delegate.", model=model, tools=[child])
 
 
-async def ours(state: Path | None, *, count: int, delay: float, at_once: bool) -> retinue.Retinue:
-    """`count` parents with a subagent each, the full path with every event."""
+def guards() -> dict[str, Any]:
+    """Asking mode, a rule for each kind of verdict, and a budget: what somebody has who trusts nobody."""
+    return {
+        "mode": "ask",
+        "allow": ["subagent_child", "shell(git status*)"],
+        "ask": ["edit(src/**)"],
+        "deny": ["shell(rm *)", "write(.git/**)"],
+        "limits": retinue.Limits(tokens=10**9),
+    }
+
+
+async def ours(
+    state: Path | None, *, count: int, delay: float, at_once: bool, guarded: bool = False
+) -> retinue.Retinue:
+    """`count` parents with a subagent each, the full path with every event; guarded, with rules and budget too."""
     profile = parent(script(delay))
-    async with retinue.open(state, mode="yes") as r:
+    async with retinue.open(state, **(guards() if guarded else {"mode": "yes"})) as r:
         if at_once:
             runs = [await r.spawn(profile, "go") for _ in range(count)]
             results = [await run.result() for run in runs]

@@ -11,7 +11,7 @@ import pytest
 
 import retinue
 from retinue import Profile
-from retinue.core.events import Event, Gap, TurnStarted, encode
+from retinue.core.events import Event, Gap, TurnStarted, encode_kept
 from retinue.log import retention, schema
 from retinue.log.archive import Archive
 from retinue.log.locks import take
@@ -158,8 +158,8 @@ async def test_a_tree_whose_name_is_a_path_leads_nowhere(project: Project) -> No
     precious = state / "precious"
     precious.mkdir()
     db = schema.open_writer(file)
-    line = encode(Event(1, "../precious", 0, "/main", "main", 1.0, Gap(1, "")))
-    schema.insert(db, begun=["../precious"], lines=[line])
+    line = encode_kept([Event(1, "../precious", 0, "/main", "main", 1.0, Gap(1, ""))])
+    schema.insert(db, begun=["../precious"], lines=line)
     db.close()
     assert len(retention.collect(state, before=1e9).removed) == 1
     assert precious.exists()

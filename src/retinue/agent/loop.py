@@ -7,7 +7,6 @@ ends it early arrives as an exception; the supervisor turns that into the run's 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +33,9 @@ async def run_loop(job: Job, link: Link) -> Ending:
     """One run from its first turn to its ending."""
     thread: list[Turn] = list(job.thread)
     reminded = False
-    for turn in itertools.count(1):
+    turn = 0
+    while True:
+        turn += 1
         if job.max_turns is not None and turn > job.max_turns:
             raise Limited(f"limit of {job.max_turns} turns reached")
         thread += link.inbox()
@@ -43,17 +44,19 @@ async def run_loop(job: Job, link: Link) -> Ending:
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
-        outcomes: Sequence[Outcome] = ()
-        if len(reply.calls) == 1:
-            outcomes = (await _run_call(reply.calls[0], job, link),)
-        elif reply.calls:
-            outcomes = await _run_calls(reply, job, link)
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+        given: Outcome | None = None
+        if reply.calls:
+            if len(reply.calls) == 1:
+                outcomes: Sequence[Outcome] = (await _run_call(reply.calls[0], job, link),)
+            else:
+                outcomes = await _run_calls(reply, job, link)
+            for call, outcome in zip(reply.calls, outcomes, strict=True):
+                thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+                if call.name == answer.NAME and outcome.success and given is None:
+                    given = outcome
         link.emit(TurnEnded(turn))
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            if call.name == answer.NAME and outcome.success:
-                return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+        if given is not None:
+            return Ending("done", msgspec.json.encode(given.data).decode(), structured=given.data)
         if reply.calls or await link.children_done():
             continue
         if answer.NAME not in job.plan.by_name:

@@ -36,6 +36,8 @@ class Child:
 class Context:
     """One run, seen from inside. `metadata` holds its depth and the deepest allowed."""
 
+    __slots__ = ("_asked", "_say", "link", "metadata", "workspace")
+
     def __init__(self, link: Link, *, workspace: str, metadata: dict[str, Any]) -> None:
         self.link = link
         self._asked = 0

@@ -7,8 +7,8 @@ pass new facts on untouched. Deltas are not events: they are shown at once, have
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -204,11 +204,22 @@ class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     file: str = ""
 
 
-class Unknown(msgspec.Struct, frozen=True, gc=False):
+class Unknown:
     """A kind this version does not know; `fields` has everything the line said."""
 
-    kind: str
-    fields: dict[str, Any]
+    __slots__ = ("fields", "kind")
+
+    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
+        self.kind = kind
+        self.fields = fields
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and (self.kind, self.fields) == (other.kind, other.fields)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Unknown(kind={self.kind!r}, fields={self.fields!r})"
 
 
 KINDS: dict[str, type[Body]] = {cls.kind: cls for cls in Body.__subclasses__()}
@@ -253,43 +264,50 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     kind: str
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
+def _foreign(value: object) -> object:
+    """What the encoder does not know: a body of an unknown kind, or a value of a host or provider, by its text."""
+    return {"kind": value.kind, **value.fields} if isinstance(value, Unknown) else str(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_foreign)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _BODIES = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
 _ENVELOPE_FIELDS = frozenset(_Envelope.__struct_fields__)
+_BODY = b',"body":{'  # never inside a text, where quotes are escaped
 
 
 def encode(event: Event) -> bytes:
-    """One line of JSON, without the newline: the envelope's fields, then the body's own.
+    """One line of JSON, without the newline: the envelope's fields, then the body's own."""
+    return line_of(_kept(event))
 
-    Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
+
+def encode_kept(events: Sequence[Event]) -> bytes:
+    """What the log keeps of them: a line each, with the body in one piece, which is six times as fast to make."""
+    try:
+        return _ENCODER.encode_lines(events)[:-1]
+    except Exception:  # noqa: BLE001 - one of them is not as it should be; the others must not suffer
+        return b"\n".join(map(_kept, events))
+
+
+def line_of(kept: bytes) -> bytes:
+    """The line of an event as `encode` makes it, from what the log keeps."""
+    head, _, body = kept.partition(_BODY)
+    return b"%b,%b" % (head, body[:-1])
+
+
+def _kept(event: Event) -> bytes:
+    """Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
     try:
         try:
-            return _encode(event)
+            return _ENCODER.encode(event)
         except UnicodeEncodeError:
-            return _encode_plain(event, {"kind": event.kind, **msgspec.structs.asdict(event.body)})
+            body = event.body
+            fields = body.fields if isinstance(body, Unknown) else msgspec.structs.asdict(body)
+            return _ENCODER.encode(_whole({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}}))
     except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
         gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
-        return _encode_plain(event, {"kind": gap.kind, **msgspec.structs.asdict(gap)})
-
-
-def _encode(event: Event) -> bytes:
-    body = event.body
-    if isinstance(body, Unknown):
-        return _encode_plain(event, {"kind": body.kind, **body.fields})
-    who = _run_fields(event.tree, event.run, event.path, event.agent)
-    return b'{"seq":%d,%b,"at":%.3f,%b' % (event.seq, who, event.at, _ENCODER.encode(body)[1:])
-
-
-@lru_cache(4096)
-def _run_fields(tree: str, run: int, path: str, agent: str) -> bytes:
-    """The same for all events of a run, so made once."""
-    return _ENCODER.encode({"tree": tree, "run": run, "path": path, "agent": agent})[1:-1]
-
-
-def _encode_plain(event: Event, body: dict[str, Any]) -> bytes:
-    head = {"seq": event.seq, "tree": event.tree, "run": event.run, "path": event.path, "agent": event.agent}
-    return _ENCODER.encode({**_whole(head), "at": event.at, **_whole(body)})
+        path, agent = _whole(event.path), _whole(event.agent)
+        return _ENCODER.encode(msgspec.structs.replace(event, path=path, agent=agent, body=gap))
 
 
 def _whole(value: Any) -> Any:

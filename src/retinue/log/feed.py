@@ -16,6 +16,11 @@ from retinue.core.events import Delta, Event, RunEnded
 DELTAS_KEPT = 4096
 
 
+def ends(event: Event) -> bool:
+    """Whether it is the last one of its tree."""
+    return event.run == 0 and type(event.body) is RunEnded
+
+
 class Watcher:
     """One cursor: the place it has reached, and the deltas it has not yet taken."""
 
@@ -37,7 +42,7 @@ class Feed:
         self.keep = keep
         self.first = first
         self.events: list[Event] = []
-        self.watchers: set[Watcher] = set()
+        self.watchers: tuple[Watcher, ...] = ()
         self.ended = False
 
     def publish(self, event: Event) -> None:
@@ -50,7 +55,7 @@ class Feed:
 
     def announce(self, event: Event) -> None:
         """Wakes whoever watches."""
-        if event.run == 0 and type(event.body) is RunEnded:
+        if ends(event):
             self.ended = True
         for watcher in self.watchers:
             watcher.wake.set()
@@ -69,7 +74,9 @@ class Feed:
     ) -> AsyncGenerator[Event | Delta]:
         """Events after that place and then live ones, until the tree has ended. `older` reads what is not kept here."""
         watcher = Watcher(after, deltas=deltas)
-        self.watchers.add(watcher)
+        self.watchers += (watcher,)
+        if self.events and ends(self.events[-1]):
+            self.ended = True
         try:
             while True:
                 watcher.wake.clear()
@@ -88,7 +95,7 @@ class Feed:
                 if not watcher.wake.is_set():
                     await watcher.wake.wait()
         finally:
-            self.watchers.discard(watcher)
+            self.watchers = tuple(other for other in self.watchers if other is not watcher)
 
     def _next(self, seq: int, older: Callable[[int], list[Event]]) -> list[Event]:
         if seq + 1 < self.first:

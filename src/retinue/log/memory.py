@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable
 
-from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.events import Delta, Event
 from retinue.log.feed import Feed
 
 
@@ -21,7 +21,7 @@ class MemoryLog:
         if feed is None:
             feed = self._feeds[event.tree] = Feed(keep=None)
         feed.events.append(event)
-        if feed.watchers or type(event.body) is RunEnded:
+        if feed.watchers:
             feed.announce(event)
         return None
 

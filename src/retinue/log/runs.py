@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from retinue.core.events import (
+    KINDS,
     ApprovalAsked,
     ApprovalDecided,
     Body,
@@ -35,38 +36,32 @@ from retinue.log.summaries import context, summary
 NOTHING = Decimal(0)
 
 
-class RunView:
-    """One run as its events tell it."""
+class RunView(Struct, eq=False):
+    """One run as its events tell it. `unpriced` are the tokens of calls whose price is not known."""
 
-    __slots__ = (
-        "_result", "agent", "approvals", "calls", "children", "cost", "ended", "ended_at", "last_message", "last_seq",
-        "number", "path", "place", "spawned", "spawned_at", "stalled_seq", "started_at", "tool_count", "tool_logs",
-        "turns", "unpriced", "usage", "warnings",
-    )  # fmt: skip
-
-    def __init__(self, number: int, path: str, agent: str, at: float, spawned: RunSpawned) -> None:
-        self.number = number
-        self.path = path
-        self.agent = agent
-        self.spawned = spawned
-        self.spawned_at = at
-        self.started_at: float | None = None
-        self.place: RunStarted | None = None
-        self.ended_at: float | None = None
-        self.ended: RunEnded | None = None
-        self.turns = 0
-        self.tool_count = 0
-        self.tool_logs: tuple[ToolLog, ...] = ()
-        self.usage: Usage = NO_USAGE
-        self.cost = NOTHING
-        self.unpriced = 0  # tokens of calls whose price is not known
-        self.last_seq = self.stalled_seq = 0
-        self.last_message = ""
-        self.calls: tuple[ToolCall, ...] = ()
-        self.approvals: tuple[ApprovalAsked, ...] = ()
-        self.children: tuple[RunView, ...] = ()
-        self.warnings: tuple[str, ...] = ()
-        self._result: Result[Any] | None = None
+    number: int
+    path: str
+    agent: str
+    spawned_at: float
+    spawned: RunSpawned
+    started_at: float | None = None
+    place: RunStarted | None = None
+    ended_at: float | None = None
+    ended: RunEnded | None = None
+    turns: int = 0
+    tool_count: int = 0
+    tool_logs: tuple[ToolLog, ...] = ()
+    usage: Usage = NO_USAGE
+    cost: Decimal = NOTHING
+    unpriced: int = 0
+    last_seq: int = 0
+    stalled_seq: int = 0
+    last_message: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    approvals: tuple[ApprovalAsked, ...] = ()
+    children: tuple[RunView, ...] = ()
+    warnings: tuple[str, ...] = ()
+    _result: Result[Any] | None = None
 
     @property
     def label(self) -> str:
@@ -93,7 +88,7 @@ class RunView:
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        fold = FOLDS.get(type(event.body))
+        fold = FOLDS[type(event.body)]
         if fold is not None and self.ended is None:
             fold(self, event, event.body)
 
@@ -113,12 +108,13 @@ class RunView:
         ended = self.ended
         if ended is None:
             raise ValueError(f"run {self.path} has not ended")
-        known = ended.status in STATUSES
-        unknown = ending_texts("failed", name=self.agent, primary=False)
+        if ended.status not in STATUSES:
+            text, details = ending_texts("failed", name=self.agent, primary=False)
+            ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
         place = self.place
         return Result(
             name=self.agent,
-            final_response=ended.final_response if known else unknown[0],
+            final_response=ended.final_response,
             total_turns=self.turns,
             tool_count=self.tool_count,
             tool_logs=self.tool_logs,
@@ -126,8 +122,8 @@ class RunView:
             cost=None if self.unpriced else self.cost,
             success=ended.status == "done",
             duration_ms=ended.duration_ms,
-            error_details=ended.error_details if known else unknown[1],
-            status=ended.status if known else "failed",  # type: ignore[arg-type]
+            error_details=ended.error_details,
+            status=ended.status,  # type: ignore[arg-type]
             tree=tree,
             run=self.number,
             path=self.path,
@@ -213,7 +209,8 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
     run.approvals = ()
 
 
-FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None]] = {
+FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None] | None] = {
+    **dict.fromkeys((*KINDS.values(), Unknown)),
     RunStarted: _started,
     TurnStarted: _turn,
     Message: _message,
@@ -249,16 +246,20 @@ class Runs:
 
     def apply(self, event: Event) -> RunView | None:
         """The run the event is about, after it."""
-        body = event.body
         run = self.runs.get(event.run)
         if run is not None:
             run.apply(event)
-        elif isinstance(body, RunSpawned):
-            run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
-            run.last_seq = event.seq
-            parent = None if body.parent is None else self.runs.get(body.parent)
-            if parent is not None:
-                parent.children += (run,)
+        elif isinstance(event.body, RunSpawned):
+            run = self.spawn(event, event.body)
+        return run
+
+    def spawn(self, event: Event, body: RunSpawned) -> RunView:
+        """A new run, of which this is the first event."""
+        run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
+        run.last_seq = event.seq
+        parent = None if body.parent is None else self.runs.get(body.parent)
+        if parent is not None:
+            parent.children += (run,)
         return run
 
     def queue_position(self, number: int) -> int:

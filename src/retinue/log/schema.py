@@ -2,7 +2,8 @@
 
 A row is one commit: the lines of a whole batch, whatever trees they are of, and the names of the trees that begin in
 it. One statement a commit, because each statement gives the interpreter lock away and under load is slow to get it
-back. A tree's lines lie in the rows from its first one on.
+back. A tree's lines lie in the rows from its first one on. They are kept as `encode_kept` makes them; readers get
+those of `encode`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 import apsw
 
 from retinue.core.errors import LogError
+from retinue.core.events import line_of
 
 APPLICATION_ID = 0x7265746E  # "retn"
-VERSION = 1
+VERSION = 2
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
 _CREATE = f"""
 CREATE TABLE batches (id INTEGER PRIMARY KEY, begun TEXT NOT NULL, lines BLOB NOT NULL) STRICT;
@@ -73,13 +75,14 @@ def check(db: apsw.Connection, path: Path) -> None:
     application, version = db.pragma("application_id"), db.pragma("user_version")
     if application != APPLICATION_ID:
         raise LogError(f"{path} is not a log of retinue")
-    if version > VERSION:
-        raise LogError(f"{path} was written by a newer retinue (log version {version}, this one reads {VERSION})")
+    if version != VERSION:
+        age = "a newer" if version > VERSION else "an older"
+        raise LogError(f"{path} was written by {age} retinue (log version {version}, this one reads {VERSION})")
 
 
-def insert(db: apsw.Connection, *, begun: Iterable[str], lines: Iterable[bytes]) -> None:
+def insert(db: apsw.Connection, *, begun: Iterable[str], lines: bytes) -> None:
     """One row, which is one commit."""
-    db.execute("INSERT INTO batches (begun, lines) VALUES (?, ?)", (" ".join(begun), b"\n".join(lines)))
+    db.execute("INSERT INTO batches (begun, lines) VALUES (?, ?)", (" ".join(begun), lines))
 
 
 def next_row(db: apsw.Connection) -> int:
@@ -107,7 +110,7 @@ def beginnings(db: apsw.Connection) -> Iterator[tuple[str, int, bytes]]:
         for line in lines.split(b"\n"):
             place = _PLACE.match(line)
             if place is not None and place[1] == b"1":
-                yield place[2].decode(), row, line
+                yield place[2].decode(), row, line_of(line)
 
 
 def tree_lines(db: apsw.Connection, tree: str, *, row: int) -> Iterator[tuple[int, int, bytes]]:
@@ -129,7 +132,7 @@ def last_line(db: apsw.Connection, tree: str, *, row: int) -> tuple[int, bytes] 
 def all_lines(db: apsw.Connection) -> Iterator[bytes]:
     """Every line there is, of whatever tree, in the order they were written."""
     for (lines,) in db.execute("SELECT lines FROM batches ORDER BY id"):
-        yield from lines.split(b"\n")
+        yield from map(line_of, lines.split(b"\n"))
 
 
 def last_lines(db: apsw.Connection) -> dict[str, bytes]:
@@ -169,5 +172,5 @@ def _lines_of(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, b
         if place is None:
             raise LogError(f"{db.filename} holds a line that is not an event")
         if place[2] == name:
-            found.append((int(place[1]), line))
+            found.append((int(place[1]), line_of(line)))
     return found

@@ -15,9 +15,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 from retinue.core.errors import LogError
-from retinue.core.events import Delta, Event, RunEnded, decode, encode
+from retinue.core.events import Delta, Event, decode, encode_kept
 from retinue.log import schema
-from retinue.log.feed import Feed
+from retinue.log.feed import Feed, ends
 from retinue.log.locks import sign, take
 from retinue.log.schema import make_folder, one_line, open_reader, open_writer
 
@@ -150,7 +150,7 @@ class SqliteLog:
             return Feed(keep=KEEP)
         event = decode(last[1])
         feed = Feed(keep=KEEP, first=event.seq + 1)
-        feed.ended = event.run == 0 and type(event.body) is RunEnded
+        feed.ended = ends(event)
         return feed
 
     def _publish(self, event: Event) -> None:
@@ -196,7 +196,7 @@ class SqliteLog:
     def _write(self, batch: list[Event]) -> LogError | None:
         begun = [event.tree for event in batch if event.seq == 1]
         try:
-            schema.insert(self._db, begun=begun, lines=map(encode, batch))
+            schema.insert(self._db, begun=begun, lines=encode_kept(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the one who writes
             return LogError(f"cannot write the log {self.path}: {one_line(error)}")
         self.commits += 1

@@ -5,77 +5,94 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from retinue.core.errors import ModelError, StreamCut
 from retinue.core.messages import Call, Reply, Request, Thought, ToolTurn
 from retinue.core.ports import Clock
 from retinue.core.scripts import Script, ScriptedReply
 from retinue.core.usage import Usage
 
-_DONE = ScriptedReply(text="done")
+LAST_RESULT = "{{last_result}}"
 
 
 class ScriptedModel:
     """Holds no state: a run's place in its list is the number of turns it has begun."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
-        self._script = script
+        self._strict = script.strict
+        self._turns = {
+            who: tuple(_Turn(scripted, turn) for turn, scripted in enumerate(replies, 1))
+            for who, replies in script.agents.items()
+        }
         self._clock = clock
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        scripted = self._reply_for(request)
+        turn = self._turn_of(request)
+        scripted, reply = turn.scripted, turn.reply
         if scripted.hang:
             await asyncio.get_running_loop().create_future()
         await self._clock.sleep(scripted.delay)
-        usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
-        thoughts: tuple[Thought, ...] = ()
         if scripted.thinking:
-            thoughts = (Thought(scripted.thinking),)
             on_delta("thinking", scripted.thinking)
-        _raise_fault(scripted, usage, on_delta)
-        if scripted.refuse is not None:
-            return Reply(scripted.refuse, (), thoughts, usage, refused=True)
-        text = scripted.text
-        if text:
-            if "{{last_result}}" in text:
-                text = text.replace("{{last_result}}", _last_result(request))
-            for piece in _pieces(text, scripted.chunks):
+        if turn.fails:
+            _raise_fault(scripted, reply, on_delta)
+        elif reply.text and not reply.refused:
+            if LAST_RESULT in reply.text:
+                text = reply.text.replace(LAST_RESULT, _last_result(request))
+                reply = msgspec.structs.replace(reply, text=text)
+            for piece in _pieces(reply.text, scripted.chunks):
                 on_delta("text", piece)
-        return Reply(text, _calls(scripted, request.turn) if scripted.tools else (), thoughts, usage)
+        return reply
 
-    def _reply_for(self, request: Request) -> ScriptedReply:
-        agents, ref = self._script.agents, request.ref
-        replies = agents.get(ref.path)
-        if replies is None:
-            replies = agents.get(ref.label)
-        if replies is None:
-            replies = agents.get(ref.subagent_id)
-        if replies is None:
-            replies = agents.get(ref.agent)
-        if replies is None:
-            replies = agents.get("*", ())
-        if request.turn <= len(replies):
-            return replies[request.turn - 1]
-        if self._script.strict:
-            said = f"has {len(replies)} replies" if replies else "says nothing"
+    def _turn_of(self, request: Request) -> _Turn:
+        turns, ref = self._turns, request.ref
+        found = turns.get(ref.path)
+        if found is None:
+            found = turns.get(ref.label)
+        if found is None:
+            found = turns.get(ref.subagent_id)
+        if found is None:
+            found = turns.get(ref.agent)
+        if found is None:
+            found = turns.get("*", ())
+        if request.turn <= len(found):
+            return found[request.turn - 1]
+        if self._strict:
+            said = f"has {len(found)} replies" if found else "says nothing"
             raise ModelError(f"the script {said} for {ref.path} ({ref.agent}), which asks for turn {request.turn}")
         return _DONE
 
 
-def _calls(scripted: ScriptedReply, turn: int) -> tuple[Call, ...]:
-    if len(scripted.tools) == 1:
-        [tool] = scripted.tools
-        return (Call(f"call_{turn}_1", tool.name, tool.args),)
-    return tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
+class _Turn:
+    """One reply of a list, made ready once for all runs that will get it."""
+
+    __slots__ = ("fails", "reply", "scripted")
+
+    def __init__(self, scripted: ScriptedReply, turn: int) -> None:
+        usage = Usage(scripted.usage.input_tokens, scripted.usage.output_tokens)
+        calls = tuple(Call(f"call_{turn}_{n}", tool.name, tool.args) for n, tool in enumerate(scripted.tools, 1))
+        thoughts = (Thought(scripted.thinking),) if scripted.thinking else ()
+        self.scripted = scripted
+        if scripted.refuse is None:
+            self.reply = Reply(scripted.text, calls, thoughts, usage)
+        else:
+            self.reply = Reply(scripted.refuse, (), thoughts, usage, refused=True)
+        self.fails = any(fault is not None for fault in (scripted.error, scripted.crash, scripted.cut))
 
 
-def _raise_fault(scripted: ScriptedReply, usage: Usage, on_delta: Callable[[str, str], None]) -> None:
+_DONE = _Turn(ScriptedReply(text="done"), 0)
+
+
+def _raise_fault(scripted: ScriptedReply, reply: Reply, on_delta: Callable[[str, str], None]) -> None:
     if scripted.error is not None:
-        raise ModelError(scripted.error, status=scripted.status, usage=usage)
+        raise ModelError(scripted.error, status=scripted.status, usage=reply.usage)
     if scripted.crash is not None:
         raise RuntimeError(scripted.crash)
     if scripted.cut is not None:
         on_delta("text", scripted.cut)
-        raise StreamCut("the model's stream ended in the middle of its reply", usage=usage, partial=scripted.cut)
+        text = "the model's stream ended in the middle of its reply"
+        raise StreamCut(text, usage=reply.usage, partial=scripted.cut)
 
 
 def _last_result(request: Request) -> str:

@@ -226,8 +226,9 @@ class Desk:
 
     def forget(self, tree: str) -> None:
         """The tree has ended: what was answered for it is over."""
-        for key in [key for key in self._standing if key[0] == tree]:
-            del self._standing[key]
+        if self._standing:
+            for key in [key for key in self._standing if key[0] == tree]:
+                del self._standing[key]
 
     async def close(self) -> None:
         """Sees to it that no approver is left running."""

@@ -26,10 +26,12 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     cost: Decimal = NOTHING
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(self.tokens + other.tokens, self.cost + other.cost)
+        cost = self.cost if other.cost is NOTHING else self.cost + other.cost
+        return Amount(self.tokens + other.tokens, cost)
 
     def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.tokens - other.tokens, self.cost - other.cost)
+        cost = self.cost if other.cost is NOTHING else self.cost - other.cost
+        return Amount(self.tokens - other.tokens, cost)
 
 
 class Account:
@@ -62,7 +64,7 @@ class Account:
     def reserve(self, need: Amount) -> asyncio.Future[None] | None:
         """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
         self.check()
-        if not self._line and self._admits(need):
+        if not self._line and self._obstacle(need) is None:
             self._take(need)
             return None
         place = asyncio.get_running_loop().create_future()
@@ -101,12 +103,12 @@ class Account:
             account.held += need
             account.in_flight += 1
 
-    def _admits(self, need: Amount) -> bool:
-        return self._obstacle(need) is None
-
     def _obstacle(self, need: Amount) -> Account | None:
         """The first account of the chain in which it does not fit while others are in flight."""
-        return next((account for account in self.chain if account.in_flight and not account._fits(need)), None)
+        for account in self.chain:
+            if account.in_flight and not account._fits(need):
+                return account
+        return None
 
     def _fits(self, need: Amount) -> bool:
         worst, spent = self.held + need, self.spent

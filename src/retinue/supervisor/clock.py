@@ -12,22 +12,23 @@ import heapq
 import time
 from collections.abc import Callable
 
+import msgspec
+
 CANCELLED_KEPT = 256
 
 
-class Alarm:
-    """One alarm of a clock."""
+class Alarm(msgspec.Struct, order=True):
+    """One alarm of a clock. They are in order of time, those of one time in the order they were set."""
 
-    __slots__ = ("_clock", "callback")
-
-    def __init__(self, clock: SystemClock, callback: Callable[[], None]) -> None:
-        self._clock = clock
-        self.callback: Callable[[], None] | None = callback
+    due: float
+    number: int
+    clock: SystemClock
+    callback: Callable[[], None] | None
 
     def cancel(self) -> None:
         if self.callback is not None:
             self.callback = None
-            self._clock.forget_one()
+            self.clock.forget_one()
 
 
 class SystemClock:
@@ -38,17 +39,16 @@ class SystemClock:
     sleep = staticmethod(asyncio.sleep)
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Alarm]] = []
+        self._due: list[Alarm] = []
         self._made = 0
         self._cancelled = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
-        alarm = Alarm(self, callback)
         self._made += 1
-        entry = (time.monotonic() + seconds, self._made, alarm)
-        heapq.heappush(self._due, entry)
-        if self._due[0] is entry or self._timer is None:
+        alarm = Alarm(time.monotonic() + seconds, self._made, self, callback)
+        heapq.heappush(self._due, alarm)
+        if self._due[0] is alarm or self._timer is None:
             self._set_timer()
         return alarm
 
@@ -56,21 +56,21 @@ class SystemClock:
         """An alarm was cancelled; when most of those kept are, the heap is made anew."""
         self._cancelled += 1
         if self._cancelled > CANCELLED_KEPT and self._cancelled > len(self._due) // 2:
-            self._due = [entry for entry in self._due if entry[2].callback is not None]
+            self._due = [alarm for alarm in self._due if alarm.callback is not None]
             heapq.heapify(self._due)
             self._cancelled = 0
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wait = max(0.0, self._due[0][0] - time.monotonic())
+        wait = max(0.0, self._due[0].due - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(wait, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            alarm = heapq.heappop(self._due)[2]
+        while self._due and self._due[0].due <= now:
+            alarm = heapq.heappop(self._due)
             callback, alarm.callback = alarm.callback, None
             if callback is None:
                 self._cancelled = max(0, self._cancelled - 1)

@@ -71,23 +71,26 @@ class RunLink:
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
-        self.tree.write(self.node, body)
-        self.node.inflight -= 1
-        seats.leave_if_only_waiting(self.tree, self.node)
+        node = self.node
+        self.tree.write(node, body)
+        node.inflight -= 1
+        if node.waiting:
+            seats.leave_if_only_waiting(self.tree, node)
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        node, plan = self.node, self.node.plan
+        node = self.node
+        plan = node.plan
         if node.stopping is not None or node.ending:
             raise asyncio.CancelledError
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
         try:
-            if self.node.account is None:
+            if node.account is None:
                 reply = await plan.model.complete(request, self._delta)
             else:
                 prices = self.supervisor.prices
-                reply = await spending.complete(self.node, plan.model, request, self._delta, prices)
+                reply = await spending.complete(node, plan.model, request, self._delta, prices)
         except ModelError as error:
             self._failed(error, plan.model_name)
             raise
@@ -97,7 +100,7 @@ class RunLink:
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         if reply.calls:
             reply = self._with_own_ids(reply)
-            self.node.inflight += len(reply.calls)
+            node.inflight += len(reply.calls)
         self._report(reply, plan.model_name)
         return reply
 
@@ -199,7 +202,9 @@ def own(args: dict[str, Any]) -> dict[str, Any]:
 def _timeout(call: Call) -> float | None:
     """The seconds a call gives itself, for the header that shows it."""
     value = call.args.get("executionTimeout", call.args.get("timeout"))
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
     try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return float(value)
     except OverflowError:
         return None

@@ -23,52 +23,44 @@ if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
 
 
-class Node:
-    """A run and its place in the tree. Made by `Supervisor.spawn` only."""
+class Node(msgspec.Struct, eq=False):
+    """A run and its place in the tree. Made by `Supervisor.spawn` only, which sets at once what has no value here."""
 
-    __slots__ = (
-        "account", "background", "call_ids", "children", "context", "deadline", "depth", "driving", "ending",
-        "finished", "folders", "grace", "holds_slot", "inbox", "inflight", "link", "max_depth", "max_turns", "news",
-        "parent", "partial", "place", "plan", "policy", "queues", "ref", "seconds", "stall", "started", "stopping",
-        "task", "view", "waiters", "waiting", "wish",
-    )  # fmt: skip
-
-    def __init__(self, ref: RunRef, plan: Plan, wish: Task, parent: Node | None, folders: RunFolders) -> None:
-        self.ref = ref
-        self.plan = plan
-        self.wish = wish
-        self.parent = parent
-        self.folders = folders
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.max_depth = 0
-        self.max_turns: int | None = None
-        self.policy: Policy = None  # type: ignore[assignment]  # set by the supervisor right after
-        self.seconds: float | None = None
-        self.background = False
-        self.queues = False
-        self.children: tuple[Node, ...] = ()
-        self.view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
-        self.task: asyncio.Task[None] | None = None
-        self.context: Context | None = None
-        self.link: RunLink = None  # type: ignore[assignment]  # set by the supervisor right after
-        self.waiters: tuple[asyncio.Future[None], ...] = ()
-        self.finished = False
-        self.grace: Timer | None = None
-        self.started = 0.0
-        self.driving = False
-        self.ending = False
-        self.stopping: Status | None = None
-        self.partial = ""
-        self.account: Account | None = None if parent is None else parent.account
-        self.deadline: Deadline | None = None
-        self.stall: Stall | None = None
-        self.place: asyncio.Future[None] | None = None
-        self.holds_slot = False
-        self.inflight = 0
-        self.call_ids: set[str] | None = None
-        self.waiting = 0
-        self.inbox: tuple[UserTurn, ...] = ()
-        self.news: asyncio.Event | None = None
+    ref: RunRef
+    plan: Plan
+    wish: Task
+    parent: Node | None
+    folders: RunFolders
+    policy: Policy
+    depth: int = 0
+    max_depth: int = 0
+    max_turns: int | None = None
+    seconds: float | None = None
+    background: bool = False
+    queues: bool = False
+    children: tuple[Node, ...] = ()
+    view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
+    link: RunLink = None  # type: ignore[assignment]
+    task: asyncio.Task[None] | None = None
+    context: Context | None = None
+    waiters: tuple[asyncio.Future[None], ...] = ()
+    finished: bool = False
+    grace: Timer | None = None
+    started: float = 0.0
+    driving: bool = False
+    ending: bool = False
+    stopping: Status | None = None
+    partial: str = ""
+    account: Account | None = None
+    deadline: Deadline | None = None
+    stall: Stall | None = None
+    place: asyncio.Future[None] | None = None
+    holds_slot: bool = False
+    inflight: int = 0
+    call_ids: set[str] | None = None
+    waiting: int = 0
+    inbox: tuple[UserTurn, ...] = ()
+    news: asyncio.Event | None = None
 
     @property
     def name(self) -> str:
@@ -111,6 +103,12 @@ class Node:
         self.task = None
         if self.parent is not None:
             self.parent.wake()
+
+    def let_go(self) -> None:
+        """The tree has ended; only the view is looked at from now on."""
+        self.link = None  # type: ignore[assignment]
+        self.context = self.deadline = self.stall = None
+        self.children = ()
 
     def time_out(self) -> None:
         self.stop("timed_out")

@@ -27,12 +27,12 @@ def folders_of(
 
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
-    parts = [node.plan.system, node.wish.context]
+    parts = [part for part in (node.plan.system, node.wish.context) if part]
     folders = node.folders
     if node.plan.tools:
-        readable = ", ".join(folders.readable)
-        parts.append(f"Your workspace is {folders.path}. You may also read: {readable or 'nothing else'}.")
-    return "\n\n".join(part for part in parts if part)
+        readable = ", ".join(folders.readable) or "nothing else"
+        parts.append(f"Your workspace is {folders.path}. You may also read: {readable}.")
+    return "\n\n".join(parts)
 
 
 def row_of(view: RunView, tree: str) -> Row:

@@ -48,6 +48,7 @@ class RulePolicy:
         self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
         self._rules = rules
         self._known: dict[tuple[str, str, bool], Verdict] = {}
+        self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         key = (spec.name, spec.tier, primary)
@@ -58,17 +59,35 @@ class RulePolicy:
         """One more rule that allows."""
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
-        self._known.clear()
+        self._forget()
 
     def _judge(self, key: tuple[str, str, bool], args: dict[str, Any], workspace: str) -> Verdict:
         tool, _, _ = key
-        default, rules = self._default(*key), self._rules
-        deny, allow = _about(rules.deny, tool), _about(rules.allow, tool)
-        ask, protected = _about(rules.ask, tool), _about(self._protected, tool)
-        if not (deny or ask or allow or protected):
-            if len(self._known) >= CACHED:
-                self._known.clear()
-            self._known[key] = default
+        concerned = self._concerned.get(tool)
+        if concerned is None:
+            if len(self._concerned) >= CACHED:
+                self._forget()
+            concerned = self._concerned[tool] = self._rules_about(tool)
+        verdict = self._judge_by(concerned, key, args, workspace)
+        if all(rule.pattern is None for rules in concerned for rule in rules):  # whatever the arguments are
+            self._known[key] = verdict
+        return verdict
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._concerned.clear()
+
+    def _rules_about(self, tool: str) -> tuple[tuple[Rule, ...], ...]:
+        every = (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
+        return tuple(tuple(rule for rule in rules if concerns(rule, tool)) for rules in every)
+
+    def _judge_by(
+        self, concerned: tuple[tuple[Rule, ...], ...], key: tuple[str, str, bool], args: dict[str, Any], workspace: str
+    ) -> Verdict:
+        tool, _, _ = key
+        default = self._default(*key)
+        deny, allow, ask, protected = concerned
+        if not any(concerned):
             return default
         subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
         if rule := stops(deny, tool, args, subjects):
@@ -104,8 +123,10 @@ class Narrowed:
         return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
 
 
-def narrowed(policy: Policy, rules: Rules, *, project: str) -> Policy:
-    """The policy of a run whose profile has these rules."""
+def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:
+    """The policy of a run below one that has this, and whose profile has these rules."""
+    if rules is None:
+        return policy
     return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
 
 
@@ -133,7 +154,3 @@ def _below(path: str, folder: str) -> str:
     if path == folder:
         return "."
     return path.removeprefix(f"{folder}/") if folder and path.startswith(f"{folder}/") else ""
-
-
-def _about(rules: tuple[Rule, ...], tool: str) -> tuple[Rule, ...]:
-    return tuple(rule for rule in rules if concerns(rule, tool))

@@ -16,7 +16,7 @@ class Slots:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self._free = limit or 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: tuple[asyncio.Future[None], ...] = ()
 
     def take_now(self) -> bool:
         """A slot, if one is free and nobody waits for it."""
@@ -30,10 +30,7 @@ class Slots:
     def line_up(self, *, first: bool = False) -> asyncio.Future[None]:
         """A place in the queue; done when the slot is there. Whoever no longer wants it calls `leave`."""
         place = asyncio.get_running_loop().create_future()
-        if first:
-            self._waiting.insert(0, place)
-        else:
-            self._waiting.append(place)
+        self._waiting = (place, *self._waiting) if first else (*self._waiting, place)
         self._serve()
         return place
 
@@ -42,7 +39,7 @@ class Slots:
         if place.done() and not place.cancelled():
             self.give_back()
         elif place in self._waiting:
-            self._waiting.remove(place)
+            self._waiting = tuple(other for other in self._waiting if other is not place)
             place.cancel()
 
     def give_back(self) -> None:
@@ -53,7 +50,8 @@ class Slots:
 
     def _serve(self) -> None:
         while self._waiting and (self.limit is None or self._free > 0):
-            place = self._waiting.pop(0)
+            place, *rest = self._waiting
+            self._waiting = tuple(rest)
             if place.done():
                 continue
             if self.limit is not None:

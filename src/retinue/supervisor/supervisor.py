@@ -167,12 +167,12 @@ class Supervisor:
         label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
         subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
-        node = Node(ref, plan, task, parent, folders_of(self._state, ref, parent, plan.profile, task, readable))
-        rules = plan.profile.approvals
-        above = self.policy if parent is None else parent.policy
-        node.policy = above if rules is None else narrowed(above, rules, project=self._state.project)
+        folders = folders_of(self._state, ref, parent, plan.profile, task, readable)
+        policy = self.policy if parent is None else parent.policy
+        node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, self._state.project))
         tree.nodes.append(node)
         if parent is not None:
+            node.depth = parent.depth + 1
             parent.children += (node,)
         return node
 
@@ -203,7 +203,7 @@ class Supervisor:
             span_id=f"{random.getrandbits(64):016x}",
         )
         node.link = RunLink(self, tree, node)
-        written = tree.write(node, body, wait=True)
+        written = tree.open(node, body)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
@@ -280,6 +280,7 @@ class Supervisor:
         if node.parent is None:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
+            tree.let_go()
         elif node.background and not node.parent.ending:
             self._notify(tree, node.parent, node)
         node.finish()

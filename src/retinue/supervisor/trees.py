@@ -8,32 +8,26 @@ import time
 from collections.abc import Awaitable
 from functools import lru_cache
 
-from retinue.core.events import Body, Event
+from retinue.core.events import Body, Event, RunSpawned
 from retinue.core.ports import Clock, Log
 from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.slots import Slots
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_PAIRS = [tens + ones for tens in _DIGITS for ones in _DIGITS]
 _counter = itertools.count(random.getrandbits(20))
-
-
-def _base36(number: int, width: int) -> str:
-    text = ""
-    for _ in range(width):
-        number, digit = divmod(number, 36)
-        text = _DIGITS[digit] + text
-    return text
 
 
 def new_tree_id() -> str:
     """Ten characters that sort by time: the second, then a count that starts at a random place in each process."""
-    return _second(int(time.time())) + _base36(next(_counter), 4)
+    count = next(_counter)
+    return _second(int(time.time())) + _PAIRS[count // 1296 % 1296] + _PAIRS[count % 1296]
 
 
 @lru_cache(1)
 def _second(now: int) -> str:
-    return _base36(now, 6)
+    return _PAIRS[now // 1296**2 % 1296] + _PAIRS[now // 1296 % 1296] + _PAIRS[now % 1296]
 
 
 class Tree:
@@ -52,23 +46,27 @@ class Tree:
         self._now = clock.wall
         self.seq = 0
 
+    def open(self, node: Node, body: RunSpawned) -> Awaitable[None] | None:
+        """Writes a run's first event, before which there is nothing to say of it."""
+        self.seq += 1
+        ref = node.ref
+        event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        node.view = self.runs.spawn(event, body)
+        return self._log.append(event, True)
+
     def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
-        """The only way anything gets into the log. Nothing is written of a run after its ending."""
+        """The only other way into the log. Nothing is written of a run after its ending."""
         view = node.view
-        if view is not None and view.ended is not None:
+        if view.ended is not None:
             return None
         if node.stall is not None:
             node.stall.touch()
-        self.seq = seq = self.seq + 1
+        self.seq = view.last_seq = seq = self.seq + 1
         ref = node.ref
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
-        if view is None:
-            node.view = self.runs.apply(event)
-        else:
-            view.last_seq = seq
-            fold = FOLDS.get(type(body))  # as `Runs.apply` does, for a run already at hand
-            if fold is not None:
-                fold(view, event, body)
+        fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
+        if fold is not None:
+            fold(view, event, body)
         return self._log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
@@ -79,6 +77,11 @@ class Tree:
             label = f"{wanted}-{self.labels[wanted]}"
         self.labels[label] = 1
         return label
+
+    def let_go(self) -> None:
+        """The tree has ended: unties its circles, so that its memory is free now and not when the collector comes."""
+        for node in self.nodes:
+            node.let_go()
 
     @property
     def ended(self) -> bool:
