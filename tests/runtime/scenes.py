@@ -180,6 +180,21 @@ async def approvals_at_depth_3(runtime: str) -> Facts:
 
 
 @scene
+async def family(runtime: str) -> Facts:
+    """A child reads what its parent has written, and cannot write there."""
+    look = "cd $(dirname $PWD)/../0/workspace && cat note; : >> note"
+    agents = {
+        "main": [call("write", path="note", content="from above\n"), spawn({"task": "read"}), {"text": "x"}],
+        "subagent": [call("read", path="note"), call("write", path="note", content="x"), call("shell", command=look)],
+    }
+    result, events = await play(runtime, agents, fields={"workspace": "scratch"})
+    said = [event.body.text for event in events if isinstance(event.body, ToolResult) and event.run == 1]
+    walled = "from above\n" in said[2] and ("Read-only" in said[2] or "Permission denied" in said[2])
+    assert walled is (runtime != "inherited")
+    return {"status": result.status, "said": said[:2]}
+
+
+@scene
 async def nobody_to_ask(runtime: str) -> Facts:
     return facts(*await play(runtime, {"main": [call("shell", command="echo x"), {"text": "never"}]}, mode="ask"))
 

@@ -8,7 +8,7 @@ from tests.runtime.places import PLACES, Place
 from tests.runtime.scenes import SCENES
 
 
-@pytest.mark.requirement("CODEY-6", "MASS-6")
+@pytest.mark.requirement("CODEY-6", "MASS-6", "MASS-19", "MASS-22")
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_scene_is_the_same_as_in_process(place: Place, scene: str) -> None:

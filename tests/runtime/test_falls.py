@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from tests.runtime.places import PLACES, Place
+from retinue.runtime.walls import cgroups
+from tests.runtime.falls import cmdline
+from tests.runtime.places import PLACES, Place, needs_bubblewrap
 
 places = pytest.mark.parametrize("place", PLACES)
 
@@ -78,3 +87,46 @@ async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> N
     seen = dict(line.split("=", 1) for line in told["results"][0].splitlines())
     assert set(seen) <= {"PATH", "HOME", "TMPDIR", "USER", "SHELL", "LANG", "TZ", "PWD", "SHLVL", "_", "RETINUE_RUN"}
     assert seen["HOME"] == seen["PWD"] and seen["TMPDIR"] == "/tmp"
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("P19")
+async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    mark = f"9{secrets.randbelow(10**6):06}"
+    (tmp_path / "s.yaml").write_text(
+        f"agents: {{main: [{{tools: [{{name: shell, args: {{command: 'setsid sleep {mark} & sleep {mark}'}}}}]}}]}}\n"
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "retinue",
+        "run",
+        "go",
+        "--yes",
+        "--model",
+        "scripted:s.yaml",
+        "--runtime",
+        "isolated",
+    ]
+    host = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        await _until(lambda: len(_running(mark)) >= 2)
+    finally:
+        host.kill()
+        host.wait()
+    await _until(lambda: _running(mark) == [])
+    groups = cgroups.parents() or []
+    cgroups.sweep(groups)
+    assert [left for folder in groups for left in folder.glob(f"retinue-{host.pid}-*")] == []
+
+
+def _running(mark: str) -> list[str]:
+    lines = (cmdline(int(path.name)) for path in Path("/proc").glob("[0-9]*"))
+    return [line for line in lines if line.startswith(f"sleep {mark}")]
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.05)

@@ -160,3 +160,19 @@ async def _with_child(child: Profile) -> tuple[retinue.Result[object], list[reti
         run = await r.spawn(main({"main": [call("subagent_child", task="go"), {"text": "out"}]}, tools=[child]), "go")
         events = [event async for event in run.events()]
         return await run.result(), events
+
+
+@pytest.mark.skipif(not ROOT, reason="others are not another user's affair")
+@needs_bubblewrap
+async def test_a_folder_that_only_root_may_read_is_told_and_stays_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "notes.txt").write_text("private")
+    agents = {"main": [call("shell", command=f"cat {tmp_path}/notes.txt"), {"text": "x"}]}
+    async with retinue.open(mode="yes", project=tmp_path, runtime="isolated") as r:
+        run = await r.spawn(main(agents, workspace="scratch"), "go")
+        events = [event async for event in run.events()]
+        result = await run.result()
+    [told] = bodies(events, ToolResult)
+    assert "Permission denied" in told.text and "private" not in told.text
+    assert result.warning is not None and f"{tmp_path} is closed to others" in result.warning
+    assert tmp_path.stat().st_mode & 0o777 == 0o700

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from retinue.agent.local import EDITING, LOCAL
 from retinue.core.errors import Disconnected, Limited, RetinueError
-from retinue.core.events import RunStarted
+from retinue.core.events import RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS, Caps
 from retinue.core.plans import Job
 from retinue.core.ports import Link
@@ -27,7 +27,9 @@ from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.walls.box import Box, Wall
 from retinue.wire import link as wire
 
+START_SECONDS = 60.0
 LOOK_SECONDS = 1.0
+CLOSED = "behind the wall the run is a user of its own, and {path} is closed to others: it is not read there"
 LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 
 
@@ -51,6 +53,9 @@ class Isolated:
             process.start()
         except OSError as error:
             raise RetinueError(f"cannot start a process behind the wall: {error}") from None
+        if opening.user is not None:
+            for path in closed_paths(box):
+                link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
         walled = walled_tools(job, box)
         folders = HostFolders(job.folders, box.lent, opening.user)
         near = NearEnd(
@@ -64,6 +69,7 @@ class Isolated:
         near.send = channel.send
         channel.send(self._start(job, box, walled))
         size = asyncio.create_task(_watch_size((box.workspace,) if box.own_workspace else (), box, near))
+        late = asyncio.get_running_loop().call_later(START_SECONDS, near.give_up)
         ask = None
 
         async def stop() -> None:
@@ -82,6 +88,7 @@ class Isolated:
             raise
         finally:
             size.cancel()
+            late.cancel()
             try:
                 await process.stop(ask)
             finally:
@@ -153,6 +160,19 @@ def box_of(job: Job, folders: RunFolders, caps: Caps) -> Box:
         hidden=str(own.parents[2]),
         caps=caps,
     )
+
+
+def closed_paths(box: Box) -> list[str]:
+    """What the run was given to read and, being another user, cannot. It is told, never opened up."""
+    given = [path for path in box.readable if not _is_below(path, (box.hidden,))]
+    if not box.own_workspace:
+        given.append(box.workspace)
+    return [path for path in given if not _is_open(Path(path).stat().st_mode)]
+
+
+def _is_open(mode: int) -> bool:
+    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & needed == needed
 
 
 def walled_tools(job: Job, box: Box) -> list[str]:

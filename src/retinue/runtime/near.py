@@ -15,7 +15,7 @@ import msgspec
 
 from retinue.agent.loop import ANSWER, inline
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import Disconnected, Limited, ToolError
+from retinue.core.errors import Disconnected, Limited, RetinueError, ToolError
 from retinue.core.events import Inbox, TurnEnded, TurnStarted, Warned
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
@@ -87,6 +87,11 @@ class NearEnd:
     def fail(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
+
+    def give_up(self) -> None:
+        """It has had time enough to say hello."""
+        if not self.greeted:
+            self.fail(RetinueError("the worker behind the wall did not start in time"))
 
     def closed(self, error: LinkError | None) -> None:
         self.silent.set()

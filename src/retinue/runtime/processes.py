@@ -66,6 +66,8 @@ class Process:
                 os.close(fd)
             if opening.info is not None:
                 os.close(opening.info)
+            if opening.group is not None:
+                opening.group.remove()
             raise
         finally:
             for fd in (stdin, stdout, stderr, *opening.fds):
