@@ -10,7 +10,7 @@ max_cost: 5.00                   # the same in US dollars; needs models whose pr
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
-expose_paths: [/opt/toolchain]  # what walled runs may read beside their own folders
+expose_paths: [/usr/share]      # what walled runs may read beside their own folders
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode

@@ -167,10 +167,14 @@ def closed_paths(box: Box) -> list[str]:
     given = [path for path in box.readable if not _is_below(path, (box.hidden,))]
     if not box.own_workspace:
         given.append(box.workspace)
-    return [path for path in given if not _is_open(Path(path).stat().st_mode)]
+    return [path for path in given if not _is_open(path)]
 
 
-def _is_open(mode: int) -> bool:
+def _is_open(path: str) -> bool:
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return False
     needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return mode & needed == needed
 
