@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import latency, peers, speed, start
+from bench import latency, peers, speed, start, walls
 
 MEASUREMENTS = {
     "speed": speed.rows,
     "many": speed.many_rows,
     "latency": latency.rows,
     "start": start.rows,
+    "walls": walls.rows,
     "peers": peers.rows,
 }
 

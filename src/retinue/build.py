@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -19,16 +21,17 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
-from retinue.core.limits import Limits
+from retinue.core.limits import Caps, Limits
 from retinue.core.network import parse_hosts
-from retinue.core.plans import Setup
+from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
-from retinue.core.profiles import Profile
+from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry, traceparent_of
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
+from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import MAX_MIB, Spaces
 from retinue.supervisor.approvals import Terms
@@ -64,7 +67,9 @@ class Parts:
     workspace. `wait_approvals` is how many seconds a question waits for somebody when no approver is attached.
     `log_file` is the one to write, where that is not just any free one. `telemetry` True sends what happens as
     OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` are the hosts
-    that may be fetched from, reached through `dialer` (which no file can name)."""
+    that may be fetched from, reached through `dialer` (which no file can name). `runtime` is where runs live whose
+    profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
+    runs may read beside their folders, `caps` what each of them may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -90,6 +95,10 @@ class Parts:
     traced: bool = False
     network: Sequence[str] = ()
     dialer: Dialer | None = None
+    runtime: RuntimeName = "inherited"
+    fallback: RuntimeName | None = None
+    expose: Sequence[str] = ()
+    caps: Caps = Caps()  # noqa: RUF009 - frozen
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -105,12 +114,12 @@ def supervisor(parts: Parts) -> Supervisor:
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
+            runtimes=placement(parts),
             default_model=parts.model,
             skills=parts.skills,
             network=parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
         ),
-        runtime=Spaced(Inherited(), setup=parts.setup, spaces=Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)),
         state=state,
         clock=clock,
         policy=policy,
@@ -146,6 +155,7 @@ def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Prof
         now = ProfilePlanner(
             parts.profiles,
             models=lambda _: silent,
+            runtimes=Placement({"inherited": Inherited, "isolated": Inherited}, mode="inherited"),
             default_model=silent,
             skills=parts.skills,
             network=parse_hosts(parts.network),
@@ -156,10 +166,10 @@ def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Prof
 
 def replayer(played: Any, project: Path) -> Supervisor:
     """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
+    played.runtime = importlib.import_module("retinue.runtime.replayed").Replayed(played)
     made = Supervisor(
         log(None),
         planner=played,
-        runtime=importlib.import_module("retinue.runtime.replayed").Replayed(played),
         state=StateFolder(None, project=project),
         clock=SystemClock(),
         policy=played,
@@ -188,6 +198,29 @@ def _observed(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
 
 def _environment_trace() -> str:
     return traceparent_of(os.environ.get("TRACEPARENT", ""))
+
+
+def placement(parts: Parts) -> Placement:
+    """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
+
+    def isolated() -> Runtime:
+        """Raises ConfigError with what to install or set."""
+        folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
+        try:
+            wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
+                folder / "wall", expose=parts.expose
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return spaced(importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps))
+
+    spaces = Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)
+    spaced = partial(Spaced, setup=parts.setup, spaces=spaces)
+    makers: dict[RuntimeName, Callable[[], Runtime]] = {
+        "inherited": lambda: spaced(Inherited()),
+        "isolated": isolated,
+    }
+    return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -354,6 +387,9 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
+            "runtime": settings.subagent_runtime_mode or "inherited",
+            "fallback": settings.subagent_runtime_fallback_mode,
+            "expose": settings.expose_paths,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
             "network": settings.network,

@@ -49,6 +49,13 @@ def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
     assert project.settings.subagent_max_timeout == 3600
 
 
+def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
+    [config] = snippets(ROOT / "docs/walls.md", "yaml")
+    (tmp_path / "retinue.yaml").write_text(config)
+    settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
+    assert (settings.subagent_runtime_mode, settings.subagent_runtime_fallback_mode) == ("isolated", "inherited")
+
+
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
     (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
     (tmp_path / "a.py").write_text("# TODO: more\n")
@@ -95,6 +102,6 @@ def test_the_readme_names_only_commands_and_targets_there_are() -> None:
 def test_the_config_of_the_page_of_workspaces_loads(tmp_path: Path) -> None:
     [config] = snippets(ROOT / "docs/workspaces.md", "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
-    project = load_project(tmp_path)
+    project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     [coder] = [profile for profile in project.profiles if profile.name == "coder"]
     assert (coder.workspace, project.settings.workspace_setup) == ("worktree", "npm ci")

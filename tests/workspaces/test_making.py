@@ -308,15 +308,14 @@ def test_making_one_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_what_a_run_gets_when_nobody_says() -> None:
-    """Behind walls nobody works in the project itself; the walls' own runtimes are not here yet."""
+    """Behind walls nobody works in the project itself."""
     state = StateFolder(None, project=Path("/nonexistent"))
-    assert default_kind(state, Profile("p"), primary=True) == "shared"
-    assert default_kind(state, Profile("p"), primary=False) == "scratch"
-    walled = Profile("p")
-    object.__setattr__(walled, "runtime", "isolated")
-    assert (default_kind(state, walled, primary=True), default_kind(state, walled, primary=False)) == (
-        "copy",
-        "scratch",
-    )
+    kinds = [
+        default_kind(state, walled=walled, primary=primary) for walled in (False, True) for primary in (True, False)
+    ]
+    assert kinds == ["shared", "scratch", "copy", "scratch"]
     state.in_repository = True
-    assert default_kind(state, walled, primary=True) == default_kind(state, walled, primary=False) == "worktree"
+    assert (
+        default_kind(state, walled=True, primary=True) == default_kind(state, walled=True, primary=False) == "worktree"
+    )
+    assert default_kind(state, walled=False, primary=True) == "shared"

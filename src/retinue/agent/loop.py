@@ -19,11 +19,12 @@ from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job, Past
-from retinue.core.ports import Link, Outcome, Tool
+from retinue.core.ports import Folders, Link, Outcome, Tool
 from retinue.core.results import Ending
 from retinue.tools import answer
 from retinue.tools.cut import cut
 
+ANSWER = answer.NAME
 REMINDER = "You have not given your answer yet: call the final_answer tool with it."
 NONE: Mapping[str, Outcome] = {}
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
@@ -160,8 +161,8 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
                 outcome = Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
-    if len(outcome.text) * 4 > INLINE_BYTES and not outcome.file:
-        outcome = _inline(outcome, call, job)
+    if len(outcome.text) * 4 > INLINE_BYTES:
+        outcome = inline(outcome, call, job.folders)
     link.finish(call, outcome, round((time.monotonic() - started) * 1000))
     return outcome
 
@@ -172,7 +173,9 @@ async def _run_edited(tool: Tool, call: Call, args: dict[str, Any], job: Job, li
     return msgspec.structs.replace(outcome, text=f"{edited(args)}\n{outcome.text}")
 
 
-def _inline(outcome: Outcome, call: Call, job: Job) -> Outcome:
+def inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
     """The outcome with as much of its text as goes to the model, the whole of it in a file."""
-    text, file = cut(outcome.text, spill=lambda: job.folders.spill(f"{call.name}.txt"))
+    if outcome.file:
+        return outcome
+    text, file = cut(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
     return msgspec.structs.replace(outcome, text=text, file=str(file or ""))

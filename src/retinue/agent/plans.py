@@ -12,20 +12,18 @@ from typing import Any
 
 import msgspec
 
+from retinue.agent.local import LOCAL
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.network import Hosts, meet, parse_hosts
-from retinue.core.plans import HostTool, Plan
+from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialing import Dialer
-from retinue.tools.files import Edit, Read, Write
 from retinue.tools.functions import FunctionTool, Lent
-from retinue.tools.search import Glob, Grep
-from retinue.tools.shell import Shell
 from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
 GENERIC = Profile(
@@ -33,9 +31,6 @@ GENERIC = Profile(
     "You are a subagent. Do the task you are given, on your own, and end with a short, complete answer: "
     "it is all that the agent who asked you will see.",
 )
-LOCAL: dict[str, Callable[[], Tool]] = {
-    "read": Read, "write": Write, "edit": Edit, "glob": Glob, "grep": Grep, "shell": Shell,
-}  # fmt: skip
 SPAWNING: dict[str, Callable[[], Tool]] = {
     "spawn_subagents": SpawnSubagents, "list_agents": ListAgents, "get_agent": GetAgent,
     "apply_subagent": ApplySubagent,
@@ -47,6 +42,7 @@ NO_SEARCH = "web_search is not available: the provider of this model has none th
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
+Runtimes = Callable[[Profile, Plan | None], tuple[Runtime, RuntimeName]]
 
 
 class ProfilePlanner:
@@ -57,6 +53,7 @@ class ProfilePlanner:
         profiles: Sequence[Profile],
         *,
         models: Models,
+        runtimes: Runtimes,
         default_model: str | Model | None,
         skills: Callable[[Profile], str],
         network: Hosts,
@@ -64,6 +61,7 @@ class ProfilePlanner:
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
+        self._runtimes = runtimes
         self._default_model = default_model
         self._skills = skills
         self._network = network
@@ -100,6 +98,7 @@ class ProfilePlanner:
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
             parse = answer.output_of(profile.output).parse
+        runtime, floor = self._runtimes(profile, parent)
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         network = self._network if parent is None else parent.network
         if profile.network is not None:
@@ -119,8 +118,12 @@ class ProfilePlanner:
             by_name=tools,
             host=host,
             children=self._children(profile, parent, tools),
-            profile_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(_describe(profile, system)))),
+            profile_json=secrets.clean_value(
+                msgspec.Raw(msgspec.json.encode(_describe(profile, system, runtime.name)))
+            ),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
+            runtime=runtime,
+            floor=floor,
             parse=parse,
             network=network,
             notes=notes,
@@ -239,13 +242,13 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe(profile: Profile, system: str) -> dict[str, Any]:
+def _describe(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
     """What the log keeps of a profile: its words to the model too, where they are more than its instructions."""
     return {
         "name": profile.name,
         "instructions": profile.instructions,
         "description": profile.description,
-        "runtime": profile.runtime,
+        "runtime": runtime,
         "workspace": profile.workspace,
         "limits": profile.limits,
         "skills": list(profile.skills),

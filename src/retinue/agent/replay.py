@@ -19,7 +19,7 @@ from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Body, Inbox, Message, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.plans import Plan, Planner
+from retinue.core.plans import Plan, Planner, Runtime
 from retinue.core.ports import Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, TurnRecord, difference_lines, plain
@@ -45,6 +45,7 @@ class Stage:
         self.departures: dict[int, Difference] = {}
         self.notes: list[str] = []
         self.answer: Callable[..., Answered]
+        self.runtime: Runtime
         self._now = now
         self._first = first
         self._profiles = {number: _profile(record) for number, record in records.items()}
@@ -77,6 +78,8 @@ class Stage:
             children=(),
             profile_json=_raw(record.spawned.profile),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
+            runtime=self.runtime,
+            floor="inherited",
         )
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:

@@ -15,13 +15,18 @@ NAME = "workspace_setup"
 LAST_CHARACTERS = 300
 
 
+def called(setup: Setup) -> ToolCall:
+    """What is written when it begins."""
+    args = {"command": setup.command}
+    return ToolCall(NAME, NAME, args, display_name=NAME, timeout_seconds=setup.seconds, host=True)
+
+
 async def run_setup(setup: Setup, job: Job, link: Link) -> None:
     """Raises when it fails: a run must not begin in a workspace that is not ready. Nobody is asked, for it stands in
     the user's own file; `host` says that the model knows nothing of it."""
-    args = {"command": setup.command}
-    link.emit(ToolCall(NAME, NAME, args, display_name=NAME, timeout_seconds=setup.seconds, host=True))
+    link.emit(called(setup))
     started = time.monotonic()
-    call = Call(NAME, NAME, {**args, "timeout": setup.seconds})
+    call = Call(NAME, NAME, {"command": setup.command, "timeout": setup.seconds})
     outcome = await Shell()(call, job.folders, link)
     took = round((time.monotonic() - started) * 1000)
     link.emit(ToolResult(NAME, NAME, outcome.text, outcome.success, took, outcome.file))

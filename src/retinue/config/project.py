@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from retinue.config.exposed import missing
 from retinue.config.files import exists, read_text
 from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings
@@ -56,6 +57,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
     active, warnings = activate(everyone, settings.subagent_types)
+    warnings = [*warnings, *missing(settings.expose_paths)]
     if ignored:
         warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)

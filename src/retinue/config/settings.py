@@ -16,6 +16,7 @@ workspace_setup: npm ci          # run in each new copy or worktree before its r
 workspace_setup_timeout: 600     # its seconds
 workspace_max_mib: 2048          # how large a copy or worktree may be
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
+expose_paths: [/usr/share]       # what walled runs may read beside their own folders
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
@@ -27,6 +28,8 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
+    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
     model: scripted:script.yaml
@@ -50,6 +53,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retinue.config.exposed import PATH_PATTERN, shown_path
 from retinue.config.files import read_text
 from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
@@ -113,6 +117,9 @@ class Settings:
     subagent_default_timeout: float = SPAWNED_SECONDS
     subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
+    subagent_runtime_mode: RuntimeName | None = None
+    subagent_runtime_fallback_mode: RuntimeName | None = None
+    expose_paths: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
     network: tuple[str, ...] = ()
@@ -194,6 +201,7 @@ RULES = Shape(
         Key("deny", _RULE_LIST, "what never runs", "[shell(git push*)]"),
     ),
 )
+_PATHS = texts_like(lambda node: node.checked(shown_path), PATH_PATTERN, what="a list of paths")
 _HOSTS = texts_like(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
 NETWORK = Shape(
     "What may be reached on the network",
@@ -264,6 +272,10 @@ COORDINATION = Shape(
         Key("subagent_default_timeout", NUMBER, "seconds of a subagent, unless it says otherwise", "1800"),
         Key("subagent_min_timeout", NUMBER, "the least that a model may ask for", "60"),
         Key("subagent_max_timeout", NUMBER, "the most that a model may ask for", "14400"),
+        Key(
+            "subagent_runtime_mode", choice(RUNTIMES), "where runs live: behind a wall, or in this process", "isolated"
+        ),
+        Key("subagent_runtime_fallback_mode", choice(RUNTIMES), "what they get where no wall stands", "inherited"),
     ),
 )
 ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))
@@ -283,6 +295,7 @@ SETTINGS = Shape(
         Key("workspace_setup_timeout", POSITIVE, "its seconds", "600"),
         Key("workspace_max_mib", COUNT, "how large a copy or worktree may be", "2048"),
         Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
+        Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
         Key("telemetry", FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", "true"),
         Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
         Key("approvals", mapping(RULES, _rules), "what asks you before it runs; deny wins, then ask, then allow"),
@@ -308,6 +321,7 @@ def _settings(section: Section, path: Path) -> Settings:
         workspace_max_mib=found.get("workspace_max_mib"),
         telemetry=found.get("telemetry"),
         network=found.get("network") or (),
+        expose_paths=found.get("expose_paths") or (),
         profiles=found.get("profiles") or {},
         file=path,
         **given,

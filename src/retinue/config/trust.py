@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +33,10 @@ from retinue.core.limits import (
     SPAWNED_SECONDS,
     Limits,
 )
+from retinue.core.profiles import RUNTIMES
 
 LARGEST = 16 * 1024
+LAX = RUNTIMES[0]
 _MAY = {"turns": DEFAULT_TURNS, "depth": DEFAULT_DEPTH, "concurrent": DEFAULT_CONCURRENT}
 _TIMEOUTS = {
     "subagent_default_timeout": SPAWNED_SECONDS,
@@ -52,17 +54,35 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     mode = rules.mode if rules.mode in ("ask", "strict") else None
     limits = _bounded(settings.limits, "max_", words)
     profiles = {
-        key: replace(given, limits=_bounded(given.limits, f"profiles.{given.name}.limits.", words))
+        key: replace(
+            given,
+            limits=_bounded(given.limits, f"profiles.{given.name}.limits.", words),
+            runtime=None if given.runtime == LAX else given.runtime,
+        )
         for key, given in settings.profiles.items()
     }
     words += [f"network.allow: {host}" for host in settings.network]
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
+    words += [f"expose_paths: {path}" for path in settings.expose_paths]
+    words += _laxer(settings)
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
-    narrower: dict[str, Any] = {"network": (), "workspace_setup": None}
+    narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "expose_paths": ()}
+    narrower["subagent_runtime_fallback_mode"] = None
+    if settings.subagent_runtime_mode == LAX:
+        narrower["subagent_runtime_mode"] = None
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
+
+
+def _laxer(settings: Settings) -> Iterator[str]:
+    """What would have runs without a wall, in words."""
+    if settings.subagent_runtime_mode == LAX:
+        yield f"subagent_runtime_mode: {LAX}"
+    if settings.subagent_runtime_fallback_mode is not None:
+        yield f"subagent_runtime_fallback_mode: {settings.subagent_runtime_fallback_mode}"
+    yield from (f"profiles.{given.name}.runtime: {LAX}" for given in settings.profiles.values() if given.runtime == LAX)
 
 
 def _bounded(limits: Limits, prefix: str, words: list[str]) -> Limits:

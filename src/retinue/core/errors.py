@@ -97,3 +97,7 @@ class Limited(Stop):
 
 class Unconfirmed(Stop):
     """A call needs a person and no approver is attached."""
+
+
+class Disconnected(Stop):
+    """The run's process went away before it gave an ending; the text says what is known of that."""

@@ -60,10 +60,11 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
-    """It has its slot and its place to run."""
+    """It has its slot and its place to run; `walls` are those that really stand around it."""
 
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
+    walls: tuple[str, ...] = ()
 
 
 class RunResumed(Body, frozen=True, gc=False, tag="run.resumed"):

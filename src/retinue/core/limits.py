@@ -66,6 +66,17 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         )
 
 
+class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What one run's processes may use: bytes of memory, how many at once, seconds of CPU each, bytes of one file, and
+    of its whole workspace."""
+
+    memory: int = 4 * 1024**3
+    processes: int = 512
+    cpu_seconds: int = 4 * 3600
+    file_bytes: int = 2 * 1024**3
+    workspace_bytes: int = 8 * 1024**3
+
+
 _NOTHING_SET = Limits()
 
 

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import msgspec
 
 from retinue.core.context import Context
+from retinue.core.events import RunStarted
 from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Model, Outcome, Tool
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import Ending
 
 HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
@@ -21,7 +22,7 @@ HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
-    `notes` are what a person should know when it is spawned."""
+    `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned."""
 
     profile: Profile
     system: str
@@ -34,6 +35,8 @@ class Plan:
     children: Sequence[Profile]
     profile_json: msgspec.Raw
     tools_json: msgspec.Raw
+    runtime: Runtime
+    floor: RuntimeName
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
     notes: tuple[str, ...] = ()
@@ -76,7 +79,18 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Runtime(Protocol):
-    """Where runs live. Cancelling the awaiting task stops everything the run started."""
+    """Where runs live. Cancelling the awaiting task stops everything the run started, within `grace` seconds.
+
+    `started` is what is written when a run begins there."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grace(self) -> float: ...
+
+    @property
+    def started(self) -> RunStarted: ...
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]: ...
 

@@ -14,9 +14,9 @@ from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
 from retinue.core.rules import Rules
 
-RuntimeName = Literal["inherited"]
+RuntimeName = Literal["inherited", "isolated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited",)
+RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated")  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
 _NAME = re.compile(NAME_PATTERN)
@@ -38,9 +38,10 @@ class Profile:
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
     `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
-    them, on top of those it is under anyway: they make it stricter, never laxer. `network` are the hosts that its runs
-    may fetch from, of those its parent may; None means all of them. `wants` are tools it is poorer without: a run that
-    gets none of them says so.
+    them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
+    least as strict as where their parents do; None takes the mode that was chosen for all. `network` are the hosts that
+    its runs may fetch from, of those its parent may; None means all of them. `wants` are tools it is poorer without: a
+    run that gets none of them says so.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Profile:
     tools: Sequence[Any] | None = None
     output: Any = None
     limits: Limits = field(default_factory=Limits)
-    runtime: RuntimeName = "inherited"
+    runtime: RuntimeName | None = None
     workspace: WorkspaceName | None = None
     call: Callable[..., Any] | None = None
     description: str = ""
@@ -65,7 +66,7 @@ class Profile:
     def __post_init__(self) -> None:
         check_name(self.name)
         parse_hosts(self.network or ())
-        if self.runtime not in RUNTIMES:
+        if self.runtime is not None and self.runtime not in RUNTIMES:
             raise ConfigError(
                 f"profile {self.name!r}: unknown runtime {self.runtime!r}; there is {', '.join(RUNTIMES)}"
             )

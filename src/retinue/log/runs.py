@@ -46,6 +46,7 @@ class RunView(Struct, eq=False):
     spawned_at: float
     spawned: RunSpawned
     started_at: float | None = None
+    place: RunStarted | None = None
     ended_at: float | None = None
     ended: RunEnded | None = None
     turns: int = 0
@@ -111,6 +112,7 @@ class RunView(Struct, eq=False):
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
+        place = self.place
         return Result(
             name=self.agent,
             final_response=ended.final_response,
@@ -134,12 +136,15 @@ class RunView(Struct, eq=False):
             warning="; ".join(self.warnings) or None,
             changed_files=ended.changed_files,
             changed_count=ended.changed_count,
+            runtime="inherited" if place is None else place.runtime,
+            walls=() if place is None else place.walls,
             children=tuple(child.result(tree) for child in self.children if child.ended is not None),
         )
 
 
-def _started(run: RunView, event: Event, _: RunStarted) -> None:
+def _started(run: RunView, event: Event, body: RunStarted) -> None:
     run.started_at = event.at
+    run.place = body
 
 
 def _resumed(run: RunView, _: Event, __: RunResumed) -> None:

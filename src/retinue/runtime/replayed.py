@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from retinue.agent.jobs import run_job
 from retinue.agent.replay import ReplayLink, Stage, ended
+from retinue.core.events import RunStarted
+from retinue.core.limits import CANCEL_ASK_SECONDS
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.core.records import EndOfRecord
 from retinue.core.results import Ending
-from retinue.runtime.worker import run_job
 
 
 class Replayed:
     """Runs the loop on a link that plays; a run without a model does again what it did besides thinking."""
 
     name = "replayed"
+    grace = CANCEL_ASK_SECONDS
+    started = RunStarted()
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

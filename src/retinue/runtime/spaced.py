@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from retinue.core.errors import RetinueError
-from retinue.core.events import Warned
+from retinue.core.events import RunStarted, Warned
 from retinue.core.plans import Job, Runtime, Setup
 from retinue.core.ports import Link
 from retinue.core.results import Ending
@@ -34,6 +34,8 @@ class Spaced:
         self._inner = inner
         self._setup = setup
         self._spaces = spaces
+        self.name, self.grace = inner.name, inner.grace
+        self.started: RunStarted = inner.started
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]:
         folders = job.folders
@@ -45,7 +47,8 @@ class Spaced:
         space = folders.space
         if space is not None:
             await self._open(space, link)
-            job = msgspec.structs.replace(job, setup=self._setup)
+            if job.past is None or (job.past.turn == 1 and job.past.reply is None):
+                job = msgspec.structs.replace(job, setup=self._setup)
         try:
             return await self._inner.run(job, link)
         finally:

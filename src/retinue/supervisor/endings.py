@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from retinue.core.errors import Limited, RetinueError, StreamCut, Unconfirmed
+from retinue.core.errors import Disconnected, Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded
 from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
 from retinue.supervisor.nodes import Node
@@ -23,6 +23,9 @@ def ending_of(node: Node, error: BaseException) -> Ending:
             return Ending("failed", *unconfirmed_texts(name=node.name, primary=primary))
         case StreamCut():
             return Ending("disconnected", *ending_texts("disconnected", name=node.name, primary=primary))
+        case Disconnected():
+            text, details = ending_texts("disconnected", name=node.name, primary=primary)
+            return Ending("disconnected", text, f"{details}: {error}")
         case RetinueError():
             return Ending("failed", str(error), str(error))
         case _:

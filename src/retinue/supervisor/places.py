@@ -7,8 +7,9 @@ import random
 from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
+from retinue.core.plans import Plan
 from retinue.core.ports import Order, Row, Ticket
-from retinue.core.profiles import Profile, Task, WorkspaceName
+from retinue.core.profiles import Task, WorkspaceName
 from retinue.log.runs import RunView
 from retinue.runtime.folders import RunFolders, StateFolder
 from retinue.runtime.spaces.space import Space
@@ -19,11 +20,12 @@ COPIED = "a copy of {source}: what you change is in your copy only, until it is 
 
 
 def folders_of(
-    state: StateFolder, ref: RunRef, parent: Node | None, profile: Profile, task: Task, readable: list[str]
+    state: StateFolder, ref: RunRef, parent: Node | None, plan: Plan, task: Task, readable: list[str]
 ) -> RunFolders:
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
-    kind = profile.workspace or default_kind(state, profile, primary=parent is None)
+    walled = bool(plan.runtime.started.walls)
+    kind = plan.profile.workspace or default_kind(state, walled=walled, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     others, snapshots = list(readable), state.snapshots(ref.tree)
     if task.include_temp_workspace:
@@ -42,9 +44,9 @@ def folders_of(
     return RunFolders(own, workspace, others, space, snapshots)
 
 
-def default_kind(state: StateFolder, profile: Profile, *, primary: bool) -> WorkspaceName:
+def default_kind(state: StateFolder, *, walled: bool, primary: bool) -> WorkspaceName:
     """For a profile that says nothing. Behind a wall nobody works in the project itself."""
-    if profile.runtime == "inherited":
+    if not walled:
         return "shared" if primary else "scratch"
     if state.in_repository:
         return "worktree"

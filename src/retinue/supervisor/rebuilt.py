@@ -5,6 +5,7 @@ has to be given again; without it there is a clear error, and nothing runs with 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +14,10 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import RUNTIMES, Profile, Task
 from retinue.core.rules import Rules
 from retinue.log.runs import RunView
+from retinue.runtime.inherited import Inherited
 
 PYTHON = "python"
 NO_JSON = msgspec.Raw(b"null")
@@ -76,7 +78,7 @@ class Plans:
             except NotFound:
                 found = None
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
-            return found
+            return found if found.runtime is not None else replace(found, runtime=kept.runtime)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
@@ -124,7 +126,7 @@ class Plans:
 def plan_of_ended(view: RunView) -> Plan:
     """For a run that will do nothing any more."""
     profile = Profile(view.agent)
-    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON)
+    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, Inherited(), RUNTIMES[-1])
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:

@@ -179,7 +179,7 @@ class Revival:
         ended = view.ended is not None
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = context_paths(there, base=host.state.project)
-        folders = folders_of(host.state, ref, parent, plan.profile, task, readable)
+        folders = folders_of(host.state, ref, parent, plan, task, readable)
         policy = host.supervisor.policy if parent is None else parent.policy
         node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, host.state.project))
         node.folders.path = spawned.workspace

@@ -1,6 +1,6 @@
 """The supervisor: makes runs, drives them, and sees that each ends exactly once. The one place that spawns.
 
-Models, tools and profiles reach it as plans, places to run as a runtime, people as an approver. It holds only what
+Models, tools, profiles and places to run reach it as plans, people as an approver. It holds only what
 the log cannot (tasks, slots, timers); everything else is a fold of the events it writes.
 """
 
@@ -17,10 +17,10 @@ from msgspec import UNSET
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT
 from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
-from retinue.core.events import Delta, Event, RunStarted, Warned
-from retinue.core.limits import CANCEL_ASK_SECONDS, DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
+from retinue.core.events import Delta, Event, Warned
+from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
 from retinue.core.messages import RunRef, UserTurn
-from retinue.core.plans import Job, Plan, Planner, Runtime
+from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
@@ -64,7 +64,6 @@ class Supervisor:
         log: Log,
         *,
         planner: Planner,
-        runtime: Runtime,
         state: StateFolder,
         clock: Clock,
         policy: Policy,
@@ -84,7 +83,6 @@ class Supervisor:
         self.trees: dict[str, Tree] = {}
         self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
-        self._runtime = runtime
         self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
@@ -174,7 +172,7 @@ class Supervisor:
         label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
         subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
-        folders = folders_of(self._state, ref, parent, plan.profile, task, readable)
+        folders = folders_of(self._state, ref, parent, plan, task, readable)
         policy = self.policy if parent is None else parent.policy
         node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, self._state.project))
         tree.nodes.append(node)
@@ -225,7 +223,7 @@ class Supervisor:
                 if node.parent is not None and not node.holds_slot:
                     await seats.take(tree, node)
                 job = self._start(tree, node)
-            ending = stopped(node) if job is None else await self._runtime.run(job, node.link)
+            ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
             if node.stopping is not None:
                 ending = stopped(node)
         except asyncio.CancelledError:
@@ -248,7 +246,7 @@ class Supervisor:
         if node.stall is not None:
             node.stall.start()
         if past is None or node.view.started_at is None:
-            tree.write(node, RunStarted())
+            tree.write(node, node.plan.runtime.started)
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
@@ -291,14 +289,15 @@ class Supervisor:
 
     def give_grace(self, node: Node) -> None:
         """Some time to stop, from now on."""
-        node.grace = self._clock.call_later(CANCEL_ASK_SECONDS, lambda: self._abandon(node))
+        node.grace = self._clock.call_later(node.plan.runtime.grace, lambda: self._abandon(node))
 
     def _abandon(self, node: Node) -> None:
         """A run that does not stop when told is ended without it; whatever it still says is not heard."""
         tree = self.trees.get(node.ref.tree)
         if tree is None or node.ending:
             return
-        tree.write(node, Warned(f"did not stop within {CANCEL_ASK_SECONDS:g} s and was abandoned", code="abandoned"))
+        grace = node.plan.runtime.grace
+        tree.write(node, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
         node.task = asyncio.create_task(self._end(tree, node, stopped(node)))
 
     # Looking and commanding

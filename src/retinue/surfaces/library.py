@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
@@ -241,6 +241,8 @@ def open(  # noqa: PLR0913 - the one front door
     prices: Prices | None = None,
     telemetry: bool | Telemetry = False,
     network: Sequence[str] | None = None,
+    runtime: RuntimeName | None = None,
+    fallback: RuntimeName | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -252,7 +254,10 @@ def open(  # noqa: PLR0913 - the one front door
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
-    `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none."""
+    `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none.
+    `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
+    `isolated`: each in a process of its own behind a wall); where that cannot be had a run is refused, unless
+    `fallback` names the laxer one to use."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -269,6 +274,7 @@ def open(  # noqa: PLR0913 - the one front door
         }
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
+        given |= {"runtime": runtime, "fallback": fallback}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)
             found = replace(found, state=state)

@@ -150,6 +150,17 @@ def changed(base: Mapping[str, Held], end: Mapping[str, Held]) -> list[ChangedFi
     return found
 
 
+def _share(folder: Path) -> None:
+    """Lets the group of the folder above read it: the runs of a tree, where they are users of their own."""
+    gid = folder.parent.stat().st_gid
+    for _, folders, files, at in os.fwalk(folder):
+        os.fchmod(at, 0o750)
+        if os.geteuid() == 0:
+            os.fchown(at, -1, gid)
+            for name in (*folders, *files):
+                os.chown(name, -1, gid, dir_fd=at, follow_symlinks=False)
+
+
 def snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
     """Puts what a run left where its siblings can read it: all of a folder, or `only` these files of it. Gives what is
     to be told about it. Nothing appears half."""
@@ -177,11 +188,12 @@ def snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[
                     place.write_bytes(_whole(fd, SNAPSHOT_BYTES))
                 finally:
                     os.close(fd)
-                place.chmod(0o700 if entry.mode == "100755" else 0o600)
+                place.chmod(0o750 if entry.mode == "100755" else 0o640)
             copied += 1
         for path in walker.linked():
             (partial / path).unlink(missing_ok=True)
         if copied:
+            _share(partial)
             partial.rename(target)
     except (OSError, RetinueError) as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -24,7 +24,7 @@ examples:
   retinue doctor --json | jq '.[] | select(.state != "ok")'
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
-SECTIONS = ("system", "files", "models", "telemetry", "doors", "logs", "authority")
+SECTIONS = ("system", "walls", "files", "models", "telemetry", "doors", "logs", "authority")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

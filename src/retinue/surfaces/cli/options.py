@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from retinue.core.limits import Limits
+from retinue.core.profiles import RUNTIMES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 AWAY_SECONDS = 600.0
@@ -41,6 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument("--yes", action="store_true", help="run every tool without asking, but for rules")
+    parser.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        help="where runs live: isolated (each in a process of its own behind a wall) or inherited (in this process, "
+        "with your authority; the default)",
+    )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
     limits.add_argument(

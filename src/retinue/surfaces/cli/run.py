@@ -21,7 +21,7 @@ from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import detach, screen, trust
+from retinue.surfaces.cli import detach, screen, trust, walls
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.printer import paint, safe
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
+    terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
+    parts = walls.checked(parts, profile, terminal=terminal)
     wish = Task(task, model=model_of(args))
     return see(args, parts, lambda supervisor: supervisor.spawn(profile, wish, limits=limits), stdin=args.task == "-")
 
@@ -120,7 +122,14 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
     if wait is None and args.detach:
         wait = AWAY_SECONDS
     return build.project_parts(
-        Path.cwd(), config=args.config, model=model_of(args), mode=mode, limits=limits, wait_approvals=wait, traced=True
+        Path.cwd(),
+        config=args.config,
+        model=model_of(args),
+        mode=mode,
+        limits=limits,
+        wait_approvals=wait,
+        traced=True,
+        runtime=args.runtime,
     )
 
 

@@ -1,0 +1,110 @@
+"""A control group for each run, where the kernel lets us make one: memory and processes counted for all of it.
+
+Knows the old hierarchy (one folder for each controller) and the new one. A group has its maker's pid in its name, so
+that what a killed process left is found and removed by the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from retinue.core.limits import Caps
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "retinue-"
+_numbers = itertools.count(1)
+
+
+class Group:
+    """The folders of one run's group. `procs` are the files into which its first process writes itself."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+        self.procs = [str(folder / "cgroup.procs") for folder in folders]
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel ended something here for want of memory."""
+        for folder in self._folders:
+            for name in ("memory.oom_control", "memory.events"):
+                with suppress(OSError):
+                    for line in (folder / name).read_text().splitlines():
+                        word, _, count = line.partition(" ")
+                        if word == "oom_kill" and count != "0":
+                            return True
+        return False
+
+    def remove(self) -> bool:
+        """Removes it; False while something in it is still dying."""
+        for folder in self._folders:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return False
+        return True
+
+    def remove_soon(self, seconds: float = 2.0) -> None:
+        """Waits a little for the last of it to be gone."""
+        deadline, pause = time.monotonic() + seconds, threading.Event()
+        while not self.remove() and time.monotonic() < deadline:
+            pause.wait(0.005)
+
+
+def parents() -> list[Path] | None:
+    """The folders below which groups for memory and processes can be made; None where they cannot."""
+    if (ROOT / "cgroup.controllers").exists():
+        with suppress(OSError):
+            given = (ROOT / "cgroup.subtree_control").read_text().split()
+            if {"memory", "pids"} <= set(given) and os.access(ROOT, os.W_OK):
+                return [ROOT]
+        return None
+    found = {}
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            for name in names.split(","):
+                found[name] = ROOT / name / path.lstrip("/")
+    folders = [found[name] for name in ("memory", "pids") if name in found]
+    return folders if len(folders) == 2 and all(os.access(folder, os.W_OK) for folder in folders) else None
+
+
+def make(below: list[Path], caps: Caps) -> Group:
+    """A new group with these limits; raises OSError, and then nothing is left of it."""
+    name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+    group = Group([folder / name for folder in below])
+    try:
+        for folder in below:
+            _limit(folder / name, caps)
+    except OSError:
+        group.remove()
+        raise
+    return group
+
+
+def _limit(folder: Path, caps: Caps) -> None:
+    folder.mkdir()
+    memory = next((folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists()), None)
+    if memory is not None:
+        memory.write_text(str(caps.memory))
+        for swap, value in (("memory.memsw.limit_in_bytes", caps.memory), ("memory.swap.max", 0)):
+            with suppress(OSError):  # a kernel that does not count swap
+                if (folder / swap).exists():
+                    (folder / swap).write_text(str(value))
+    if (folder / "pids.max").exists():
+        (folder / "pids.max").write_text(str(caps.processes))
+
+
+def sweep(below: list[Path]) -> None:
+    """Removes what processes that are gone have left."""
+    for folder in below:
+        for left in folder.glob(f"{PREFIX}*"):
+            maker = left.name.removeprefix(PREFIX).partition("-")[0]
+            if maker.isdigit() and not Path("/proc", maker).exists():
+                with suppress(OSError):
+                    left.rmdir()

@@ -1,0 +1,88 @@
+"""The syscall filter of walled runs, as the kernel's own small program: what no tool of an agent needs is refused.
+
+A list of what is denied, not of what is allowed: compilers and test suites must run. Namespaces, mounts, other
+processes' memory, keys, kernel features with a history of holes, and typing into terminals are out.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from typing import NamedTuple
+
+_LOAD, _JUMP_EQUAL, _JUMP_OVER, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and, of unshare only, NEWTIME
+_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_NEWTIME = 0x00000080
+_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX put words into somebody's terminal
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+
+
+class _Machine(NamedTuple):
+    audit: int
+    column: int
+    x32: bool = False
+
+
+_MACHINES = {"x86_64": _Machine(0xC000003E, 0, True), "aarch64": _Machine(0xC00000B7, 1)}
+_NONE = -1
+# name: its number on x86_64, on aarch64
+_DENIED = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "process_madvise": (440, 440),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
+    "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
+    "fspick": (433, 433), "mount_setattr": (442, 442), "setns": (308, 268), "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264), "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_secret": (447, 447),
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
+    "delete_module": (176, 106), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
+    "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443), "syslog": (103, 116), "vhangup": (153, 58),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
+    "personality": (135, 92), "lookup_dcookie": (212, 18), "move_pages": (279, 239), "migrate_pages": (256, 238),
+    "iopl": (172, _NONE), "ioperm": (173, _NONE), "modify_ldt": (154, _NONE), "uselib": (134, _NONE),
+}  # fmt: skip
+_CLONE, _UNSHARE, _CLONE3 = (56, 220), (272, 97), (435, 435)
+_SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
+
+
+def program(machine: str = "") -> bytes | None:
+    """The filter for this kind of machine; None where we have none."""
+    kind = _MACHINES.get(machine or platform.machine())
+    if kind is None:
+        return None
+    at = kind.column
+    lines = [_line(_LOAD, _ARCH), _line(_JUMP_EQUAL, kind.audit, 1, 0), _line(_RETURN, _KILL), _line(_LOAD, _NUMBER)]
+    if kind.x32:  # the same calls under other numbers
+        lines += [_line(_JUMP_OVER, 0x40000000, 0, 1), _refuse(errno.ENOSYS)]
+    for numbers in _DENIED.values():
+        if numbers[at] != _NONE:
+            lines += [_line(_JUMP_EQUAL, numbers[at], 0, 1), _refuse(errno.EPERM)]
+    lines += [_line(_JUMP_EQUAL, _CLONE3[at], 0, 1), _refuse(errno.ENOSYS)]  # its flags cannot be seen from here
+    lines += _on(_CLONE[at], 0, [_line(_JUMP_SET, _NAMESPACES, 0, 1), _refuse(errno.EPERM)])
+    lines += _on(_UNSHARE[at], 0, [_line(_JUMP_SET, _NAMESPACES | _NEWTIME, 0, 1), _refuse(errno.EPERM)])
+    for call in (_SOCKET, _SOCKETPAIR):
+        known = [line for family in _FAMILIES for line in (_line(_JUMP_EQUAL, family, 0, 1), _line(_RETURN, _ALLOW))]
+        lines += _on(call[at], 0, [*known, _refuse(errno.EAFNOSUPPORT)])
+    typing = [line for code in _TERMINAL for line in (_line(_JUMP_EQUAL, code, 0, 1), _refuse(errno.EPERM))]
+    lines += _on(_IOCTL[at], 1, typing)
+    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _on(number: int, argument: int, check: list[bytes]) -> list[bytes]:
+    """For one call: look at the low half of an argument, check it, else allow."""
+    body = [_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _line(_RETURN, _ALLOW)]
+    return [_line(_JUMP_EQUAL, number, 0, len(body)), *body]
+
+
+def _line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, value)
+
+
+def _refuse(number: int) -> bytes:
+    return _line(_RETURN, _ERRNO | number)

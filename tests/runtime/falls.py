@@ -1,0 +1,201 @@
+"""What can happen to a run that has a process of its own, and what it can do to the machine: facts, as in `scenes`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from retinue import Event, Result
+from retinue.build import Parts, supervisor
+from retinue.core.events import Delta, RunEnded, ToolCall, ToolResult, UsageReported
+from retinue.core.limits import Caps
+from retinue.core.profiles import Task
+from retinue.runtime.walls import cgroups
+from retinue.supervisor.supervisor import Supervisor
+from tests.runtime.scenes import Facts, project
+from tests.tree.kit import call, main
+
+FALLS: dict[str, Callable[[str], Awaitable[Facts]]] = {}
+MIB = 1024**2
+
+
+def fall(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
+    FALLS[play.__name__] = play
+    return play
+
+
+async def play(
+    runtime: str,
+    replies: list[Any],
+    *,
+    caps: Caps | None = None,
+    when: type[Any] | None = None,
+    then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
+) -> Facts:
+    """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
+    assert runtime != "inherited", "these are for runs behind a wall only: they take what they can get"
+    folder = project()
+    parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
+    owner = supervisor(parts)
+    node = owner.spawn(main({"main": replies}, workspace="scratch"), Task("go"))
+    events: list[Event] = []
+    async for event in owner.watch(node.ref.tree):
+        if isinstance(event, Delta):
+            continue
+        events.append(event)
+        if when is not None and then is not None and isinstance(event.body, when):
+            await then(owner, node.ref.tree)
+            when = None
+    await node.join()
+    result = node.result()
+    await owner.close()
+    shutil.rmtree(folder)
+    return told(result, events)
+
+
+def told(result: Result[Any], events: list[Event]) -> Facts:
+    return {
+        "status": result.status,
+        "error": result.error_details or "",
+        "partial": result.partial,
+        "tokens": result.usage.total_tokens,
+        "endings": sum(isinstance(event.body, RunEnded) for event in events),
+        "last": events[-1].kind,
+        "results": [event.body.text for event in events if isinstance(event.body, ToolResult)],
+        "left": left(),
+    }
+
+
+def left() -> list[str]:
+    """What is still there of any run of this process: living processes and control groups."""
+    processes = [line for pid in below(os.getpid()) if (line := cmdline(pid))]
+    parents = cgroups.parents() or []
+    return processes + [path.name for folder in parents for path in folder.glob(f"retinue-{os.getpid()}-*")]
+
+
+def below(pid: int) -> Iterator[int]:
+    for listed in Path("/proc", str(pid), "task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            yield child
+            yield from below(child)
+
+
+def cmdline(pid: int) -> str:
+    """What a living process is; nothing for one that is gone or dead."""
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+async def kill_worker(owner: Supervisor, tree: str) -> None:
+    [pid] = [
+        pid
+        for pid in below(os.getpid())
+        if " -c import sys; sys.modules" in cmdline(pid) and "bwrap" not in cmdline(pid)
+    ]
+    os.kill(pid, signal.SIGKILL)
+
+
+WORDS = {"text": "so far", "usage": {"input_tokens": 5, "output_tokens": 2}}
+
+
+@fall
+async def killed_in_a_model_call(runtime: str) -> Facts:
+    async def kill(owner: Supervisor, tree: str) -> None:
+        await kill_worker(owner, tree)
+
+    return await play(runtime, [WORDS | call("shell", command="true"), {"hang": True}], when=ToolResult, then=kill)
+
+
+@fall
+async def killed_in_a_tool(runtime: str) -> Facts:
+    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=ToolCall, then=kill_worker)
+
+
+@fall
+async def stubborn_tool(runtime: str) -> Facts:
+    """It does not hear SIGTERM, and has left the group, the session and its parent."""
+
+    async def cancel(owner: Supervisor, tree: str) -> None:
+        workspace = Path(owner.trees[tree].nodes[0].folders.path)
+        while not (workspace / "on").exists():
+            await asyncio.sleep(0.01)
+        assert await owner.cancel(tree)
+
+    command = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 77\" &) ; touch on; sleep 78"
+    return await play(runtime, [call("shell", command=command)], when=ToolCall, then=cancel)
+
+
+@fall
+async def daemons(runtime: str) -> Facts:
+    """A command leaves processes behind that nobody would find."""
+    command = (
+        "setsid nohup sh -c 'sleep 79 & sleep 80 & wait' >/dev/null 2>&1 & (setsid sleep 81 >/dev/null 2>&1 &); echo on"
+    )
+    return await play(runtime, [call("shell", command=command), {"text": "done"}])
+
+
+@fall
+async def memory_bomb(runtime: str) -> Facts:
+    command = "python3 -c 'x = bytearray(10**9); x[::4096] = b\"x\" * len(x[::4096]); print(len(x))'"
+    return await play(runtime, [call("shell", command=command), {"text": "lived"}], caps=Caps(memory=600 * MIB))
+
+
+@fall
+async def fork_bomb(runtime: str) -> Facts:
+    command = "f() { sleep 3 & f; }; for i in 1 2 3 4 5 6 7 8; do f & done; wait; echo over"
+    most = 0
+
+    async def count(owner: Supervisor, tree: str) -> None:
+        nonlocal most
+        for _ in range(100):
+            most = max(most, len(list(below(os.getpid()))))
+            await asyncio.sleep(0.01)
+
+    replies = [call("shell", command=command, timeout=2), {"text": "lived"}]
+    facts = await play(runtime, replies, caps=Caps(processes=60), when=ToolCall, then=count)
+    return facts | {"most": most}
+
+
+@fall
+async def disk_fill(runtime: str) -> Facts:
+    command = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done; sleep 60"
+    return await play(runtime, [call("shell", command=command)], caps=Caps(workspace_bytes=3 * MIB))
+
+
+@fall
+async def large_file(runtime: str) -> Facts:
+    command = "head -c 9000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
+    return await play(runtime, [call("shell", command=command), {"text": "x"}], caps=Caps(file_bytes=2 * MIB))
+
+
+@fall
+async def spent_before_the_end(runtime: str) -> Facts:
+    """What was spent is known though the process went away in the middle."""
+    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=UsageReported, then=kill_worker)
+
+
+@fall
+async def large_calls(runtime: str) -> Facts:
+    replies = [
+        call("write", path="big", content="x" * 1_000_000),
+        call("shell", command="wc -c big"),
+        call("write", path="bigger", content="x" * 3_000_000),
+        {"text": "done"},
+    ]
+    return await play(runtime, replies)
+
+
+@fall
+async def environment(runtime: str) -> Facts:
+    os.environ["PLANTED_KEY"] = "secret"
+    try:
+        return await play(runtime, [call("shell", command="env | grep -v ^LC_"), {"text": "x"}])
+    finally:
+        del os.environ["PLANTED_KEY"]

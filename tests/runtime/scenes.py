@@ -1,0 +1,347 @@
+"""What a tree does wherever its runs live: each scene plays one and tells the facts of it, as plain values.
+
+A scene knows the name of the runtime and nothing else of it, so that every runtime can be held against `inherited`.
+`python -m tests.runtime SCENE RUNTIME` plays one for another user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import retinue
+from retinue import Allow, Context, Deny, Event, Limits, Profile, Result, tool
+from retinue.core.approvals import Approval
+from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
+from retinue.core.messages import Call, Reply
+from retinue.surfaces.library import Run
+from tests.tree.kit import call, main, spawn, until
+
+Facts = dict[str, Any]
+SCENES: dict[str, Callable[[str], Awaitable[Facts]]] = {}
+# What differs from one tree to the next, whatever its runtime.
+PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "walls"}
+
+
+def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
+    SCENES[play.__name__] = play
+    return play
+
+
+def project() -> Path:
+    """A folder of the user's that others may read, as a project mostly is."""
+    folder = Path(tempfile.mkdtemp(prefix="retinue-scene-"))
+    folder.chmod(0o755)
+    (folder / "notes.txt").write_text("one\ntwo\nthree\n")
+    return folder
+
+
+@asynccontextmanager
+async def removing(folder: Path) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder)
+
+
+def facts(result: Result[Any], events: list[Event]) -> Facts:
+    """Everything that should not depend on where a run lives."""
+    kinds: dict[str, list[str]] = {}
+    said: dict[str, list[Any]] = {}
+    for event in events:
+        kinds.setdefault(event.path, []).append(event.kind)
+        if isinstance(event.body, ToolCall | ToolResult | ApprovalAsked | Warned):
+            fields = msgspec.to_builtins(event.body)
+            said.setdefault(event.path, []).append({key: fields[key] for key in fields if key not in _CHANGING})
+    plain = json.dumps({"kinds": kinds, "said": said, "result": _plain(result)}, sort_keys=True)
+    plain = plain.replace(result.workspace, "PROJECT").replace(result.tree, "TREE")
+    found: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
+    return found
+
+
+_PASSING_TEXT = re.compile(r"subagent_[0-9a-f]{12,}|(?<=execution_time_seconds)[^,]+")
+_CHANGING = {"duration_ms", "approval_id", "digest", "file"}
+
+
+def _plain(result: Result[Any]) -> Facts:
+    fields = {key: value for key, value in json.loads(json.dumps(result.to_json())).items() if key not in PASSING}
+    fields["tool_logs"] = [{key: log[key] for key in log if key != "duration_ms"} for log in fields["tool_logs"]]
+    return fields | {"children": [_plain(child) for child in result.children]}
+
+
+async def play(
+    runtime: str,
+    agents: dict[str, Any],
+    *,
+    during: Callable[[Run], Awaitable[Any]] | None = None,
+    limits: Limits | None = None,
+    fields: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Result[Any], list[Event]]:
+    """Runs a scripted tree to its end in a project of its own; `during` is what happens meanwhile."""
+    folder = project()
+    options = {"mode": "yes", "path": folder / ".retinue", "runtime": runtime, **options}
+    fields = {"workspace": "shared", **(fields or {})}  # where it works when nobody says depends on the runtime
+    async with removing(folder), retinue.open(**options) as r:
+        run = await r.spawn(replace(main(agents), **fields), "go", limits=limits)
+        meanwhile = None if during is None else asyncio.create_task(during(run))  # type: ignore[arg-type]
+        events = [event async for event in run.events()]
+        if meanwhile is not None:
+            await meanwhile
+        for event in events:
+            if isinstance(event.body, RunStarted):
+                assert event.body.runtime == runtime
+                assert bool(event.body.walls) is (runtime != "inherited")
+        return await run.result(), events
+
+
+@scene
+async def tools(runtime: str) -> Facts:
+    """Every tool that touches the machine, and calls that cannot work."""
+    worker = [
+        call("write", path="a/b.txt", content="alpha\nbeta\n"),
+        call("read", path="a/b.txt"),
+        call("edit", path="a/b.txt", old_string="beta", new_string="gamma"),
+        call("edit", path="a/b.txt", old_string="nowhere", new_string="x"),
+        call("glob", pattern="**/*.txt"),
+        call("grep", pattern="tw."),
+        call("shell", command="cat a/b.txt; exit 3"),
+        call("read", path="/etc/shadow"),
+        call("nonsense"),
+        {"tools": [{"name": "read", "args": {"path": "a/b.txt"}}, {"name": "shell", "args": {"command": "echo two"}}]},
+        {"text": "{{last_result}}", "thinking": "hm", "usage": {"input_tokens": 3, "output_tokens": 2}},
+    ]
+    return facts(*await play(runtime, {"main": [spawn({"task": "work"}), {"text": "over"}], "subagent": worker}))
+
+
+@tool(tier="observe")
+async def where(ctx: Context, word: str) -> str:
+    """Says where it was asked from."""
+    ctx.emit(f"on the host: {word}")
+    return f"{ctx.path} {word}"
+
+
+@tool
+def fails() -> str:
+    """Never works."""
+    raise ValueError("not today")
+
+
+@scene
+async def host_tools(runtime: str) -> Facts:
+    """Functions of the program, asked for at depth 3."""
+    deep = {"tools": [{"name": "where", "args": {"word": "x"}}, {"name": "fails", "args": {}}]}
+    agents = {
+        "main": [spawn({"task": "one"}), {"text": "{{last_result}}"}],
+        "/main/subagent-1": [spawn({"task": "two"}), {"text": "2"}],
+        "/main/subagent-1/subagent-2": [spawn({"task": "three"}), {"text": "1"}],
+        "/main/subagent-1/subagent-2/subagent-3": [deep, call("where", wrong=1), {"text": "{{last_result}}"}],
+    }
+    names = ["spawn_subagents", "list_agents", "get_agent", where, fails]
+    result, events = await play(runtime, agents, fields={"tools": names})
+    found = facts(result, events)
+    assert found["result"]["children"][0]["children"][0]["children"][0]["status"] == "done"
+    return found
+
+
+@scene
+async def approvals_at_depth_3(runtime: str) -> Facts:
+    """One call allowed, one denied, one changed; all asked of the one person there is."""
+    asked: list[tuple[str, str | None, str, str]] = []
+
+    async def person(question: Approval) -> Allow | Deny:
+        asked.append((question.path, question.label, question.tool, question.preview))
+        match question.args.get("command"):
+            case "echo no":
+                return Deny("not now")
+            case "echo change":
+                return Allow(args={"command": "echo changed"})
+        return Allow()
+
+    deep = [call("shell", command=f"echo {word}") for word in ("yes", "no", "change")]
+    agents = {
+        "main": [spawn({"task": "one"}), {"text": "over"}],
+        "/main/subagent-1": [spawn({"task": "two"}), {"text": "2"}],
+        "/main/subagent-1/subagent-2": [spawn({"task": "three"}), {"text": "1"}],
+        "/main/subagent-1/subagent-2/subagent-3": [*deep, call("write", path="f", content="x\n"), {"text": "done"}],
+    }
+    found = facts(*await play(runtime, agents, mode="ask", approver=person))
+    assert [tool for path, _, tool, _ in asked if path.endswith("subagent-3")] == ["shell", "shell", "shell", "write"]
+    return found | {"asked": [list(question) for question in asked]}
+
+
+@scene
+async def family(runtime: str) -> Facts:
+    """A child reads what its parent has written, and cannot write there."""
+    look = "cd $(dirname $PWD)/../0/workspace && cat note; : >> note"
+    agents = {
+        "main": [call("write", path="note", content="from above\n"), spawn({"task": "read"}), {"text": "x"}],
+        "subagent": [call("read", path="note"), call("write", path="note", content="x"), call("shell", command=look)],
+    }
+    result, events = await play(runtime, agents, fields={"workspace": "scratch"})
+    said = [event.body.text for event in events if isinstance(event.body, ToolResult) and event.run == 1]
+    walled = "from above\n" in said[2] and ("Read-only" in said[2] or "Permission denied" in said[2])
+    assert walled is (runtime != "inherited")
+    return {"status": result.status, "said": said[:2]}
+
+
+@scene
+async def nobody_to_ask(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [call("shell", command="echo x"), {"text": "never"}]}, mode="ask"))
+
+
+@scene
+async def refusal(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [{"refuse": "I will not"}]}))
+
+
+@scene
+async def provider_error(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [call("shell", command="echo x"), {"error": "no", "status": 400}]}))
+
+
+@scene
+async def crash(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [{"text": "half", **call("list_agents")}, {"crash": "bang"}]}))
+
+
+@scene
+async def cut_stream(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [{"cut": "half a tho"}]}))
+
+
+@scene
+async def answer(runtime: str) -> Facts:
+    """An output type: a wrong answer first, then a right one."""
+    replies = [call("final_answer", count="many"), call("final_answer", count=3)]
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    return facts(*await play(runtime, {"main": replies}, fields={"output": schema}))
+
+
+@scene
+async def no_answer(runtime: str) -> Facts:
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    return facts(*await play(runtime, {"main": [{"text": "a"}, {"text": "b"}]}, fields={"output": schema}))
+
+
+@scene
+async def turns(runtime: str) -> Facts:
+    agents = {"main": [call("list_agents")] * 5}
+    return facts(*await play(runtime, agents, limits=Limits(turns=2)))
+
+
+@scene
+async def budget(runtime: str) -> Facts:
+    reply = {**call("list_agents"), "usage": {"input_tokens": 400, "output_tokens": 200}}
+    return facts(*await play(runtime, {"main": [reply] * 9}, limits=Limits(tokens=1000)))
+
+
+@scene
+async def timeout(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [{"text": "so far", **call("list_agents")}, {"hang": True}]},
+                             limits=Limits(seconds=3.0)))  # fmt: skip
+
+
+@scene
+async def stall(runtime: str) -> Facts:
+    return facts(*await play(runtime, {"main": [{"hang": True}]}, limits=Limits(stall=2.0)))
+
+
+@scene
+async def background(runtime: str) -> Facts:
+    """A child in the background: its notice comes as a turn of its parent."""
+    agents = {
+        "main": [spawn({"task": "slow", "subagent_id": "slow"}, background=True), {"text": "waiting"}, {"text": "end"}],
+        "slow": [call("shell", command="echo x"), {"text": "slow is done"}],
+    }
+    result, events = await play(runtime, agents)
+    inbox = [event.body.text for event in events if event.kind == "inbox" and event.run == 0]  # type: ignore[union-attr]
+    found = facts(result, events)
+    del found["said"]["/main"]  # the first reply of a background spawn has times in it
+    return {"result": found["result"]["final_response"], "kinds": found["kinds"]["/main/subagent-1"], "inbox": inbox}
+
+
+@scene
+async def steering(runtime: str) -> Facts:
+    """Words sent while a tool runs are read at the next turn."""
+    heard: list[str] = []
+
+    class Listening:
+        name = "listening"
+
+        async def complete(self, request: Any, on_delta: Any) -> Any:
+            heard.extend(turn.text for turn in request.thread[1:] if getattr(turn, "source", "") == "user")
+            if request.turn == 1:
+                return Reply("", (Call("c1", "shell", {"command": "until [ -e go ]; do sleep 0.02; done"}),))
+            return Reply("thanks")
+
+    folder = project()
+    async with removing(folder), retinue.open(mode="yes", path=folder / ".retinue", runtime=runtime) as r:  # type: ignore[arg-type]
+        run = await r.spawn(Profile("main", model=Listening(), workspace="scratch"), "go")
+        await until(run, ToolCall)
+        receipt = await run.send("left, not right")
+        workspace = Path(r.supervisor.trees[run.tree].nodes[0].folders.path)
+        (workspace / "go").touch()
+        result = await run.result()
+    return {"heard": heard, "receipt": receipt.state, "text": result.final_response, "turns": result.total_turns}
+
+
+@scene
+async def long_output(runtime: str) -> Facts:
+    """Text that does not fit inline is in a file, which the run can read."""
+
+    class Reading:
+        name = "reading"
+
+        async def complete(self, request: Any, on_delta: Any) -> Reply:
+            match request.turn:
+                case 1:
+                    return Reply("", (Call("c1", "shell", {"command": "seq 20000"}),))
+                case 2:
+                    [path] = re.findall(r"whole text in (\S+)", request.thread[-1].text)
+                    return Reply("", (Call("c2", "read", {"path": path, "offset": 19999}),))
+            return Reply(request.thread[-1].text)
+
+    result, _ = await play(runtime, {}, fields={"model": Reading()})
+    return {"status": result.status, "text": result.final_response}
+
+
+STAGES: dict[str, tuple[dict[str, Any], type[Any]]] = {
+    "at once": ({"main": [{"hang": True}]}, RunStarted),
+    "in a model call": ({"main": [{"hang": True}]}, TurnStarted),
+    "in a tool": ({"main": [call("shell", command="sleep 60")]}, ToolCall),
+    "in a question": ({"main": [call("shell", command="sleep 60")]}, ApprovalAsked),
+    "in a child": ({"main": [spawn({"task": "x"})], "subagent": [call("shell", command="sleep 60")]}, ToolCall),
+}
+
+
+@scene
+async def cancel_at_each_stage(runtime: str) -> Facts:
+    async def nobody(question: Approval) -> Allow:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    found: Facts = {}
+    for stage, (agents, kind) in STAGES.items():
+
+        async def cancel(run: Run, kind: type[Any] = kind, stage: str = stage) -> None:
+            await until(run, kind, number=1 if stage == "in a child" and kind is ToolCall else None)
+            assert await run.cancel()
+            assert not await run.cancel()
+
+        asks = stage == "in a question"
+        result, events = await play(
+            runtime, agents, during=cancel, mode="ask" if asks else "yes", approver=nobody if asks else None
+        )
+        found[stage] = {"result": _plain(result) | {"total_turns": None}, "last": events[-1].kind}
+    return found
