@@ -44,7 +44,6 @@ from retinue.tools.dialing import Dialer, SystemDialer
 
 if TYPE_CHECKING:
     from retinue.core.messages import RunRef
-    from retinue.core.records import RunRecord
     from retinue.models.cassettes import Cassette
 
 OTEL = "retinue.surfaces.otel"
@@ -143,45 +142,6 @@ def _taping(tape: Cassette, made: Supervisor, state: StateFolder) -> Callable[[s
 
     where = importlib.import_module("retinue.models.cassettes").Where(place, state.project, str(state.folder))
     return partial(tape.model, where=where)
-
-
-def stage(records: dict[int, RunRecord], parts: Parts | None = None, first: Profile | None = None) -> Any:
-    """What plays a recorded tree. With `parts`, the words and tools of their profiles (for the primary, of `first`)
-    take the place of the recorded ones."""
-    room = importlib.import_module("retinue.agent.replay")
-    now = None
-    if parts is not None:
-        silent = room.Unasked()
-        now = ProfilePlanner(
-            parts.profiles,
-            models=lambda _: silent,
-            runtimes=Placement({"inherited": Inherited, "isolated": Inherited}, mode="inherited"),
-            default_model=silent,
-            skills=parts.skills,
-            network=parse_hosts(parts.network),
-            dialer=SystemDialer(),
-        )
-    return room.Stage(records, now=now, first=first)
-
-
-def replayer(played: Any, project: Path) -> Supervisor:
-    """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
-    played.runtime = importlib.import_module("retinue.runtime.replayed").Replayed(played)
-    made = Supervisor(
-        log(None),
-        planner=played,
-        state=StateFolder(None, project=project),
-        clock=SystemClock(),
-        policy=played,
-        approver=played,
-        terms=Terms(),
-        book=None,
-        limits=played.limits,
-        timeouts=Timeouts(),
-        prices=LatePrices(),
-    )
-    played.answer = made.answer
-    return made
 
 
 def _observed(parts: Parts) -> tuple[Log, Callable[[], str] | None]:

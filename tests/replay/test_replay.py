@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, build, tool
+from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, playing, tool
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.records import Difference, RunRecord
 from retinue.log.records import RESUMED, compare, records
@@ -20,8 +20,8 @@ from tests.tree.kit import bodies, call, main, spawn, tree, until
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
     """What differs, the records that were played, and the events of the replay."""
     recorded = records(events)
-    played = build.stage(recorded)
-    supervisor = build.replayer(played, Path.cwd())
+    played = playing.stage(recorded)
+    supervisor = playing.replayer(played, Path.cwd())
     node = supervisor.spawn(*played.primary())
     await node.join()
     again = supervisor.log.read(node.ref.tree)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue import build, playing
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
     parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
-    played = build.stage(recorded, parts, first)
+    played = playing.stage(recorded, parts, first)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     printer = Printer(sys.stderr, level=level)
     result, again = _play(played, printer)
@@ -122,7 +122,7 @@ def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunReco
     made: list[Supervisor] = []
 
     def make(parts: build.Parts) -> Supervisor:
-        made.append(build.replayer(played, parts.project))
+        made.append(playing.replayer(played, parts.project))
         return made[0]
 
     profile, task = played.primary()

@@ -1,0 +1,60 @@
+"""What plays recorded trees again, built as `build` builds what runs; loaded by who replays."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from retinue import build
+from retinue.agent.plans import ProfilePlanner
+from retinue.core.network import parse_hosts
+from retinue.core.profiles import Profile
+from retinue.core.records import RunRecord
+from retinue.runtime.folders import StateFolder
+from retinue.runtime.inherited import Inherited
+from retinue.runtime.placement import Placement
+from retinue.supervisor.approvals import Terms
+from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timeouts import Timeouts
+from retinue.tools.dialing import SystemDialer
+
+
+def stage(records: dict[int, RunRecord], parts: build.Parts | None = None, first: Profile | None = None) -> Any:
+    """What plays a recorded tree. With `parts`, the words and tools of their profiles (for the primary, of `first`)
+    take the place of the recorded ones."""
+    room = importlib.import_module("retinue.agent.replay")
+    now = None
+    if parts is not None:
+        silent = room.Unasked()
+        now = ProfilePlanner(
+            parts.profiles,
+            models=lambda _: silent,
+            runtimes=Placement({"inherited": Inherited, "isolated": Inherited}, mode="inherited"),
+            default_model=silent,
+            skills=parts.skills,
+            network=parse_hosts(parts.network),
+            dialer=SystemDialer(),
+        )
+    return room.Stage(records, now=now, first=first)
+
+
+def replayer(played: Any, project: Path) -> Supervisor:
+    """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
+    played.runtime = importlib.import_module("retinue.runtime.replayed").Replayed(played)
+    made = Supervisor(
+        build.log(None),
+        planner=played,
+        state=StateFolder(None, project=project),
+        clock=SystemClock(),
+        policy=played,
+        approver=played,
+        terms=Terms(),
+        book=None,
+        limits=played.limits,
+        timeouts=Timeouts(),
+        prices=build.LatePrices(),
+    )
+    played.answer = made.answer
+    return made
