@@ -26,7 +26,7 @@ from retinue.core.network import parse_hosts
 from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile, RuntimeName
-from retinue.core.rules import MODES, NO_WALLS, Mode, Rules, parse_rule
+from retinue.core.rules import MODES, Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry, traceparent_of
 from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
@@ -51,7 +51,6 @@ MAIN = Profile(
     "main",
     "You are the primary agent. Do the task yourself or delegate parts of it to subagents, and end with the answer.",
     description="The primary agent of `retinue run`",
-    workspace="shared",
 )
 
 
@@ -68,7 +67,8 @@ class Parts:
     OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` are the hosts
     that may be fetched from, reached through `dialer` (which no file can name). `runtime` is where runs live whose
     profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
-    runs may read beside their folders, `caps` what each of them may use of the machine."""
+    runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `caps`
+    what each may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -97,6 +97,7 @@ class Parts:
     runtime: RuntimeName = "inherited"
     fallback: RuntimeName | None = None
     expose: Sequence[str] = ()
+    launch_prefix: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
 
 
@@ -168,7 +169,7 @@ def placement(parts: Parts) -> Placement:
         folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
         try:
             wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
-                folder / "wall", expose=parts.expose
+                folder / "wall", expose=parts.expose, prefix=parts.launch_prefix
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -188,8 +189,6 @@ def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
     mode = parts.mode or parts.rules.mode or "ask"
     if mode not in MODES:
         raise ConfigError(f"unknown approval mode {mode!r}; there is {', '.join(MODES)}")
-    if mode == "walled":
-        raise ConfigError(NO_WALLS)
     file = parts.rules_file
     policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
     return parts.policy or policy, None if file is None else _Book(file, policy, trusting=parts.trusting)
@@ -323,7 +322,9 @@ def _provider_model(name: str, clock: Clock) -> Model:
     return model
 
 
-def project_parts(start: Path, *, config: Path | None = None, **changes: Any) -> tuple[Parts, Any]:
+def project_parts(
+    start: Path, *, config: Path | None = None, default_runtime: RuntimeName = "inherited", **changes: Any
+) -> tuple[Parts, Any]:
     """The parts a project's files ask for, and the project itself; `changes` are what the caller was given."""
     project = importlib.import_module("retinue.config.project").load_project(start, config=config)
     default_model = importlib.import_module("retinue.config.models").default_model
@@ -347,9 +348,10 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
-            "runtime": settings.subagent_runtime_mode or "inherited",
+            "runtime": settings.subagent_runtime_mode or default_runtime,
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
+            "launch_prefix": settings.subagent_host_launch_prefix,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
             "network": settings.network,

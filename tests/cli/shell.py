@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.prefix: list[str] = []
+        self.runtime = "inherited"  # so quick; empty says nothing, which is what a user does
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "retinue.yaml").touch()
 
@@ -42,11 +43,17 @@ class Project:
         (self.folder / name).write_text(json.dumps({"agents": agents, **more}))  # JSON is YAML
         return f"scripted:{name}"
 
+    def said(self, arguments: Sequence[str]) -> list[str]:
+        """The words of a command, with where its runs live."""
+        if not self.runtime or not arguments or arguments[0] != "run" or "--runtime" in arguments:
+            return list(arguments)
+        return [*arguments, "--runtime", self.runtime]
+
     def retinue(self, *arguments: str, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """One command from start to end."""
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
-            [*self.prefix, *COMMAND, *arguments],
+            [*self.prefix, *COMMAND, *self.said(arguments)],
             cwd=self.folder,
             env=environment(**more),
             capture_output=True,
@@ -65,7 +72,7 @@ class Project:
     def running(self, *arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
         """A command while it runs; killed when the test has had enough of it, or after SECONDS."""
         process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*COMMAND, *self.said(arguments)],
             cwd=self.folder,
             env=environment(**more),
             stdin=subprocess.DEVNULL,

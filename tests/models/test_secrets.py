@@ -71,7 +71,9 @@ async def test_planted_secrets_appear_nowhere(how: Sequence[str], tmp_path: Path
             "DB_PASSWORD": PASSWORD,
         }
         task = f"use {TOKEN}"
-        shown = await command(tmp_path, "run", task, "--yes", "--model", CLAUDE, *how, env=env)
+        shown = await command(
+            tmp_path, "run", task, "--runtime", "inherited", "--yes", "--model", CLAUDE, *how, env=env
+        )
         bodies = [json.dumps(asked.body).encode() for asked in server.requests]
     assert len(bodies) == len(ANSWERS), shown.decode()[-2000:]
     leaks = found(shown, "the screen") + [leak for body in bodies for leak in found(body, "a request")]

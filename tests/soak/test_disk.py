@@ -154,10 +154,10 @@ TINY = """
 mount -t tmpfs -o size=600k tmpfs "$1" && cd "$1" && cp "$2" script.yaml || exit 99
 shift 2
 head -c 250000 /dev/zero > fill
-"$@" run go --yes --quiet --model scripted:script.yaml; echo "first: $?"
+"$@" run go --runtime inherited --yes --quiet --model scripted:script.yaml; echo "first: $?"
 rm fill
 "$@" ps | cat; echo "ps: $?"
-"$@" run go --yes --quiet --model scripted:script.yaml; echo "second: $?"
+"$@" run go --runtime inherited --yes --quiet --model scripted:script.yaml; echo "second: $?"
 """
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_may_not_grow_is_told(tmp_path: Path) -> None:
     script.write_text(json.dumps({"agents": {"main": [*turns, call("list_agents"), {"text": "answer"}]}}))
     limited = ["sh", "-c", 'trap "" XFSZ; ulimit -f 300; exec "$@"', "sh", *COMMAND]
     done = subprocess.run(
-        [*limited, "run", "go", "--quiet", "--model", f"scripted:{script}"],
+        [*limited, "run", "go", "--runtime", "inherited", "--quiet", "--model", f"scripted:{script}"],
         capture_output=True, text=True, env=environment(), timeout=50, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1

@@ -47,7 +47,9 @@ def one_endless_line(folder: Path, note: Note, size: int, *options: str) -> None
     command = f"head -c {size} /dev/zero | tr '\\0' x"
     replies = [{"tools": [{"name": "shell", "args": {"command": command}}]}, {"text": "that was long"}]
     model = project.script({"main": replies})
-    code, rss, answer, live = measured(project, "run", "go", "--model", model, "--yes", *options)
+    code, rss, answer, live = measured(
+        project, "run", "go", "--runtime", "inherited", "--model", model, "--yes", *options
+    )
     assert (code, answer) == (0, "that was long\n"), live[-2000:]
     [result] = [event for event in project.events() if event["kind"] == "tool.result"]
     assert "bytes cut" in result["text"] and result["file"] in result["text"]

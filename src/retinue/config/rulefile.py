@@ -1,6 +1,6 @@
-"""Writing one more allowed rule into retinue.yaml, as a person would: in its place, with everything else as it was.
+"""Writing one thing into retinue.yaml, as a person would: in its place, with everything else as it was.
 
-The file is text of somebody else's, so it is changed as text and then read again: unless the one rule is all that has
+The file is text of somebody else's, so it is changed as text and then read again: unless the one thing is all that has
 changed, nothing is written. What is written takes the file's place at once.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,35 @@ from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
 
 NEW = "# retinue.yaml\n"
+MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
 
 
 def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
     """Adds a rule to `approvals.allow`; makes the file when there is none. Gives the text before (None when there was
     no file) and after. Raises ConfigError when it cannot."""
+    by_hand = f"cannot be changed here; add this to approvals.allow by hand: {rule}"
+    return _change(path, lambda before: _with_rule(before, rule), lambda text: _inserted(text, rule), by_hand)
+
+
+def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
+    """Says where runs live in this project; otherwise like `add_allowed`."""
+    by_hand = f"cannot be changed here; write {'.'.join(MODE)}: {runtime} by hand"
+    return _change(path, lambda before: _with_value(before, MODE, runtime), lambda text: _set(text, runtime), by_hand)
+
+
+def _change(
+    path: Path, want: Callable[[dict[str, Any]], dict[str, Any]], change: Callable[[str], str], otherwise: str
+) -> tuple[str | None, str]:
     path = Path(os.path.realpath(path))
     there = _raw(path) if exists(path) else None
     old = NEW if there is None else there
     before = _plain(old, path)
-    by_hand = Place(str(path)).error(f"cannot be changed here; add this to approvals.allow by hand: {rule}")
+    by_hand = Place(str(path)).error(otherwise)
     try:
-        wanted = _with_rule(before, rule)
+        wanted = want(before)
         if wanted == before:
             return there, old
-        new = _inserted(old, rule)
+        new = change(old)
         if _plain(new, path) != wanted:
             raise by_hand
     except (ConfigError, yaml.YAMLError, ValueError, AttributeError, TypeError):
@@ -61,6 +76,31 @@ def _with_rule(settings: dict[str, Any], rule: str) -> dict[str, Any]:
     approvals = settings.get("approvals") or {}
     allow = approvals.get("allow") or []
     return settings if rule in allow else {**settings, "approvals": {**approvals, "allow": [*allow, rule]}}
+
+
+def _with_value(settings: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+    key, *rest = keys
+    return {**settings, key: _with_value(settings.get(key) or {}, rest, value) if rest else value}
+
+
+def _set(text: str, runtime: str) -> str:
+    """The text with the mode in the innermost of its sections that is there; what comes of it is checked by the
+    caller."""
+    end = "\r\n" if "\r\n" in text else "\n"
+    node, margin, found = yaml.compose(text, Loader=yaml.SafeLoader), "", None
+    missing = list(MODE)
+    while isinstance(node, yaml.MappingNode) and (inner := _value(node, missing[0])) is not None:
+        found, node = inner
+        missing.pop(0)
+        margin = " " * (found.start_mark.column + 2)
+        if not missing:
+            return text[: node.start_mark.index] + runtime + text[node.end_mark.index :]
+    lines = [f"{margin}{'  ' * depth}{key}:" for depth, key in enumerate(missing)]
+    piece = f"{end.join(lines)} {runtime}{end}"
+    if found is None:
+        gap = "" if not text or text.endswith("\n") else end
+        return f"{text}{gap}{piece}"
+    return _after_line(text, found, piece, end)
 
 
 def _inserted(text: str, rule: str) -> str:

@@ -18,7 +18,7 @@ workspace_max_mib: 2048          # how large a copy or worktree may be
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 expose_paths: [/usr/share]       # what walled runs may read beside their own folders
 approvals:
-  mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
+  mode: ask                      # strict: every tool of the primary asks; walled: nothing inside a wall; yes: nothing
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
@@ -29,6 +29,7 @@ orchestrator:
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
     subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
@@ -80,7 +81,7 @@ from retinue.config.yaml import parse_yaml
 from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SETUP_SECONDS, SPAWNED_SECONDS, Limits, amount
 from retinue.core.network import HOST_PATTERN, parse_host
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
-from retinue.core.rules import MODES, NO_WALLS, RULE_PATTERN, Rules, parse_rule
+from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Settings:
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     subagent_runtime_mode: RuntimeName | None = None
     subagent_runtime_fallback_mode: RuntimeName | None = None
+    subagent_host_launch_prefix: tuple[str, ...] = ()
     expose_paths: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
@@ -192,8 +194,9 @@ RULES = Shape(
     (
         Key(
             "mode",
-            choice(MODES, refused={"walled": NO_WALLS}),
-            "ask: before what changes something; strict: before every tool of the primary; yes: never",
+            choice(MODES),
+            "ask: before what changes something; strict: before every tool of the primary; walled: as ask, but not "
+            "for edit, write and shell in a walled workspace of its own; yes: never",
             "ask",
         ),
         Key("allow", _RULE_LIST, "what may run without asking", "[shell(git status*), edit(docs/**)]"),
@@ -276,6 +279,9 @@ COORDINATION = Shape(
             "subagent_runtime_mode", choice(RUNTIMES), "where runs live: behind a wall, or in this process", "isolated"
         ),
         Key("subagent_runtime_fallback_mode", choice(RUNTIMES), "what they get where no wall stands", "inherited"),
+        Key(
+            "subagent_host_launch_prefix", TEXTS, "words before the command that starts a walled run", "[nice, -n, '5']"
+        ),
     ),
 )
 ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))

@@ -74,17 +74,9 @@ def mapping(shape: Shape, make: Callable[[dict[str, Any]], Any] = lambda found: 
     return Kind(lambda node: make(shape.read(node.section())), shape.schema(), shape)
 
 
-def choice(options: tuple[str, ...], refused: Mapping[str, str] | None = None) -> Kind:
-    """One of these words; `refused` says why some of them may not be used yet."""
-    not_yet = refused or {}
-
-    def read(node: Node) -> str:
-        chosen = node.choice(options)
-        if chosen in not_yet:
-            raise node.error(not_yet[chosen])
-        return chosen
-
-    return Kind(read, {"type": "string", "enum": [option for option in options if option not in not_yet]})
+def choice(options: tuple[str, ...]) -> Kind:
+    """One of these words."""
+    return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
 
 
 def texts_like(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:

@@ -65,11 +65,14 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
+    if settings.subagent_host_launch_prefix:
+        words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
     words += _laxer(settings)
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
     narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "expose_paths": ()}
+    narrower["subagent_host_launch_prefix"] = ()
     narrower["subagent_runtime_fallback_mode"] = None
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None

@@ -19,7 +19,6 @@ from retinue.core.errors import ConfigError
 
 Mode = Literal["ask", "strict", "walled", "yes"]
 MODES: tuple[Mode, ...] = ("ask", "strict", "walled", "yes")
-NO_WALLS = "approval mode 'walled' needs walls around a run, and this version has none: use ask, strict or yes"
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 ALWAYS_ASK = ("edit", "write", "shell", "_edit_file", "_write_file", "_shell")

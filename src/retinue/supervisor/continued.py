@@ -36,7 +36,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
     if old.ended is None:
         raise ConfigError(f"{tree}/{run} is at work: `retinue send {tree}/{run} TEXT` tells it something")
     said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
-    plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model)
+    plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:
         plan = plans.of(old, None)
         model = plan.model_name if ":" in plan.model_name else None

@@ -7,6 +7,7 @@ Judged once per call, so what no rule concerns is looked up, not worked out.
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Any
 
 from retinue.core.messages import ToolSpec
@@ -32,16 +33,25 @@ from retinue.core.rules import (
 CACHED = 1024
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
+IN_WALLS = frozenset({"edit", "write", "shell"})
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class RulePolicy:
     """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell. `strict`: so does
-    every tool of the primary. `yes`: nothing asks but by a rule. `config` is the file of the rules themselves: it is
+    every tool of the primary. `walled`: as `ask`, and `inside` is the policy for what a run does in a walled workspace
+    of its own: there edit, write and shell do not ask. `yes`: nothing asks but by a rule. `config` is the file of the
+    rules themselves: it is
     never edited without a question, or an agent could give itself rules."""
 
-    def __init__(self, rules: Rules, *, mode: Mode, project: str = "", config: str = "") -> None:
+    def __init__(
+        self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
+    ) -> None:
         self.mode = mode
+        self._unasked = unasked
+        self.inside = self
+        if mode == "walled" and not unasked:
+            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=IN_WALLS)
         self._project = os.path.realpath(project) if project else ""
         own = escape(os.path.realpath(config)) if config and mode != "yes" else ""
         changers = ("edit", "write", "*_edit_file", "*_write_file")
@@ -60,6 +70,8 @@ class RulePolicy:
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
         self._forget()
+        if self.inside is not self:
+            self.inside.learn(rule)
 
     def _judge(self, key: tuple[str, str, bool], args: dict[str, Any], workspace: str) -> Verdict:
         tool, _, _ = key
@@ -103,7 +115,7 @@ class RulePolicy:
         return default
 
     def _default(self, tool: str, tier: str, primary: bool) -> Verdict:
-        if self.mode == "yes":
+        if self.mode == "yes" or tool in self._unasked:
             return ALLOW
         asks = tier != "observe" or is_a(tool, ALWAYS_ASK) or (self.mode == "strict" and primary)
         return ASK if asks else ALLOW
@@ -116,11 +128,20 @@ class Narrowed:
         self._parent = parent
         self._own = own
 
+    @cached_property
+    def inside(self) -> Policy:
+        return Narrowed(inside(self._parent), inside(self._own))
+
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
         first = self._parent.judge(spec, args, primary=primary, workspace=workspace)
         # Its own `strict` is about its own tools: in its own layer everybody is a primary.
         second = self._own.judge(spec, args, primary=True, workspace=workspace)
         return second if (_STRICTNESS[second.what], second.firm) > (_STRICTNESS[first.what], first.firm) else first
+
+
+def inside(policy: Policy) -> Policy:
+    """The policy for what a run does in a walled workspace of its own."""
+    return policy.inside if isinstance(policy, RulePolicy | Narrowed) else policy
 
 
 def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:

@@ -13,7 +13,7 @@ from retinue.core.ports import Timer
 from retinue.core.rules import FILES, Verdict, derive, is_a
 from retinue.core.secrets import clean, clean_value
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.policy import subjects_of
+from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
 from retinue.supervisor.trees import Tree
 
 CHANGED = "the call changed while it was being asked about"
@@ -57,7 +57,15 @@ class Question:
 
 def judged(node: Node, spec: ToolSpec, call: Call) -> Verdict:
     """What the policy of the run says of the call."""
-    return node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
+    policy = node.policy
+    if spec.name in IN_WALLS and not spec.host and spec.name not in node.plan.host and _is_walled_in(node):
+        policy = inside(policy)
+    return policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
+
+
+def _is_walled_in(node: Node) -> bool:
+    """Whether what it changes is in a folder of its own, with a wall around it."""
+    return bool(node.plan.runtime.started.walls) and node.folders.path.startswith(f"{node.folders.own}/")
 
 
 def minted(tree: Tree, node: Node) -> str:

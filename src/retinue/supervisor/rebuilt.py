@@ -14,7 +14,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
-from retinue.core.profiles import RUNTIMES, Profile, Task
+from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import Rules
 from retinue.log.runs import RunView
 from retinue.runtime.inherited import Inherited
@@ -47,15 +47,22 @@ class _Tool(msgspec.Struct, frozen=True):
 
 class Plans:
     """Makes the plans of one tree's runs. `profiles` are those given for it; `model` replaces the primary's wherever
-    that one was used."""
+    that one was used; `runtime` is where its runs live from now on, if that was said."""
 
     def __init__(
-        self, planner: Planner, tree: str, primary: RunSpawned, profiles: Sequence[Profile], model: str | None
-    ):
+        self,
+        planner: Planner,
+        tree: str,
+        primary: RunSpawned,
+        profiles: Sequence[Profile],
+        model: str | None,
+        runtime: RuntimeName | None,
+    ) -> None:
         self._planner = planner
         self._tree = tree
         self._profiles = profiles
         self._model = primary.model, model
+        self._runtime = runtime
 
     def of(self, view: RunView, parent: Plan | None) -> Plan:
         """The plan of a run that goes on."""
@@ -78,12 +85,17 @@ class Plans:
             except NotFound:
                 found = None
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
-            return found if found.runtime is not None else replace(found, runtime=kept.runtime)
+            return self._placed(found, kept.runtime)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
         fields = {name: getattr(kept, name) for name in kept.__struct_fields__}
-        return Profile(**fields, tools=tools)
+        return self._placed(Profile(**fields, tools=tools), kept.runtime)
+
+    def _placed(self, profile: Profile, runtime: RuntimeName) -> Profile:
+        """Where it ran, unless something else is said now."""
+        wanted = self._runtime or profile.runtime or runtime
+        return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
         """The narrowest plan that has all the tools the run had."""

@@ -21,7 +21,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.log.interrupted import interrupted, standing
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
@@ -68,12 +68,14 @@ class Ground:
 @dataclass(frozen=True)
 class Given:
     """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
-    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is."""
+    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is;
+    `runtime` is where its runs live from now on, if that was said."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = field(default_factory=Limits)
     model: str | None = None
     read: Callable[[str], Sequence[Event]] | None = None
+    runtime: RuntimeName | None = None
 
 
 NOTHING_GIVEN = Given()
@@ -138,7 +140,7 @@ class Revival:
         """The tree as it was, with nobody at work yet. Plans are made for runs that go on, and for the one that is
         `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned
-        plans = Plans(host.planner, self.id, primary, given.profiles, given.model)
+        plans = Plans(host.planner, self.id, primary, given.profiles, given.model, given.runtime)
         tree = tree_for(host.log, host.clock, concurrent=None)
         tree.id, tree.trace_id, tree.runs = self.id, primary.trace_id, self.runs
         tree.seq = self._events[-1].seq

@@ -73,8 +73,8 @@ class _Seen(msgspec.Struct):
 class Bubblewrap:
     """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
 
-    def __init__(self, program: str, *, expose: Sequence[str] = ()) -> None:
-        self._program = program
+    def __init__(self, program: str, *, expose: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
+        self._launch = [*prefix, program]
         self._expose = tuple(os.path.realpath(path) for path in expose if Path(path).exists())
         if "/" in self._expose:
             raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
@@ -115,7 +115,7 @@ class Bubblewrap:
         fds.append(told)
         argv = [
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_two(group.procs)]),
-            self._program,
+            *self._launch,
             *_NAMESPACES,
             *(["--unshare-user"] if user is None else []),
             *self._mounts(box),
@@ -197,7 +197,7 @@ class Bubblewrap:
         self.words = (*words, *(["cgroup"] if group is not None else []), "rlimits")
 
 
-_PROBED: dict[tuple[str, ...], Bubblewrap] = {}
+_PROBED: dict[tuple[tuple[str, ...], ...], Bubblewrap] = {}
 _MADE = ("passwd", "group", "hosts", "nsswitch.conf")
 _NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
@@ -207,11 +207,14 @@ _CLOSING = ("--remount-ro", "/dev", "--remount-ro", "/", "--cap-drop", "ALL")
 _KEPT_FOR_LEAVING = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
-def probe(folder: Path, *, expose: Sequence[str] = (), caps: Caps | None = None) -> Bubblewrap:
+def probe(
+    folder: Path, *, expose: Sequence[str] = (), prefix: Sequence[str] = (), caps: Caps | None = None
+) -> Bubblewrap:
     """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
-    to do it in."""
-    if tuple(expose) in _PROBED:
-        return _PROBED[tuple(expose)]
+    to do it in, `prefix` the words before every command that starts one."""
+    key = (tuple(expose), tuple(prefix))
+    if key in _PROBED:
+        return _PROBED[key]
     if platform.system() != "Linux":
         raise NoWall("bubblewrap needs Linux")
     program = command("bwrap")
@@ -219,7 +222,7 @@ def probe(folder: Path, *, expose: Sequence[str] = (), caps: Caps | None = None)
         raise NoWall("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
     if os.geteuid() == 0 and command("setpriv") is None:
         raise NoWall("setpriv is not installed: apt-get install util-linux")
-    wall = Bubblewrap(program, expose=expose)
+    wall = Bubblewrap(program, expose=expose, prefix=prefix)
     if wall._groups is not None:
         cgroups.sweep(wall._groups)
     places = [folder / name for name in ("workspace", "outputs", "lent", "hidden")]
@@ -228,7 +231,7 @@ def probe(folder: Path, *, expose: Sequence[str] = (), caps: Caps | None = None)
     workspace, outputs, lent, hidden = map(str, places)
     box = Box("probe", workspace, True, outputs, lent, (), hidden, caps or Caps())
     wall.check(box, hidden)
-    _PROBED[tuple(expose)] = wall
+    _PROBED[key] = wall
     return wall
 
 

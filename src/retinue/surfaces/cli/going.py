@@ -32,7 +32,8 @@ Through = Callable[[DoorClient], Awaitable[Begun]]
 
 def given(args: argparse.Namespace, project: Any) -> Given:
     profiles = (build.MAIN, *project.all_profiles)
-    return Given(profiles, limits_of(args), model_of(args), build.reader(project.folder / ".retinue"))
+    read = build.reader(project.folder / ".retinue")
+    return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
 
 
 def in_tree(

@@ -130,6 +130,7 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
         wait_approvals=wait,
         traced=True,
         runtime=args.runtime,
+        default_runtime="isolated",
     )
 
 
