@@ -10,8 +10,9 @@ import retinue
 from retinue import Approval, ConfigError, Profile, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult
 from retinue.core.messages import ToolSpec
+from retinue.core.ports import Policy
 from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
-from retinue.supervisor.policy import RulePolicy, narrowed
+from retinue.supervisor.policy import RulePolicy, inside, narrowed
 from retinue.testing import allow_all
 from retinue.tools.spawn import SpawnSubagents, SubagentTool
 from tests.tree.kit import bodies, call, main, spawn
@@ -78,15 +79,29 @@ async def test_spawning_asks_also_from_a_child() -> None:
     assert asked == [("subagent_kid", 0), ("spawn_subagents", 1)]
 
 
-async def test_walled_is_refused_until_there_are_walls(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'walled' needs walls"):
-        async with retinue.open(mode="walled"):
-            pass
-    config = tmp_path / "retinue.yaml"
-    config.write_text("approvals:\n  mode: walled\n")
-    with pytest.raises(ConfigError, match=r"retinue\.yaml:2: key 'approvals\.mode': .*walls"):
-        async with retinue.open(project=tmp_path, config=config):
-            pass
+def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
+    rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
+    policy = RulePolicy(rules, mode="walled")
+
+    def verdicts(policy: Policy) -> list[str]:
+        calls = [
+            ("shell", {"command": "make"}), ("shell", {"command": "git push"}), ("write", {"path": "a"}),
+            ("edit", {"path": "b"}), ("edit", {"path": "secret"}), ("apply_subagent", {}), ("spawn_subagents", {}),
+        ]  # fmt: skip
+        specs = [(ToolSpec(name, "", {}, tier="confirm"), args) for name, args in calls]
+        return [policy.judge(spec, args, primary=True, workspace="/tmp").what for spec, args in specs]
+
+    assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
+    assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask"]
+    stricter = narrowed(policy, Rules(mode="ask"), "")
+    assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
+    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="walled"), "")
+    assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
+    policy.learn(parse_rule("apply_subagent"))
+    assert verdicts(inside(policy))[5] == "allow"
+
+
+async def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown approval mode"):
         async with retinue.open(mode="lax"):  # type: ignore[arg-type]
             pass

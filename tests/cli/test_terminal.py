@@ -20,7 +20,7 @@ class Terminal:
     def __init__(self, project: Project, *arguments: str, **more: str) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [*COMMAND, *project.said(arguments)],
+            [*project.prefix, *COMMAND, *project.said(arguments)],
             cwd=project.folder,
             env=environment(TERM="xterm", **more),
             stdin=slave,

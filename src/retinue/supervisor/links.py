@@ -21,6 +21,7 @@ from retinue.core.results import Result
 from retinue.core.rules import ALLOW
 from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.questions import judged
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class RunLink:
                 await written
             if spec.tier == "none":
                 return NOTHING
-            verdict = node.policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
+            verdict = judged(node, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
             if call.name == APPLY and verdict.what == "ask":

@@ -212,6 +212,8 @@ def parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[int, s
                     raise
                 os.mkdir(step, dir_fd=fd)
                 inner = os.open(step, _STEP, dir_fd=fd)
+                if os.geteuid() == 0:  # what root makes is its who owns the folder
+                    os.fchown(inner, os.fstat(fd).st_uid, os.fstat(fd).st_gid)
             os.close(fd)
             fd = inner
         yield fd, name

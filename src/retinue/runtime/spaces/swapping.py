@@ -50,7 +50,7 @@ def swap(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> N
         _recover(aside)
         staging = private_folder(f"{aside}/{secrets.token_hex(8)}")
         try:
-            _stage(staging, changes, store)
+            _stage(staging, root, changes, store)
             journal = _Journal(root, tuple(_step(change) for change in changes), tuple(_missing(root, changes)))
             _write(staging / JOURNAL, msgspec.json.encode(journal))
             _go(staging, root, changes)
@@ -107,13 +107,15 @@ def _step(change: Change) -> _Step:
     return _Step(os.fsencode(change.path).hex(), change.old, change.new)
 
 
-def _stage(staging: Path, changes: Sequence[Change], store: Store) -> None:
+def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
+    owner = Path(root).stat()
     for number, change in enumerate(changes):
         if change.new is None:
             continue
         place = staging / f"new-{number}"
         if change.new.mode == "120000":
             place.symlink_to(os.fsdecode(store.read(change.new.oid)))
+            _hand_over(place, owner)
             continue
         mode = 0o777 if change.new.mode == "100755" else 0o666
         fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -122,6 +124,13 @@ def _stage(staging: Path, changes: Sequence[Change], store: Store) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+        _hand_over(place, owner)
+
+
+def _hand_over(place: Path, owner: os.stat_result) -> None:
+    """What root writes belongs to whom the folder belongs: a run behind a wall, or the user."""
+    if os.geteuid() == 0:
+        os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _missing(root: str, changes: Sequence[Change]) -> Iterator[str]:

@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for warning in project.warnings:
         screen.warn(warning)
     given = going.given(args, project)
+    parts = going.where(args, parts, project, tree)
     if found.run == 0:
         return see(args, parts, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, given))
     return going.in_tree(

@@ -12,6 +12,8 @@ from typing import Any
 from retinue import build
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
+from retinue.core.profiles import RUNTIMES
+from retinue.core.records import plain
 from retinue.door import files
 from retinue.door.client import DoorClient
 from retinue.log.archive import Archive, event_of
@@ -34,6 +36,14 @@ def given(args: argparse.Namespace, project: Any) -> Given:
     profiles = (build.MAIN, *project.all_profiles)
     read = build.reader(project.folder / ".retinue")
     return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
+
+
+def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
+    """New runs of a tree live where its primary did, unless something else is said."""
+    if args.runtime is not None or project.settings.subagent_runtime_mode is not None:
+        return parts
+    kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
+    return replace(parts, runtime=kept) if kept in RUNTIMES else parts
 
 
 def in_tree(

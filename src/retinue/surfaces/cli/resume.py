@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         screen.warn(warning)
     return going.in_tree(
         args,
-        parts,
+        going.where(args, parts, project, found),
         archive,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),

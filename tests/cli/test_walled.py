@@ -1,0 +1,161 @@
+"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are taken over."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.shell import Project
+from tests.cli.test_terminal import Terminal
+from tests.runtime.places import needs_bubblewrap
+from tests.runtime.test_placement import WITHOUT, without_bubblewrap
+from tests.workspaces.kit import repository, shell
+
+CHANGE = [shell("echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"), {"text": "said {{last_result}}"}]
+POINTS = ("run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(repository(tmp_path / "p", **{"retinue.yaml": "", ".gitignore": "script.yaml\n"}))
+    made.runtime = ""
+    return made
+
+
+def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> dict[str, Any]:
+    done = project.run("--json", *arguments, agents=agents, **more)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-2", "CODEY-6")
+def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(project: Project) -> None:
+    before = (project.folder / "a.txt").read_text()
+    done = project.run("--yes", agents={"main": CHANGE})
+    assert done.stdout == "said 1\n\n", done.stderr  # the history is there
+    tree = project.rows()[0]["tree"]
+    assert f"2 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
+    assert (project.folder / "a.txt").read_text() == before and not (project.folder / "b.txt").exists()
+    result = json.loads(project.retinue("show", "--json").stdout)
+    assert result["runtime"] == "isolated" and {"mount", "net", "pid"} <= set(result["walls"])
+    applied = project.retinue("apply", "--yes")
+    assert applied.returncode == 0, applied.stderr
+    assert (project.folder / "a.txt").read_text() == before + "more\n"
+    assert (project.folder / "b.txt").read_text() == "new\n"
+
+
+@needs_bubblewrap
+def test_outside_a_repository_it_is_a_copy(tmp_path: Path) -> None:
+    project = Project(tmp_path / "plain")
+    project.runtime = ""
+    (project.folder / "a.txt").write_text("one\n")
+    result = result_of(project, "--yes", agents={"main": [shell("cat a.txt; echo two >> a.txt"), {"text": "x"}]})
+    assert [file["path"] for file in result["changed_files"]] == ["a.txt"]
+    assert (project.folder / "a.txt").read_text() == "one\n"
+
+
+@needs_bubblewrap
+def test_a_walled_parent_takes_over_what_its_child_did_and_works_on_it(project: Project) -> None:
+    task = {"task": "work", "subagent_id": "kid"}
+    main = [
+        {"tools": [{"name": "spawn_subagents", "args": {"tasks": [task]}}]},
+        shell("ls b.txt; cat /proc/self/mounts | grep -c snapshots; find / -name b.txt -readable 2>/dev/null | wc -l"),
+        {"tools": [{"name": "apply_subagent", "args": {"subagent_id": "kid"}}]},
+        {"tools": [{"name": "edit", "args": {"path": "b.txt", "old_string": "new", "new_string": "newer"}}]},
+        shell("echo appended >> a.txt; cat b.txt"),
+        {"text": "{{last_result}}"},
+    ]
+    result = result_of(project, "--yes", agents={"main": main, "subagent": CHANGE})
+    assert result["final_response"] == "newer\n", result
+    [child] = result["children"]
+    assert child["runtime"] == "isolated" and child["changed_count"] == 2
+    assert sorted(file["path"] for file in result["changed_files"]) == ["a.txt", "b.txt"]
+    looked = next(event for event in project.events() if event["kind"] == "tool.result" and event["name"] == "shell"
+                  and event["run"] == 0)  # fmt: skip
+    assert looked["text"].split()[-1] != "0", looked["text"]  # the child's snapshot can be read by its parent
+
+
+@needs_bubblewrap
+def test_the_setup_runs_behind_the_wall_and_a_failed_one_ends_the_run(project: Project) -> None:
+    config = project.folder / "retinue.yaml"
+    config.write_text("workspace_setup: 'id -u; echo ready > made.txt'\n")
+    result = result_of(
+        project, "--yes", "--config", str(config), agents={"main": [shell("cat made.txt"), {"text": "x"}]}
+    )
+    assert [log["name"] for log in result["tool_logs"]] == ["shell"]
+    said = {event["name"]: event["text"] for event in project.events() if event["kind"] == "tool.result"}
+    assert said["shell"].startswith("ready") and "workspace_setup" in said
+    assert not (project.folder / "made.txt").exists()
+    config.write_text("workspace_setup: 'echo no >&2; exit 3'\n")
+    done = project.run("--yes", "--config", str(config), agents={"main": [{"text": "never"}]})
+    assert done.returncode == 1 and "workspace_setup failed, so the run did not begin" in done.stderr
+    assert "panicked" not in done.stderr
+
+
+@needs_bubblewrap
+def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
+    config = project.folder / "retinue.yaml"
+    config.write_text("approvals: {mode: walled, deny: [shell(git push*)]}\n")
+    main = [shell("touch b.txt"), shell("git push"), {"text": "{{last_result}}"}]
+    done = project.run("--config", str(config), agents={"main": main})  # there is nobody to ask
+    assert done.returncode == 0 and "denied" in done.stdout.lower(), done.stderr
+    spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "work"}]}}]}
+    done = project.run("--config", str(config), agents={"main": [spawn, {"text": "x"}]})
+    assert done.returncode == 1 and "requested confirmation" in done.stderr
+    done = project.run("--config", str(config), "--runtime", "inherited", agents={"main": main})
+    assert done.returncode == 1 and "requested confirmation" in done.stderr
+
+
+@without_bubblewrap
+@pytest.mark.requirement("MASS-4")
+def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: Project) -> None:
+    project.prefix = WITHOUT
+    model = project.script({"main": [{"text": "the answer"}]})
+    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal.read_until("Which? [q] ")
+    terminal.type("q\n")
+    assert "apt-get install bubblewrap" in terminal.read_until(None)
+    assert terminal.end() == 2
+    assert not (project.folder / ".retinue/logs").exists()
+    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal.read_until("Which? [q] ")
+    terminal.type("i\n")
+    assert "the answer" in terminal.read_until(None)
+    assert terminal.end() == 0
+    written = (project.folder / "retinue.yaml").read_text()
+    assert written == "orchestrator:\n  coordination:\n    subagent_runtime_mode: inherited\n"
+    done = project.retinue("run", "x", "--model", model)
+    assert (done.returncode, done.stdout) == (0, "the answer\n"), done.stderr
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("P23")
+@pytest.mark.parametrize(
+    "point",
+    ["run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2"],
+)
+def test_a_walled_run_goes_on_after_a_crash(project: Project, point: str) -> None:
+    """Nothing is done twice that may have been done, and what was spilled before the crash is still there."""
+    main = [
+        shell("echo one >> marks; seq 20000"),
+        {"tools": [{"name": "shell", "args": {"command": "echo two >> marks; seq 20000"}},
+                   {"name": "read", "args": {"path": "a.txt"}}]},
+        shell("cat marks"),
+        {"text": "{{last_result}}"},
+    ]  # fmt: skip
+    died = project.run("--yes", agents={"main": main}, RETINUE_FAILPOINT=point)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    done = project.retinue("resume", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["status"], result["runtime"]) == ("done", "isolated")
+    events = project.events()
+    unknown = [event for event in events if event["kind"] == "tool.result" and event.get("outcome")]
+    marks = result["final_response"].split()
+    assert len(marks) == len(set(marks)) and len(marks) + len(unknown) >= 2, (marks, unknown)
+    turns = [event["turn"] for event in events if event["kind"] == "turn.ended"]
+    assert turns == [1, 2, 3, 4]
