@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config.rulefile import add_allowed
+from retinue.config.rulefile import add_allowed, set_runtime
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 
@@ -61,3 +61,35 @@ def test_what_cannot_be_changed_safely_is_left_alone(tmp_path: Path, text: str) 
     with pytest.raises(ConfigError, match=r"retinue\.yaml"):
         add_allowed(file, "read")
     assert file.read_text() == text
+
+
+KEYS = "orchestrator:\n  coordination:\n    subagent_runtime_mode: "
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", f"{KEYS}inherited\n"),
+        ("model: x  # mine", f"model: x  # mine\n{KEYS}inherited\n"),
+        ("orchestrator:  # o\nmodel: x\n", f"{KEYS.replace(':', ':  # o', 1)}inherited\nmodel: x\n"),
+        (f"{KEYS}isolated  # why\nmodel: x\n", f"{KEYS}inherited  # why\nmodel: x\n"),
+        (
+            "orchestrator:\n  coordination:\n    subagent_types: []\n",
+            f"{KEYS}inherited\n    subagent_types: []\n",
+        ),
+    ],
+)
+def test_where_runs_live_is_written_where_a_person_would_put_it(tmp_path: Path, before: str, after: str) -> None:
+    file = tmp_path / "retinue.yaml"
+    file.write_text(before)
+    set_runtime(file, "inherited")
+    assert file.read_text() == after
+    assert load_settings(file).subagent_runtime_mode == "inherited"
+
+
+def test_where_runs_live_is_left_to_a_person_in_a_file_that_is_hard_to_change(tmp_path: Path) -> None:
+    file = tmp_path / "retinue.yaml"
+    file.write_text("orchestrator: {coordination: {}}\n")
+    with pytest.raises(ConfigError, match="by hand"):
+        set_runtime(file, "inherited")
+    assert file.read_text() == "orchestrator: {coordination: {}}\n"

@@ -145,6 +145,18 @@ def test_what_counts_as_loose() -> None:
     assert loose("profiles: {Poet: {limits: {turns: 101, depth: 3}, approvals: {mode: yes, allow: [shell]}}}") == [
         "profiles.Poet.limits.turns: 101"
     ]
+    walls = (
+        "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_runtime_fallback_mode: inherited, "
+        "subagent_host_launch_prefix: [nice, -n, '5']}}\nexpose_paths: [/opt]\nprofiles: {poet: {runtime: inherited}}\n"
+    )
+    assert loose(walls) == [
+        "expose_paths: /opt", "subagent_host_launch_prefix: nice -n 5", "subagent_runtime_mode: inherited",
+        "subagent_runtime_fallback_mode: inherited", "profiles.poet.runtime: inherited",
+    ]  # fmt: skip
+    narrow = trust.held(parse_settings(walls, Path("retinue.yaml")))[0]
+    assert (narrow.expose_paths, narrow.subagent_host_launch_prefix, narrow.profiles["poet"].runtime) == ((), (), None)
+    assert narrow.subagent_runtime_mode is narrow.subagent_runtime_fallback_mode is None
+    assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")
 
 
 @pytest.mark.parametrize("spoil", ["text", "mode", "owner", "link", "folder"])

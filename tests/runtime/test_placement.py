@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,20 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
     _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)
     [result] = bodies(events, ToolResult)
     assert result.text.startswith("tool\n") and ("Read-only" in result.text or "Permission denied" in result.text)
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-3")
+async def test_a_launch_prefix_stands_before_the_command_of_every_walled_run(tmp_path: Path) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text("orchestrator: {coordination: {subagent_host_launch_prefix: [nice, -n, '7']}}\n")
+    agents = {"main": [call("shell", command="nice"), {"text": "x"}]}
+    _, events = await tree(agents, runtime="isolated", config=config, project=tmp_path)
+    [result] = bodies(events, ToolResult)
+    assert result.text == f"{min(19, os.nice(0) + 7)}\n"
+    config.write_text("orchestrator: {coordination: {subagent_host_launch_prefix: [/no/such/program]}}\n")
+    with pytest.raises(ConfigError, match="bubblewrap"):
+        await tree(agents, runtime="isolated", config=config, project=tmp_path)
 
 
 @needs_bubblewrap

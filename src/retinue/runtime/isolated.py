@@ -190,7 +190,7 @@ def _objects(folders: RunFolders) -> Iterator[str]:
 
 def closed_paths(box: Box) -> list[str]:
     """What the run was given to read and, being another user, cannot. It is told, never opened up."""
-    given = [path for path in box.readable if not _is_below(path, (box.hidden,))]
+    given = [path for path in (*box.readable, *box.objects) if not _is_below(path, (box.hidden,))]
     if not box.own_workspace:
         given.append(box.workspace)
     return [path for path in given if not _is_open(path)]

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         approver=AnswerForNobody(),
         policy=DemoPolicy(),
         clock=Hurried() if args.fast else None,
+        runtime="inherited",
     )
     printer.plain(_opening(project, terminal))
     with _own_python_first():
