@@ -191,7 +191,7 @@ def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:
     usage = body.usage
-    run.usage += usage
+    run.usage = usage if run.usage is NO_USAGE else run.usage + usage
     if body.cost is None:
         run.unpriced += usage.input_tokens + usage.output_tokens
     else:

@@ -25,19 +25,14 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     cost: Decimal = NOTHING
 
-    def __add__(self, other: Amount) -> Amount:
-        cost = self.cost if other.cost is NOTHING else self.cost + other.cost
-        return Amount(self.tokens + other.tokens, cost)
-
-    def __sub__(self, other: Amount) -> Amount:
-        cost = self.cost if other.cost is NOTHING else self.cost - other.cost
-        return Amount(self.tokens - other.tokens, cost)
-
 
 class Account:
     """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
 
-    __slots__ = ("_excess", "_line", "_owner", "chain", "cost", "counts_cost", "held", "in_flight", "spent", "tokens")
+    __slots__ = (
+        "_excess", "_held_cost", "_held_tokens", "_line", "_owner", "_spent_cost", "_spent_tokens", "chain", "cost",
+        "counts_cost", "in_flight", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self, owner: str, *, tokens: int | None = None, cost: Decimal | None = None, parent: Account | None = None
@@ -45,21 +40,39 @@ class Account:
         self._owner = owner
         self.tokens = tokens
         self.cost = cost
-        self.spent = self.held = Amount()
+        self._spent_tokens = self._held_tokens = 0
+        self._spent_cost = self._held_cost = NOTHING
         self.in_flight = 0
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
         self._line: list[tuple[Account, Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
         self.counts_cost = any(account.cost is not None for account in self.chain)
         self._excess: Decimal | None = None
 
+    @property
+    def spent(self) -> Amount:
+        return Amount(self._spent_tokens, self._spent_cost)
+
+    @property
+    def held(self) -> Amount:
+        """What calls in flight have reserved."""
+        return Amount(self._held_tokens, self._held_cost)
+
     def check(self) -> None:
         """Raises Limited when this account, or one above it, is spent."""
         for account in self.chain:
-            tokens, cost, spent = account.tokens, account.cost, account.spent
-            if tokens is not None and spent.tokens >= tokens:
-                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({spent.tokens} used)")
-            if cost is not None and spent.cost >= cost:
-                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent (${spent.cost:f} used)")
+            tokens, cost = account.tokens, account.cost
+            if tokens is not None and account._spent_tokens >= tokens:
+                used = f"{account._spent_tokens} used"
+                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({used})")
+            if cost is not None and account._spent_cost >= cost:
+                used = f"${account._spent_cost:f} used"
+                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
+
+    def count(self, spent: Amount) -> None:
+        """What was spent before, by another process."""
+        for account in self.chain:
+            account._spent_tokens += spent.tokens
+            account._spent_cost += spent.cost
 
     def reserve(self, need: Amount) -> asyncio.Future[None] | None:
         """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
@@ -86,9 +99,12 @@ class Account:
     def settle(self, need: Amount, spent: Amount) -> None:
         """The call is over: gives its reservation back and counts what it spent, be it nothing."""
         for account in self.chain:
-            account.held -= need
             account.in_flight -= 1
-            account.spent += spent
+            account._held_tokens -= need.tokens
+            account._spent_tokens += spent.tokens
+            if self.counts_cost:
+                account._held_cost -= need.cost
+                account._spent_cost += spent.cost
         if spent.tokens > need.tokens or spent.cost > need.cost:
             self._learn(max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost)))
         if self._line:
@@ -100,8 +116,10 @@ class Account:
 
     def _take(self, need: Amount) -> None:
         for account in self.chain:
-            account.held += need
             account.in_flight += 1
+            account._held_tokens += need.tokens
+            if self.counts_cost:
+                account._held_cost += need.cost
 
     def _obstacle(self, need: Amount) -> Account | None:
         """The first account of the chain in which it does not fit while others are in flight."""
@@ -111,11 +129,10 @@ class Account:
         return None
 
     def _fits(self, need: Amount) -> bool:
-        worst, spent = self.held + need, self.spent
         excess = self._excess or 1
-        if self.tokens is not None and spent.tokens + worst.tokens * excess > self.tokens:
+        if self.tokens is not None and self._spent_tokens + (self._held_tokens + need.tokens) * excess > self.tokens:
             return False
-        return self.cost is None or spent.cost + worst.cost * excess <= self.cost
+        return self.cost is None or self._spent_cost + (self._held_cost + need.cost) * excess <= self.cost
 
     def _serve(self) -> None:
         """Lets in who fits, in order: nobody overtakes one who waits for the same account."""

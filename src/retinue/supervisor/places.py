@@ -25,13 +25,12 @@ def folders_of(
     above = state.project if parent is None else parent.folders.path
     kind = profile.workspace or default_kind(state, profile, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
-    others, snapshots = list(readable), state.snapshots(ref.tree)
-    if task.include_temp_workspace:
-        others.insert(0, snapshots)
-    if task.include_parent_workspace and kind != "shared":
-        others.insert(0, above)
+    snapshots = state.snapshots(ref.tree)
+    others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
         return RunFolders(own, above, others)
+    if task.include_parent_workspace:
+        others = (above, *others)
     workspace = f"{own}/workspace"
     if parent is None:
         snapshots = ""  # it has no siblings

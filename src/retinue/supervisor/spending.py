@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from retinue.core.errors import CallCancelled, ConfigError, Limited, ModelError
 from retinue.core.limits import Limits
@@ -27,19 +26,18 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
     its parent's, or none.
 
     A cost limit for a model whose price nobody knows is a ConfigError, as is a child of a parent with nothing left."""
-    for each in limits:  # mostly nobody has said anything, and a thousand runs should not pay for it
-        if each.tokens is not UNSET or each.cost is not UNSET:
-            break
-    else:
-        if parent is None:
-            return None
+    tokens: int | None = None
+    cost: Decimal | None = None
+    for each in limits:
+        if isinstance(each.tokens, int) and (tokens is None or each.tokens < tokens):
+            tokens = each.tokens
+        if isinstance(each.cost, Decimal) and (cost is None or each.cost < cost):
+            cost = each.cost
     if parent is not None and plan.model is not None:
         try:
             parent.check()
         except Limited as spent:
             raise ConfigError(f"Cannot spawn subagent {owner}: {spent}") from None
-    tokens = min((each.tokens for each in limits if isinstance(each.tokens, int)), default=None)
-    cost = min((each.cost for each in limits if isinstance(each.cost, Decimal)), default=None)
     account = parent
     if tokens is not None or cost is not None:
         account = Account(owner, tokens=tokens, cost=cost, parent=parent)
@@ -59,8 +57,7 @@ async def complete(
     cancelled counts for what is known that it spent; the rest of what it had reserved is given back."""
     account = node.account
     assert account is not None
-    tools = memoryview(node.plan.tools_json).nbytes
-    need = worst_case(request, tools, prices if account.counts_cost else None)
+    need = worst_case(request, _sent(node, request), prices if account.counts_cost else None)
     place = account.reserve(need)
     if place is not None:
         node.pause_stalls()
@@ -78,22 +75,32 @@ async def complete(
         raise
     finally:
         cost = NOTHING
-        if account.counts_cost and usage.total_tokens:
+        if account.counts_cost and usage is not NO_USAGE:
             known = prices.price(request.model, usage)
             cost = need.cost if known is None else known
-        account.settle(need, Amount(usage.total_tokens, cost))
+        account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
 
 
-def worst_case(request: Request, tools: int, prices: Prices | None) -> Amount:
-    """Everything that is sent, estimated (`tools` are the bytes of their JSON), and the longest reply; its cost as if
-    all input were new to a cache."""
-    sent = (_size((request.system, request.thread)) + tools) // BYTES_PER_TOKEN + 1
+def worst_case(request: Request, size: int, prices: Prices | None) -> Amount:
+    """Everything that is sent, estimated by the bytes of its JSON, and the longest reply; its cost as if all input
+    were new to a cache."""
+    sent = size // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)
     usages = Usage(sent, output), Usage(sent, output, cache_write_tokens=sent)
     costs: list[Decimal] = [cost for usage in usages if (cost := prices.price(request.model, usage)) is not None]
     return Amount(sent + output, max(costs, default=NOTHING))
+
+
+def _sent(node: Node, request: Request) -> int:
+    """The bytes of all that a call sends. A thread only grows, so only what is new in it is looked at."""
+    (turns, size), thread = node.sized, request.thread
+    if turns == 0:
+        size = _size(request.system) + memoryview(node.plan.tools_json).nbytes
+    size += _size(thread[turns:])
+    node.sized = len(thread), size
+    return size
 
 
 def _size(sent: Any) -> int:
