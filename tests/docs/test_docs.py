@@ -95,6 +95,6 @@ def test_the_readme_names_only_commands_and_targets_there_are() -> None:
 def test_the_config_of_the_page_of_workspaces_loads(tmp_path: Path) -> None:
     [config] = snippets(ROOT / "docs/workspaces.md", "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
-    project = load_project(tmp_path)
+    project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     [coder] = [profile for profile in project.profiles if profile.name == "coder"]
     assert (coder.workspace, project.settings.workspace_setup) == ("worktree", "npm ci")
