@@ -67,7 +67,6 @@ class Node(msgspec.Struct, eq=False):
     partial: str = ""
     past: Past | None = None
     account: Account | None = None
-    sized: tuple[int, int] = (0, 0)  # of the thread that was sent last: its turns, and the bytes of the whole call
     deadline: Deadline | None = None
     stall: Stall | None = None
     place: asyncio.Future[None] | None = None

@@ -66,9 +66,11 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
 
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
-    parts = [part for part in (node.plan.system, node.wish.context) if part]
-    folders = node.folders
-    if node.plan.tools:
+    plan, folders = node.plan, node.folders
+    parts = [plan.system] if plan.system else []
+    if node.wish.context:
+        parts.append(node.wish.context)
+    if plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
         copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
         parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")

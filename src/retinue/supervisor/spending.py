@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from retinue.core.messages import Reply, Request
 from retinue.core.plans import Plan
 from retinue.core.ports import Model, Prices
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.budgets import NOTHING, Account, Amount, Need
 from retinue.supervisor.nodes import Node
 
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
@@ -57,7 +58,8 @@ async def complete(
     cancelled counts for what is known that it spent; the rest of what it had reserved is given back."""
     account = node.account
     assert account is not None
-    need = worst_case(request, _sent(node, request), prices if account.counts_cost else None)
+    tools, counted = node.plan.tools_json, prices if account.counts_cost else None
+    need = Need(request.max_output_tokens, partial(worst_case, request, tools, counted))
     place = account.reserve(need)
     if place is not None:
         node.pause_stalls()
@@ -81,26 +83,16 @@ async def complete(
         account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
 
 
-def worst_case(request: Request, size: int, prices: Prices | None) -> Amount:
+def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
     """Everything that is sent, estimated by the bytes of its JSON, and the longest reply; its cost as if all input
     were new to a cache."""
-    sent = size // BYTES_PER_TOKEN + 1
+    sent = (_size((request.system, request.thread)) + memoryview(tools).nbytes) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)
     usages = Usage(sent, output), Usage(sent, output, cache_write_tokens=sent)
     costs: list[Decimal] = [cost for usage in usages if (cost := prices.price(request.model, usage)) is not None]
     return Amount(sent + output, max(costs, default=NOTHING))
-
-
-def _sent(node: Node, request: Request) -> int:
-    """The bytes of all that a call sends. A thread only grows, so only what is new in it is looked at."""
-    (turns, size), thread = node.sized, request.thread
-    if turns == 0:
-        size = _size(request.system) + memoryview(node.plan.tools_json).nbytes
-    size += _size(thread[turns:])
-    node.sized = len(thread), size
-    return size
 
 
 def _size(sent: Any) -> int:
