@@ -49,6 +49,17 @@ def test_without_a_yes_the_loose_part_is_ignored_and_said_in_one_line(clone: Pro
     assert "warn  trust     retinue.yaml is not trusted; ignored: approvals.mode: yes," in doctor
 
 
+def test_hosts_and_a_setup_command_wait_for_the_yes_too(project: Project) -> None:
+    text = "network: {allow: [docs.python.org]}\nworkspace_setup: make it\n"
+    (project.folder / "retinue.yaml").write_text(text)
+    given = load_project(project.folder)
+    assert (given.settings.network, given.settings.workspace_setup) == ((), None)
+    assert "network.allow: docs.python.org, workspace_setup: make it" in given.warnings[0]
+    assert project.retinue("trust", "--yes").returncode == 0
+    trusted = load_project(project.folder).settings
+    assert (trusted.network, trusted.workspace_setup) == (("docs.python.org",), "make it")
+
+
 def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project) -> None:
     assert "give --yes" in one_line_error(clone.retinue("trust"))
     done = clone.retinue("trust", "--yes")

@@ -124,7 +124,7 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
     config.write_text(
         'network:\n  allow: [Docs.Python.org, "*.a.com:8443"]\nprofiles: {explorer: {network: {allow: []}}}\n'
     )
-    parts, project = build.project_parts(tmp_path, config=config)
+    parts, project = build.project_parts(tmp_path, config=config)  # named, so trusted
     assert parts.network == ("docs.python.org", "*.a.com:8443")
     assert next(p.network for p in project.all_profiles if p.name == "explorer") == ()
     for text, says in (("[http://a.com]", "is no host"), ("a.com", "a list of hosts"), ("{a: 1}", "a list of hosts")):

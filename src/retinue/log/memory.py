@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable
+from functools import partial
 
 from retinue.core.events import Delta, Event
 from retinue.log.feed import Feed
@@ -14,12 +16,10 @@ class MemoryLog:
     durable = False
 
     def __init__(self) -> None:
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: defaultdict[str, Feed] = defaultdict(partial(Feed, keep=None))
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        feed = self._feeds.get(event.tree)
-        if feed is None:
-            feed = self._feeds[event.tree] = Feed(keep=None)
+        feed = self._feeds[event.tree]
         feed.events.append(event)
         if feed.watchers:
             feed.announce(event)
@@ -31,8 +31,7 @@ class MemoryLog:
             feed.show(delta)
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        feed = self._feeds.setdefault(tree, Feed(keep=None))
-        return feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+        return self._feeds[tree].watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
 
     def read(self, tree: str, *, after: int = 0) -> list[Event]:
         feed = self._feeds.get(tree)

@@ -166,19 +166,23 @@ def _call(run: RunView, _: Event, body: ToolCall) -> None:
 
 
 def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
-    calls = run.calls
-    if len(calls) == 1 and calls[0].call_id == body.call_id:  # the usual case, without a closure
-        call: ToolCall | None = calls[0]
-        run.calls = ()
-    else:
-        call = next((call for call in calls if call.call_id == body.call_id), None)
-        run.calls = tuple(other for other in calls if other is not call)
-    if call is not None and call.host:
-        return
-    about = "" if call is None else context(call.name, call.args)
-    shown = body.name if call is None or not call.display_name else call.display_name
+    call = _taken(run, body.call_id)
+    about, shown = "", body.name
+    if call is not None:
+        if call.host:
+            return
+        about, shown = context(call.name, call.args), call.display_name or shown
     line = summary(body.name, body.text, body.success)
     run.tool_logs += (ToolLog(body.name, shown, about, line, body.success, body.duration_ms),)
+
+
+def _taken(run: RunView, call_id: str) -> ToolCall | None:
+    """The call of that id, which is now no longer open."""
+    for call in run.calls:
+        if call.call_id == call_id:
+            run.calls = () if len(run.calls) == 1 else tuple([other for other in run.calls if other is not call])
+            return call
+    return None
 
 
 def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
@@ -196,7 +200,7 @@ def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
 
 def _usage(run: RunView, _: Event, body: UsageReported) -> None:
     usage = body.usage
-    run.usage += usage
+    run.usage = usage if run.usage is NO_USAGE else run.usage + usage
     if body.cost is None:
         run.unpriced += usage.input_tokens + usage.output_tokens
     else:

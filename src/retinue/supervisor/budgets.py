@@ -10,6 +10,7 @@ reserve that much more.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
@@ -25,19 +26,44 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     tokens: int = 0
     cost: Decimal = NOTHING
 
-    def __add__(self, other: Amount) -> Amount:
-        cost = self.cost if other.cost is NOTHING else self.cost + other.cost
-        return Amount(self.tokens + other.tokens, cost)
+    @property
+    def least(self) -> int:
+        return self.tokens
 
-    def __sub__(self, other: Amount) -> Amount:
-        cost = self.cost if other.cost is NOTHING else self.cost - other.cost
-        return Amount(self.tokens - other.tokens, cost)
+
+class Need:
+    """The worst case of one call, at `least` so many tokens. It is worked out when somebody else wants to spend beside
+    it, so mostly never."""
+
+    __slots__ = ("_made", "_work_out", "least")
+
+    def __init__(self, least: int, work_out: Callable[[], Amount]) -> None:
+        self.least = least
+        self._work_out = work_out
+        self._made: Amount | None = None
+
+    @property
+    def amount(self) -> Amount:
+        if self._made is None:
+            self._made = self._work_out()
+        return self._made
+
+    @property
+    def tokens(self) -> int:
+        return self.amount.tokens
+
+    @property
+    def cost(self) -> Decimal:
+        return self.amount.cost
 
 
 class Account:
     """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
 
-    __slots__ = ("_excess", "_line", "_owner", "chain", "cost", "counts_cost", "held", "in_flight", "spent", "tokens")
+    __slots__ = (
+        "_excess", "_flying", "_line", "_owner", "_spent_cost", "_spent_tokens", "chain", "cost", "counts_cost",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(
         self, owner: str, *, tokens: int | None = None, cost: Decimal | None = None, parent: Account | None = None
@@ -45,23 +71,45 @@ class Account:
         self._owner = owner
         self.tokens = tokens
         self.cost = cost
-        self.spent = self.held = Amount()
-        self.in_flight = 0
+        self._spent_tokens = 0
+        self._spent_cost = NOTHING
+        self._flying: list[Need | Amount] = []
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
-        self._line: list[tuple[Account, Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
+        self._line: list[tuple[Account, Need | Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
         self.counts_cost = any(account.cost is not None for account in self.chain)
         self._excess: Decimal | None = None
+
+    @property
+    def spent(self) -> Amount:
+        return Amount(self._spent_tokens, self._spent_cost)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    @property
+    def held(self) -> Amount:
+        """What calls in flight have reserved."""
+        return Amount(sum(need.tokens for need in self._flying), sum((n.cost for n in self._flying), NOTHING))
 
     def check(self) -> None:
         """Raises Limited when this account, or one above it, is spent."""
         for account in self.chain:
-            tokens, cost, spent = account.tokens, account.cost, account.spent
-            if tokens is not None and spent.tokens >= tokens:
-                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({spent.tokens} used)")
-            if cost is not None and spent.cost >= cost:
-                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent (${spent.cost:f} used)")
+            tokens, cost = account.tokens, account.cost
+            if tokens is not None and account._spent_tokens >= tokens:
+                used = f"{account._spent_tokens} used"
+                raise Limited(f"the budget of {tokens} tokens of {account._owner} is spent ({used})")
+            if cost is not None and account._spent_cost >= cost:
+                used = f"${account._spent_cost:f} used"
+                raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
 
-    def reserve(self, need: Amount) -> asyncio.Future[None] | None:
+    def count(self, spent: Amount) -> None:
+        """What was spent before, by another process."""
+        for account in self.chain:
+            account._spent_tokens += spent.tokens
+            account._spent_cost += spent.cost
+
+    def reserve(self, need: Need | Amount) -> asyncio.Future[None] | None:
         """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
         self.check()
         if not self._line and self._obstacle(need) is None:
@@ -72,7 +120,7 @@ class Account:
         self._serve()
         return place
 
-    async def wait(self, need: Amount, place: asyncio.Future[None]) -> None:
+    async def wait(self, need: Need | Amount, place: asyncio.Future[None]) -> None:
         """Until the reservation is made; whoever is cancelled meanwhile holds nothing."""
         try:
             await place
@@ -83,13 +131,14 @@ class Account:
                 self._line[:] = [waiting for waiting in self._line if waiting[2] is not place]
             raise
 
-    def settle(self, need: Amount, spent: Amount) -> None:
+    def settle(self, need: Need | Amount, spent: Amount) -> None:
         """The call is over: gives its reservation back and counts what it spent, be it nothing."""
         for account in self.chain:
-            account.held -= need
-            account.in_flight -= 1
-            account.spent += spent
-        if spent.tokens > need.tokens or spent.cost > need.cost:
+            account._flying.remove(need)
+            account._spent_tokens += spent.tokens
+            if self.counts_cost:
+                account._spent_cost += spent.cost
+        if (self.counts_cost or spent.tokens > need.least) and (spent.tokens > need.tokens or spent.cost > need.cost):
             self._learn(max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost)))
         if self._line:
             self._serve()
@@ -98,29 +147,27 @@ class Account:
         for account in self.chain:
             account._excess = excess if account._excess is None else max(account._excess, excess)
 
-    def _take(self, need: Amount) -> None:
+    def _take(self, need: Need | Amount) -> None:
         for account in self.chain:
-            account.held += need
-            account.in_flight += 1
+            account._flying.append(need)
 
-    def _obstacle(self, need: Amount) -> Account | None:
+    def _obstacle(self, need: Need | Amount) -> Account | None:
         """The first account of the chain in which it does not fit while others are in flight."""
         for account in self.chain:
-            if account.in_flight and not account._fits(need):
+            if account._flying and not account._fits(need):
                 return account
         return None
 
-    def _fits(self, need: Amount) -> bool:
-        worst, spent = self.held + need, self.spent
-        excess = self._excess or 1
-        if self.tokens is not None and spent.tokens + worst.tokens * excess > self.tokens:
+    def _fits(self, need: Need | Amount) -> bool:
+        held, excess = self.held, self._excess or 1
+        if self.tokens is not None and self._spent_tokens + (held.tokens + need.tokens) * excess > self.tokens:
             return False
-        return self.cost is None or spent.cost + worst.cost * excess <= self.cost
+        return self.cost is None or self._spent_cost + (held.cost + need.cost) * excess <= self.cost
 
     def _serve(self) -> None:
         """Lets in who fits, in order: nobody overtakes one who waits for the same account."""
         closed: set[Account] = set()
-        waiting: list[tuple[Account, Amount, asyncio.Future[None]]] = []
+        waiting: list[tuple[Account, Need | Amount, asyncio.Future[None]]] = []
         for account, need, place in self._line:
             if place.done():
                 continue

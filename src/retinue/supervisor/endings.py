@@ -45,14 +45,16 @@ def stopped(node: Node) -> Ending:
 
 def body_of(node: Node, ending: Ending, *, duration_ms: int) -> RunEnded:
     """What is written. Text of a run that did not finish is kept beside the words of its ending."""
-    primary = node.parent is None
-    if ending.status not in STATUSES:
-        text, details = ending_texts("failed", name=node.name, primary=primary)
-        ending = Ending("failed", text, details)
-    if ending.status == REFUSED:
-        text = ending.text or ending_texts("refused", name=node.name, primary=primary)[0]
-        ending = Ending("refused", text, text)
-    partial = "" if ending.status == "done" else node.partial or node.view.last_message
+    partial = ""
+    if ending.status != "done":
+        primary = node.parent is None
+        if ending.status not in STATUSES:
+            text, details = ending_texts("failed", name=node.name, primary=primary)
+            ending = Ending("failed", text, details)
+        if ending.status == REFUSED:
+            text = ending.text or ending_texts("refused", name=node.name, primary=primary)[0]
+            ending = Ending("refused", text, text)
+        partial = node.partial or node.view.last_message
     text, file = node.folders.fitting(ending.text)
     body = RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)
     changes = node.folders.changes

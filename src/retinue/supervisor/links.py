@@ -168,9 +168,11 @@ class RunLink:
         seen = self.node.call_ids
         if seen is None:
             seen = self.node.call_ids = set()
-        if len(reply.calls) == 1 and reply.calls[0].id not in seen:
-            seen.add(reply.calls[0].id)
-            return reply
+        if len(reply.calls) == 1:
+            name = reply.calls[0].id
+            if name not in seen:
+                seen.add(name)
+                return reply
         calls = []
         for call in reply.calls:
             name, number = call.id, 2
@@ -193,6 +195,16 @@ class RunLink:
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node
+        if reply.natives or reply.thoughts:
+            self._report_thinking(reply)
+        if reply.text and not reply.refused:
+            text, file = node.folders.fitting(reply.text)
+            write(node, Message(text, not reply.calls, file))
+        write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
+
+    def _report_thinking(self, reply: Reply) -> None:
+        """What the provider did on its own before it spoke."""
+        write, node = self.tree.write, self.node
         for done in reply.natives:
             write(node, ToolCall(done.id, done.name, done.args, "provider"))
             write(
@@ -202,10 +214,6 @@ class RunLink:
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
             write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
-        if reply.text and not reply.refused:
-            text, file = node.folders.fitting(reply.text)
-            write(node, Message(text, not reply.calls, file))
-        write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
 
     def _failed(self, error: ModelError, model: str) -> None:
         if error.usage.total_tokens:

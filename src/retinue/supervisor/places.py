@@ -27,13 +27,12 @@ def folders_of(
     walled = bool(plan.runtime.started.walls)
     kind = plan.profile.workspace or default_kind(state, walled=walled, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
-    others, snapshots = list(readable), state.snapshots(ref.tree)
-    if task.include_temp_workspace:
-        others.insert(0, snapshots)
-    if task.include_parent_workspace and kind != "shared":
-        others.insert(0, above)
+    snapshots = state.snapshots(ref.tree)
+    others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
         return RunFolders(own, above, others)
+    if task.include_parent_workspace:
+        others = (above, *others)
     workspace = f"{own}/workspace"
     if parent is None:
         snapshots = ""  # it has no siblings
@@ -69,9 +68,11 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
 
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
-    parts = [part for part in (node.plan.system, node.wish.context) if part]
-    folders = node.folders
-    if node.plan.tools:
+    plan, folders = node.plan, node.folders
+    parts = [plan.system] if plan.system else []
+    if node.wish.context:
+        parts.append(node.wish.context)
+    if plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
         copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
         parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")

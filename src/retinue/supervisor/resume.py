@@ -228,9 +228,7 @@ class Revival:
         for event in self._events:
             account = tree.nodes[event.run].account
             if account is not None and isinstance(event.body, UsageReported):
-                spent = Amount(event.body.usage.total_tokens, event.body.cost or NOTHING)
-                for each in account.chain:
-                    each.spent += spent
+                account.count(Amount(event.body.usage.total_tokens, event.body.cost or NOTHING))
 
     def _slots_held(self, tree: Tree) -> int:
         """How many runs hold a slot and wait for a child that holds one too: fewer slots would never move again."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from retinue.core.errors import CallCancelled, ConfigError, Limited, ModelError
 from retinue.core.limits import Limits
@@ -15,7 +15,7 @@ from retinue.core.messages import Reply, Request
 from retinue.core.plans import Plan
 from retinue.core.ports import Model, Prices
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.budgets import NOTHING, Account, Amount, Need
 from retinue.supervisor.nodes import Node
 
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
@@ -27,19 +27,18 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
     its parent's, or none.
 
     A cost limit for a model whose price nobody knows is a ConfigError, as is a child of a parent with nothing left."""
-    for each in limits:  # mostly nobody has said anything, and a thousand runs should not pay for it
-        if each.tokens is not UNSET or each.cost is not UNSET:
-            break
-    else:
-        if parent is None:
-            return None
+    tokens: int | None = None
+    cost: Decimal | None = None
+    for each in limits:
+        if isinstance(each.tokens, int) and (tokens is None or each.tokens < tokens):
+            tokens = each.tokens
+        if isinstance(each.cost, Decimal) and (cost is None or each.cost < cost):
+            cost = each.cost
     if parent is not None and plan.model is not None:
         try:
             parent.check()
         except Limited as spent:
             raise ConfigError(f"Cannot spawn subagent {owner}: {spent}") from None
-    tokens = min((each.tokens for each in limits if isinstance(each.tokens, int)), default=None)
-    cost = min((each.cost for each in limits if isinstance(each.cost, Decimal)), default=None)
     account = parent
     if tokens is not None or cost is not None:
         account = Account(owner, tokens=tokens, cost=cost, parent=parent)
@@ -59,8 +58,8 @@ async def complete(
     cancelled counts for what is known that it spent; the rest of what it had reserved is given back."""
     account = node.account
     assert account is not None
-    tools = memoryview(node.plan.tools_json).nbytes
-    need = worst_case(request, tools, prices if account.counts_cost else None)
+    tools, counted = node.plan.tools_json, prices if account.counts_cost else None
+    need = Need(request.max_output_tokens, partial(worst_case, request, tools, counted))
     place = account.reserve(need)
     if place is not None:
         node.pause_stalls()
@@ -78,16 +77,16 @@ async def complete(
         raise
     finally:
         cost = NOTHING
-        if account.counts_cost and usage.total_tokens:
+        if account.counts_cost and usage is not NO_USAGE:
             known = prices.price(request.model, usage)
             cost = need.cost if known is None else known
-        account.settle(need, Amount(usage.total_tokens, cost))
+        account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
 
 
-def worst_case(request: Request, tools: int, prices: Prices | None) -> Amount:
-    """Everything that is sent, estimated (`tools` are the bytes of their JSON), and the longest reply; its cost as if
-    all input were new to a cache."""
-    sent = (_size((request.system, request.thread)) + tools) // BYTES_PER_TOKEN + 1
+def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
+    """Everything that is sent, estimated by the bytes of its JSON, and the longest reply; its cost as if all input
+    were new to a cache."""
+    sent = (_size((request.system, request.thread)) + memoryview(tools).nbytes) // BYTES_PER_TOKEN + 1
     output = request.max_output_tokens
     if prices is None:
         return Amount(sent + output)
