@@ -156,6 +156,14 @@ def test_what_counts_as_loose() -> None:
     assert loose("profiles: {Poet: {limits: {turns: 101, depth: 3}, approvals: {mode: yes, allow: [shell]}}}") == [
         "profiles.Poet.limits.turns: 101"
     ]
+    assert loose(
+        "profiles: {a: {limits: {seconds: null}}, b: {limits: {seconds: 1801}}, c: {limits: {seconds: 9}}}"
+    ) == [
+        "profiles.a.limits.seconds: null",
+        "profiles.b.limits.seconds: 1801",
+    ]
+    assert loose("workspace_max_mib: 2049") == ["workspace_max_mib: 2049"]
+    assert loose("workspace_max_mib: 2048") == []
 
 
 @pytest.mark.parametrize("spoil", ["text", "mode", "owner", "link", "folder"])

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retinue.core.errors import RetinueError
+from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.results import ChangedFile
 from retinue.runtime.folders import private_folder
 from retinue.runtime.spaces import git
@@ -19,8 +20,7 @@ from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, Spa
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
 from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
 
-MAX_MIB = 2048
-MAX_CHANGED_BYTES = MAX_MIB * MIB
+MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
@@ -37,7 +37,7 @@ def store_of(own: str) -> Store:
 class Spaces:
     """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
 
-    def __init__(self, *, max_mib: int = MAX_MIB) -> None:
+    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
