@@ -146,3 +146,24 @@ async def test_taking_over_is_asked_again_with_the_diff_as_it_is_now(tmp_path: P
     [question] = answers.asked
     assert "-line 2\n+two\n" in question.preview
     assert (project / "a.txt").read_text() == LINES.replace("line 2\n", "two\n").replace("line 19\n", "mine\n")
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+async def test_a_workspace_that_is_gone_is_no_workspace_where_all_was_deleted(tmp_path: Path, emptied: bool) -> None:
+    project = repository(tmp_path / "p")
+    agents = {"main": [shell("echo 1 > b"), shell("echo 2 > c"), "done"]}
+    profile = Profile("main", model=scripted(agents), workspace="worktree")
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+    shutil.rmtree(project / ".retinue/logs")
+    folder = project / ".retinue/runs" / whole[0].tree / "0"
+    (folder / "changes.json").unlink()
+    shutil.rmtree(folder / "workspace")
+    if emptied:
+        (folder / "workspace").mkdir()
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
+    events = await gone_on(project, whole[:place], profile, mode="yes")
+    ended = events[-1].body
+    assert (ended.status, ended.changed_files) == ("failed", ())
+    assert ended.error_details.startswith("its workspace is gone: ")

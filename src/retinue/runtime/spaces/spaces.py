@@ -26,6 +26,7 @@ LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
 STORE = "spaces.git"
+GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
@@ -44,9 +45,12 @@ class Spaces:
 
     def open(self, space: Space, stop: threading.Event) -> Made:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
-        is; one that was only half made is made anew. Those of a tree are made one after the other, so that what they
+        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty folder
+        everything would seem to be deleted. Those of a tree are made one after the other, so that what they
         have in common is kept once."""
         if read_fact(space.own, SPACE, SpaceFact) is not None:
+            if _is_empty(space.path) and store_of(space.own).files(space.base):
+                raise RetinueError(GONE.format(path=space.path))
             return Made()
         if Path(space.path).is_dir() and not Path(space.path).is_symlink():
             shutil.rmtree(space.path)
@@ -65,6 +69,13 @@ class Spaces:
         fact = SpaceFact(space.kind, space.path, space.source, space.project, made.objects)
         write_fact(space.own, SPACE, fact)
         return made
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not os.listdir(folder)
+    except FileNotFoundError:
+        return True
 
 
 def settle(space: Space, *, stop: threading.Event | None = None) -> tuple[ChangesFact, set[str]]:
