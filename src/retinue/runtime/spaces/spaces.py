@@ -45,8 +45,8 @@ class Spaces:
 
     def open(self, space: Space, stop: threading.Event) -> Made:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
-        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty folder
-        everything would seem to be deleted. Those of a tree are made one after the other, so that what they
+        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty
+        folder everything would seem to be deleted. Those of a tree are made one after the other, so that what they
         have in common is kept once."""
         if read_fact(space.own, SPACE, SpaceFact) is not None:
             if _is_empty(space.path) and store_of(space.own).files(space.base):
@@ -73,7 +73,7 @@ class Spaces:
 
 def _is_empty(folder: str) -> bool:
     try:
-        return not os.listdir(folder)
+        return not any(Path(folder).iterdir())
     except FileNotFoundError:
         return True
 
