@@ -167,3 +167,19 @@ async def test_a_workspace_that_is_gone_is_no_workspace_where_all_was_deleted(tm
     ended = events[-1].body
     assert (ended.status, ended.changed_files) == ("failed", ())
     assert ended.error_details.startswith("its workspace is gone: ")
+
+
+async def test_a_workspace_that_was_made_ready_is_not_made_ready_again(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    config = tmp_path / "retinue.yaml"
+    config.write_text("workspace_setup: echo set >> setup.txt\n")
+    profile = Profile("main", model=scripted({"main": [shell("cat setup.txt"), "done"]}), workspace="copy")
+    async with retinue.open(project / ".retinue", mode="yes", config=config) as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+    first, second = (n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolCall))
+    setup = project / ".retinue/runs" / whole[0].tree / "0/workspace/setup.txt"
+    for last, times in ((second, 1), (first, 2)):  # the second time it was broken off, and nobody knows how far it was
+        shutil.rmtree(project / ".retinue/logs")
+        events = await gone_on(project, whole[:last], profile, mode="yes", config=config)
+        assert (events[-1].body.status, setup.read_text()) == ("done", "set\n" * times)

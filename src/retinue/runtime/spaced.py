@@ -45,7 +45,8 @@ class Spaced:
         space = folders.space
         if space is not None:
             await self._open(space, link)
-            job = msgspec.structs.replace(job, setup=self._setup)
+            if job.past is None or not job.past.set_up:
+                job = msgspec.structs.replace(job, setup=self._setup)
         try:
             return await self._inner.run(job, link)
         finally:

@@ -259,7 +259,8 @@ class Revival:
                 outcomes[call.call_id] = Outcome(text, success=False)
                 del known.open[call.call_id]
         link.go_on(known.open)
-        node.past = msgspec.structs.replace(past, outcomes={**past.outcomes, **outcomes})
+        known_now = {**past.outcomes, **outcomes}
+        node.past = msgspec.structs.replace(past, outcomes=known_now, set_up=known.set_up)
         if known.started and node.plan.profile.call is not None:
             tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN))
             node.stopping = "disconnected"
