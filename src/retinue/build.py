@@ -21,7 +21,7 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
-from retinue.core.limits import Caps, Limits
+from retinue.core.limits import WORKSPACE_MIB, Caps, Limits
 from retinue.core.network import parse_hosts
 from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
@@ -33,7 +33,7 @@ from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
-from retinue.runtime.spaces.spaces import MAX_MIB, Spaces
+from retinue.runtime.spaces.spaces import Spaces
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -175,7 +175,7 @@ def placement(parts: Parts) -> Placement:
             shutil.rmtree(folder, ignore_errors=True)
         return spaced(importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps))
 
-    spaces = Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)
+    spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     spaced = partial(Spaced, setup=parts.setup, spaces=spaces)
     makers: dict[RuntimeName, Callable[[], Runtime]] = {
         "inherited": lambda: spaced(Inherited()),

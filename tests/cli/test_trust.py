@@ -168,6 +168,14 @@ def test_what_counts_as_loose() -> None:
     assert (narrow.expose_paths, narrow.subagent_host_launch_prefix, narrow.profiles["poet"].runtime) == ((), (), None)
     assert narrow.subagent_runtime_mode is narrow.subagent_runtime_fallback_mode is None
     assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")
+    assert loose(
+        "profiles: {a: {limits: {seconds: null}}, b: {limits: {seconds: 1801}}, c: {limits: {seconds: 9}}}"
+    ) == [
+        "profiles.a.limits.seconds: null",
+        "profiles.b.limits.seconds: 1801",
+    ]
+    assert loose("workspace_max_mib: 2049") == ["workspace_max_mib: 2049"]
+    assert loose("workspace_max_mib: 2048") == []
 
 
 @pytest.mark.parametrize("spoil", ["text", "mode", "owner", "link", "folder"])

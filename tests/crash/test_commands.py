@@ -132,6 +132,8 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
         done = project.retinue("resume", tree)
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
         assert f"{tree} goes on in process {process.pid}, which writes its log" in done.stderr
+        refused = one_line_error(project.retinue("continue", f"{done_tree}/1", "again", "--max-tokens", "5"))
+        assert refused.endswith("and goes on with it: it takes no limits from here")
         done = project.retinue("continue", f"{done_tree}/1", "again")
         assert (done.returncode, done.stdout) == (0, "x has looked\n"), done.stderr
         assert process.poll() is None

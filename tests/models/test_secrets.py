@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
-from retinue.core.events import Delta
+from retinue.core.events import Delta, encode
+from retinue.core.results import ChangedFile
+from retinue.testing import scripted
 from tests.cli.shell import COMMAND, environment
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
 from tests.tree.kit import call, main
+from tests.workspaces.kit import repository
 
 KEY = "sk-planted-0123456789abcdefghij"
 TOKEN = "ghp_planted0123456789"
@@ -145,3 +149,33 @@ def test_nothing_hidden_means_the_same_objects() -> None:
     value = {"a": ["b", {"c": 1}], "d": (1.5, None)}
     assert secrets.clean_value(value) is value
     assert call("x", y=value)["tools"][0]["args"]["y"] is value
+
+
+@pytest.mark.parametrize("key", ['quo"te\\d-0123456789', "plain-0123456789"])
+async def test_a_key_is_hidden_in_profiles_and_in_the_names_of_changed_files(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED_KEY", key)
+    project = repository(tmp_path / "p")
+    script = {"main": [call("shell", command='echo > "f-$PLANTED_KEY"'), "end"]}
+    profile = Profile("main", f"use {key}", model=scripted(script), workspace="copy")
+    try:
+        async with retinue.open(project / ".retinue", mode="yes") as r:
+            run = await r.spawn(profile, "go")
+            lines = [encode(event) async for event in run.events()]
+            [changed] = (await run.result()).changed_files
+    finally:
+        secrets.forget(key)
+    as_written = msgspec.json.encode(key)[1:-1]
+    assert changed.path in ("f-[secret]", "f-")  # a run's shell may not have the variable
+    assert not [line for line in lines if as_written in line]
+
+
+def test_what_is_no_text_is_cleaned_inside() -> None:
+    secrets.hide("planted-name-1")
+    try:
+        assert secrets.clean_value((ChangedFile("added", "a/planted-name-1"),))[0].path == "a/[secret]"
+        kept = (ChangedFile("added", "a"),)
+        assert secrets.clean_value(kept) is kept
+    finally:
+        secrets.forget("planted-name-1")

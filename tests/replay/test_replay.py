@@ -11,6 +11,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, playing, tool
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
+from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord
 from retinue.log.records import RESUMED, compare, records
 from retinue.testing import scripted
@@ -254,3 +255,33 @@ async def test_a_record_that_ends_too_early_for_what_the_run_does() -> None:
     second = next(n for n, e in enumerate(events) if e.kind == "turn.started" and e.body.turn == 2)  # type: ignore[union-attr]
     differences, _, _ = await replay([*events[:second], events[-1]])
     assert [(d.turn, d.what, d.lines[-1]) for d in differences] == [(2, "turn", "+asks for turn 2")]
+
+
+class Searching:
+    """A model whose provider searches while it answers."""
+
+    async def complete(self, request: Any, on_delta: Any) -> Reply:
+        found = Native(f"s{request.turn}", "web_search", {"query": "x"}, "found", content={"n": 1}, origin="here")
+        calls = (Call("a", "list_agents", {}),) if request.turn == 1 else ()
+        return Reply("looking", calls, natives=(found,))
+
+
+async def test_what_the_provider_searched_is_played_as_that(tmp_path: Path) -> None:
+    async with retinue.open(project=tmp_path, mode="yes") as r:
+        run = await r.spawn(Profile("main", model=Searching(), tools=["list_agents"]), "go")
+        events = [event async for event in run.events()]
+    for cut in range(1, len(events) + 1):
+        differences, recorded, again = await replay(events[:cut])
+        assert not differences, (cut, differences)
+    assert [turn.reply.natives[0].id for turn in recorded[0].turns if turn.reply] == ["s1", "s2"]
+    assert [body.tier for body in bodies(again, ToolCall)] == ["provider", "observe", "provider"]
+
+
+async def test_a_workspace_that_was_made_ready_is_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("workspace_setup: echo set > setup.txt\n")
+    model = scripted({"main": [call("shell", command="cat setup.txt"), answer("done")]})
+    async with retinue.open(project=tmp_path, mode="yes", config=tmp_path / "r.yaml") as r:
+        run = await r.spawn(Profile("main", model=model, workspace="copy"), "go")
+        events = [event async for event in run.events()]
+    assert [body.name for body in bodies(events, ToolCall)] == ["workspace_setup", "shell"]
+    assert (await replay(events))[0] == []

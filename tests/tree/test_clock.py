@@ -41,3 +41,16 @@ async def test_cancelled_alarms_are_not_kept_for_long() -> None:
     rung = asyncio.Event()
     clock.call_later(0.001, rung.set)
     await rung.wait()
+
+
+async def test_an_alarm_that_breaks_takes_no_other_with_it() -> None:
+    clock, over, told = SystemClock(), asyncio.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    clock.call_later(0.001, broken)
+    clock.call_later(0.002, over.set)
+    await over.wait()
+    assert [str(about["exception"]) for about in told] == ["broken"]

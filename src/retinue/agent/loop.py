@@ -86,7 +86,7 @@ async def _go_on(past: Past, thread: list[Turn], job: Job, link: Link) -> tuple[
     reply = past.reply
     if reply is None:
         return past.turn - 1, None
-    thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts))
+    thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
     outcomes = await _run_calls(reply, job, link, past.outcomes)
     for call, outcome in zip(reply.calls, outcomes, strict=True):
         thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))

@@ -7,18 +7,17 @@ import time
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.messages import Call
-from retinue.core.plans import Job, Setup
+from retinue.core.plans import SETUP, Job, Setup
 from retinue.core.ports import Link
 from retinue.tools.shell import Shell
 
-NAME = "workspace_setup"
 LAST_CHARACTERS = 300
 
 
 def called(setup: Setup) -> ToolCall:
     """What is written when it begins."""
     args = {"command": setup.command}
-    return ToolCall(NAME, NAME, args, display_name=NAME, timeout_seconds=setup.seconds, host=True)
+    return ToolCall(SETUP, SETUP, args, display_name=SETUP, timeout_seconds=setup.seconds, host=True)
 
 
 async def run_setup(setup: Setup, job: Job, link: Link) -> None:
@@ -26,10 +25,10 @@ async def run_setup(setup: Setup, job: Job, link: Link) -> None:
     the user's own file; `host` says that the model knows nothing of it."""
     link.emit(called(setup))
     started = time.monotonic()
-    call = Call(NAME, NAME, {"command": setup.command, "timeout": setup.seconds})
+    call = Call(SETUP, SETUP, {"command": setup.command, "timeout": setup.seconds})
     outcome = await Shell()(call, job.folders, link)
     took = round((time.monotonic() - started) * 1000)
-    link.emit(ToolResult(NAME, NAME, outcome.text, outcome.success, took, outcome.file))
+    link.emit(ToolResult(SETUP, SETUP, outcome.text, outcome.success, took, outcome.file))
     if not outcome.success:
         last = " ".join(outcome.text[-LAST_CHARACTERS:].split())
         raise RetinueError(f"workspace_setup failed, so the run did not begin: `{setup.command}`: {last}")

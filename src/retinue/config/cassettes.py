@@ -84,7 +84,7 @@ def _whole(entry: Entry, tools: tuple[ToolSpec, ...] | None, before: tuple[Reque
 
 
 def _said(reply: Reply) -> AssistantTurn:
-    return AssistantTurn(reply.text, reply.calls, reply.thoughts)
+    return AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives)
 
 
 def write_cassette(path: Path, calls: Sequence[tuple[Entry, Request]]) -> None:

@@ -31,13 +31,15 @@ from retinue.core.limits import (
     DEFAULT_TURNS,
     MODEL_ASKED_SECONDS,
     SPAWNED_SECONDS,
+    WORKSPACE_MIB,
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
-_MAY = {"turns": DEFAULT_TURNS, "depth": DEFAULT_DEPTH, "concurrent": DEFAULT_CONCURRENT}
+_MAY: dict[str, float] = {"turns": DEFAULT_TURNS, "depth": DEFAULT_DEPTH, "concurrent": DEFAULT_CONCURRENT}
+_RUN_MAY = _MAY | {"seconds": SPAWNED_SECONDS}
 _TIMEOUTS = {
     "subagent_default_timeout": SPAWNED_SECONDS,
     "subagent_min_timeout": MODEL_ASKED_SECONDS[0],
@@ -52,11 +54,11 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         words.append(f"approvals.mode: {rules.mode}")
     words += [f"approvals.allow: {rule}" for rule in rules.allow]
     mode = rules.mode if rules.mode in ("ask", "strict") else None
-    limits = _bounded(settings.limits, "max_", words)
+    limits = _bounded(settings.limits, _MAY, "max_", words)
     profiles = {
         key: replace(
             given,
-            limits=_bounded(given.limits, f"profiles.{given.name}.limits.", words),
+            limits=_bounded(given.limits, _RUN_MAY, f"profiles.{given.name}.limits.", words),
             runtime=None if given.runtime == LAX else given.runtime,
         )
         for key, given in settings.profiles.items()
@@ -68,10 +70,14 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     if settings.subagent_host_launch_prefix:
         words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
     words += _laxer(settings)
+    size = settings.workspace_max_mib
+    if size is not None and size > WORKSPACE_MIB:
+        words.append(f"workspace_max_mib: {size}")
+        size = WORKSPACE_MIB
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
-    narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "expose_paths": ()}
+    narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "workspace_max_mib": size, "expose_paths": ()}
     narrower["subagent_host_launch_prefix"] = ()
     narrower["subagent_runtime_fallback_mode"] = None
     if settings.subagent_runtime_mode == LAX:
@@ -88,13 +94,13 @@ def _laxer(settings: Settings) -> Iterator[str]:
     yield from (f"profiles.{given.name}.runtime: {LAX}" for given in settings.profiles.values() if given.runtime == LAX)
 
 
-def _bounded(limits: Limits, prefix: str, words: list[str]) -> Limits:
+def _bounded(limits: Limits, may: Mapping[str, float], prefix: str, words: list[str]) -> Limits:
     """The limits, none above its default; what was above is told."""
     changes: dict[str, Any] = {}
-    for name, most in _MAY.items():
+    for name, most in may.items():
         value = getattr(limits, name)
         if value is None or (value is not msgspec.UNSET and value > most):
-            words.append(f"{prefix}{name}: {'null' if value is None else value}")
+            words.append(f"{prefix}{name}: {'null' if value is None else f'{value:g}'}")
             changes[name] = most
     return msgspec.structs.replace(limits, **changes) if changes else limits
 

@@ -46,7 +46,7 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     """What a run that goes on has behind it: the thread up to the turn it stopped in, and of that turn what is known.
 
     Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
-    or ends then. `seconds` is how long the run has been at work."""
+    or ends then. `seconds` is how long the run has been at work; `set_up` says that its workspace was made ready."""
 
     thread: tuple[Turn, ...]
     turn: int = 1
@@ -54,6 +54,10 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     outcomes: Mapping[str, Outcome] = {}
     ended: bool = False
     seconds: float = 0.0
+    set_up: bool = False
+
+
+SETUP = "workspace_setup"
 
 
 class Setup(msgspec.Struct, frozen=True, gc=False):

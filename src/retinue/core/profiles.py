@@ -88,3 +88,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     label: str | None = None
     model: str | None = None
     timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_seconds is not None and self.timeout_seconds != self.timeout_seconds:
+            raise ConfigError("timeout_seconds must be a number, got nan")

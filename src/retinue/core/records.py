@@ -82,7 +82,7 @@ class RunRecord:
             thread += [UserTurn(words.text, words.source) for words in turn.inbox]
             if turn.number == number or turn.reply is None:
                 break
-            thread.append(AssistantTurn(turn.reply.text, turn.reply.calls, turn.reply.thoughts))
+            thread.append(AssistantTurn(turn.reply.text, turn.reply.calls, turn.reply.thoughts, turn.reply.natives))
             for call in turn.reply.calls:
                 result = turn.calls[call.id].result
                 if result is not None:

@@ -65,9 +65,13 @@ def clean_value(value: T) -> T:
     if isinstance(value, str):
         found = clean(value)
     elif isinstance(value, msgspec.Raw):
-        text = bytes(value).decode()
-        cleaned = clean(text)
-        found = value if cleaned is text else msgspec.Raw(cleaned.encode())
+        plain = msgspec.json.decode(value)  # in JSON a value may be written otherwise than it is
+        cleaned = clean_value(plain)
+        found = value if cleaned is plain else msgspec.Raw(msgspec.json.encode(cleaned))
+    elif isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value)
+        cleaned = clean_value(fields)
+        found = value if cleaned is fields else type(value)(**cleaned)
     elif isinstance(value, dict):
         pairs = [(clean_value(key), clean_value(inner)) for key, inner in value.items()]
         if any(new is not inner or key not in value for (key, new), inner in zip(pairs, value.values(), strict=True)):

@@ -20,6 +20,7 @@ from retinue.core.events import (
     ToolStarted,
 )
 from retinue.core.messages import Turn
+from retinue.core.plans import SETUP
 from retinue.log.clocks import Clocks
 from retinue.log.threads import Thread
 
@@ -54,6 +55,7 @@ class Interrupted:
         self.thread = Thread(before)
         self.started = False
         self.seconds = 0.0
+        self.set_up = False
         self.open: dict[str, OpenCall] = {}
         self.call_ids: set[str] = set()
         self.tools: dict[str, str] = {}  # which tool a call was of
@@ -73,7 +75,8 @@ class Interrupted:
                 self.call_ids.add(call_id)
                 self.tools[call_id] = name
             case ToolResult(call_id=call_id):
-                self.open.pop(call_id, None)
+                done = self.open.pop(call_id, None)
+                self.set_up = self.set_up or (done is not None and done.host and done.name == SETUP and body.success)
             case ApprovalAsked(call_id=call_id) if call_id in self.open:
                 self.open[call_id].asked = True
             case ApprovalDecided(call_id=call_id) if call_id in self.open:

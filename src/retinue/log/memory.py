@@ -38,7 +38,7 @@ class MemoryLog:
         return [] if feed is None else feed.events[max(after, 0) :]
 
     def trees(self) -> list[str]:
-        return list(self._feeds)
+        return [tree for tree, feed in self._feeds.items() if feed.events]
 
     async def close(self) -> None:
         """Nothing is held."""

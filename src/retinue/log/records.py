@@ -28,7 +28,8 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
-from retinue.core.messages import Call, Reply, Thought
+from retinue.core.messages import Call, Native, Reply, Thought
+from retinue.core.plans import SETUP
 from retinue.core.records import CallRecord, Difference, RunRecord, TurnRecord, difference_lines, json_text, reply_lines
 
 NEVER_ENDED = "it never ended"
@@ -133,6 +134,11 @@ def _usage(tape: _Tape, body: UsageReported) -> None:
 def _call(tape: _Tape, body: ToolCall) -> None:
     record = CallRecord(body)
     turn = tape.turn
+    if body.host and body.name == SETUP:
+        return  # it was done to the workspace, which is not played
+    if body.tier == "provider":
+        _native(turn, Native(body.call_id, body.name, body.args, ""))
+        return
     if body.host:
         tape.steps().append(record)
     elif turn is not None:
@@ -156,6 +162,21 @@ def _result(tape: _Tape, body: ToolResult) -> None:
     call = tape.open.pop(body.call_id, None)
     if call is not None:
         call.result = body
+    elif tape.turn is not None:
+        for done in _replied(tape.turn).natives:
+            if done.id == body.call_id:
+                result = structs.replace(
+                    done, result=body.text, success=body.success, content=body.content, origin=body.origin
+                )
+                _native(tape.turn, result)
+
+
+def _native(turn: TurnRecord | None, done: Native) -> None:
+    """Of the calls that ran at the provider while it answered, the newest that is known of this one."""
+    if turn is not None:
+        reply = _replied(turn)
+        others = (each for each in reply.natives if each.id != done.id)
+        turn.reply = structs.replace(reply, natives=(*others, done))
 
 
 def _turn_ended(tape: _Tape, _: TurnEnded) -> None:
@@ -185,7 +206,7 @@ _TAKES: dict[Any, Callable[[_Tape, Any], None]] = {
 
 def _whole(text: str, file: str) -> str:
     try:
-        return Path(file).read_text() if file else text
+        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
     except OSError:  # removed since; what the event says of it is what there is
         return text
 
@@ -222,6 +243,7 @@ def _turn_lines(turn: TurnRecord) -> list[str]:
     """Calls stand in the order of their ids: those of one reply run at once."""
     reply = _replied(turn)
     lines = [f"turn {turn.number}", *reply_lines(reply.text, (), [thought.text for thought in reply.thoughts])]
+    lines += [f"search {done.name} ({done.id}): {json_text(done.args)}: {done.result}" for done in reply.natives]
     for _, call in sorted(turn.calls.items()):
         lines += _call_lines(call)
     return lines

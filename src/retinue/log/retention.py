@@ -17,7 +17,7 @@ from pathlib import Path
 
 import apsw
 
-from retinue.core.errors import LogError
+from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import RunSpawned
 from retinue.log import schema
 from retinue.log.archive import Archive, event_of
@@ -51,7 +51,7 @@ def collect(
     folder must stay; then the whole tree does."""
     report = Report()
     archive = Archive(state)
-    kept = _kept(archive, before, report, interrupted=interrupted)
+    kept = _kept(state, before, report, interrupted=interrupted, wanted=wanted)
     for file in archive.files():
         try:
             _collect(state, file, before, report, dry_run=dry_run, kept=kept, wanted=wanted)
@@ -62,8 +62,9 @@ def collect(
     return report
 
 
-def _kept(archive: Archive, before: float, report: Report, *, interrupted: bool) -> frozenset[str]:
-    """Old trees that stay all the same."""
+def _kept(state: Path, before: float, report: Report, *, interrupted: bool, wanted: Wanted) -> frozenset[str]:
+    """Old trees that stay all the same, but for those that only have something wanted in their folders."""
+    archive = Archive(state)
     origins: dict[str, str] = {}
     old: set[str] = set()
     for file in archive.files():
@@ -76,7 +77,7 @@ def _kept(archive: Archive, before: float, report: Report, *, interrupted: bool)
         if stored.tree in old and not interrupted and not archive.has_ended(stored):
             report.interrupted.append(stored.tree)
             old.discard(stored.tree)
-        if stored.tree not in old:
+        if stored.tree not in old or _wanted(state, stored.tree, wanted):
             stay.append(stored.tree)
     kept = set(report.interrupted)
     for name in stay:
@@ -97,8 +98,7 @@ def _collect(
     try:
         old = []
         for tree in _gone(file, before, kept):  # again: somebody may have written it since
-            stays = wanted(state / "runs" / tree) if _TREE.fullmatch(tree) else []
-            if stays:
+            if stays := _wanted(state, tree, wanted):
                 report.kept[tree] = stays
             else:
                 old.append(tree)
@@ -118,6 +118,14 @@ def _collect(
         report.freed_bytes += max(0, size - _size_of_log(file))
     finally:
         os.close(lock)
+
+
+def _wanted(state: Path, tree: str, wanted: Wanted) -> list[str]:
+    """What in its folder must stay; all of it when that cannot be told."""
+    try:
+        return wanted(state / "runs" / tree) if _TREE.fullmatch(tree) else []
+    except RetinueError:
+        return [tree]
 
 
 def _gone(file: Path, before: float, kept: frozenset[str]) -> list[str]:

@@ -123,4 +123,7 @@ def before(read: Callable[[str], Sequence[Event]], tree: str, spawned: RunSpawne
 
 
 def _whole(text: str, file: str) -> str:
-    return Path(file).read_text() if file else text
+    try:
+        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
+    except OSError as error:
+        raise LogError(f"the thread has a text that is in {file}: {error.strerror or error}") from None

@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 
 from retinue.agent.loop import ANSWER, REMINDER, inline
-from retinue.agent.setups import NAME as SETUP
 from retinue.agent.setups import called
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import Disconnected, Limited, RetinueError, ToolError
 from retinue.core.events import Inbox, ToolCall, ToolResult, TurnEnded, TurnStarted, Warned
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn, last_text
-from retinue.core.plans import Job, Past
+from retinue.core.plans import SETUP, Job, Past
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.results import Ending
 from retinue.wire import link as wire

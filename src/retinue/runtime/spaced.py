@@ -47,7 +47,7 @@ class Spaced:
         space = folders.space
         if space is not None:
             await self._open(space, link)
-            if job.past is None or (job.past.turn == 1 and job.past.reply is None):
+            if job.past is None or not job.past.set_up:
                 job = msgspec.structs.replace(job, setup=self._setup)
         try:
             return await self._inner.run(job, link)

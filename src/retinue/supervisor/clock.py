@@ -69,12 +69,14 @@ class SystemClock:
     def _ring(self) -> None:
         self._timer = None
         now = time.monotonic()
-        while self._due and self._due[0].due <= now:
-            alarm = heapq.heappop(self._due)
-            callback, alarm.callback = alarm.callback, None
-            if callback is None:
-                self._cancelled = max(0, self._cancelled - 1)
-            else:
-                callback()
-        if self._due and self._timer is None:
-            self._set_timer()
+        try:
+            while self._due and self._due[0].due <= now:
+                alarm = heapq.heappop(self._due)
+                callback, alarm.callback = alarm.callback, None
+                if callback is None:
+                    self._cancelled = max(0, self._cancelled - 1)
+                else:
+                    callback()
+        finally:  # one that breaks must not take the others with it
+            if self._due and self._timer is None:
+                self._set_timer()

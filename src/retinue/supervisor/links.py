@@ -18,7 +18,7 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.core.rules import ALLOW
+from retinue.core.rules import ALLOW, Verdict
 from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.questions import judged
@@ -63,18 +63,22 @@ class RunLink:
             verdict = judged(node, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
-            if call.name == APPLY and verdict.what == "ask":
-                shown = await takeover.question(self, call)
-                if shown is None:
-                    return _ALLOW  # there is nothing to say yes to: the call itself says why
-                preview = shown
-            desk = self.supervisor.desk
-            decision = await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
-            self._still_wanted()
-            return decision
+            return await self._settle(call, spec, preview, verdict)
         except BaseException:
             node.inflight -= 1
             raise
+
+    async def _settle(self, call: Call, spec: ToolSpec, preview: str, verdict: Verdict) -> Decision:
+        """What becomes of a call that the policy does not simply let pass."""
+        if call.name == APPLY and verdict.what == "ask":
+            shown = await takeover.question(self, call)
+            if shown is None:
+                return _ALLOW  # there is nothing to say yes to: the call itself says why
+            preview = shown
+        desk = self.supervisor.desk
+        decision = await desk.settle(self.tree, self.node, call, spec=spec, preview=preview, verdict=verdict)
+        self._still_wanted()
+        return decision
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)

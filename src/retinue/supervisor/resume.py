@@ -35,6 +35,7 @@ from retinue.supervisor.rebuilt import Plans, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import Slots
+from retinue.supervisor.spending import check_price
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.trees import Tree
 
@@ -222,6 +223,8 @@ class Revival:
         if tokens is not None or cost is not None:
             above, owner = (None, "the tree") if parent is None else (parent.account, f"'{node.name}'")
             node.account = Account(owner, tokens=tokens, cost=cost, parent=above)
+        if not node.ended:
+            check_price(node.account, node.plan, host.supervisor.prices)
         node.stall = stall_of(node, spawned.stall_seconds, host.clock, tree.write)
 
     def _count_spent(self, tree: Tree) -> None:
@@ -258,7 +261,8 @@ class Revival:
                 outcomes[call.call_id] = Outcome(text, success=False)
                 del known.open[call.call_id]
         link.go_on(known.open)
-        node.past = msgspec.structs.replace(past, outcomes={**past.outcomes, **outcomes})
+        known_now = {**past.outcomes, **outcomes}
+        node.past = msgspec.structs.replace(past, outcomes=known_now, set_up=known.set_up)
         if known.started and node.plan.profile.call is not None:
             tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN))
             node.stopping = "disconnected"

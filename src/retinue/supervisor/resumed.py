@@ -13,7 +13,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Order, Ticket
 from retinue.log.interrupted import OpenCall
 from retinue.supervisor.approvals import started
-from retinue.supervisor.links import NOTHING, RunLink
+from retinue.supervisor.links import APPLY, NOTHING, RunLink
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import ticket_of
 from retinue.supervisor.questions import judged
@@ -45,17 +45,15 @@ class ResumedLink(RunLink):
         node = self.node
         if spec.tier == "none":
             return NOTHING
-        if before.decision is not None:
+        shown = isinstance(before.decision, Allow) and call.name == APPLY  # a yes to files as they were then
+        if before.decision is not None and not shown:
             if isinstance(before.decision, Allow):
                 await started(self.tree, node, call)
             return before.decision
         verdict = judged(node, spec, call)
         if self._children(call.id) or (verdict.what == "allow" and not verdict.rule):
             return Allow()
-        desk = self.supervisor.desk
-        decision = await desk.settle(self.tree, node, call, spec=spec, preview=preview, verdict=verdict)
-        self._still_wanted()
-        return decision
+        return await self._settle(call, spec, preview, verdict)
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         made = self._children(orders[0].call_id)[: len(orders)]

@@ -19,7 +19,7 @@ from retinue.supervisor.trees import Tree
 # The fields of each kind that hold words of users, models, tools or peers; other kinds hold none. A profile and its
 # tools were cleaned when the plan was made, once for all its runs.
 _TEXTS: dict[type[Body], tuple[str, ...]] = {
-    events.RunSpawned: ("label", "task", "subagent_id", "task_context"),
+    events.RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
     events.Thinking: ("text",),
     events.Message: ("text",),
     events.ToolCall: ("args", "name", "display_name", "call_id"),
@@ -28,7 +28,7 @@ _TEXTS: dict[type[Body], tuple[str, ...]] = {
     events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
     events.Inbox: ("text",),
     events.Warned: ("text",),
-    events.RunEnded: ("final_response", "error_details", "partial", "structured"),
+    events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
 }
 
 

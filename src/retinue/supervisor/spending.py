@@ -42,13 +42,18 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
     account = parent
     if tokens is not None or cost is not None:
         account = Account(owner, tokens=tokens, cost=cost, parent=parent)
+    check_price(account, plan, prices)
+    return account
+
+
+def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
+    """Raises ConfigError when cost is limited and nobody knows what the model costs."""
     counts = account is not None and account.counts_cost and plan.model is not None
     if counts and prices.price(plan.model_name, Usage(1, 1)) is None:
         raise ConfigError(
             f"there is a cost limit, and the price of model '{plan.model_name}' is not known: "
             "limit tokens instead, or use a model with a known price"
         )
-    return account
 
 
 async def complete(

@@ -70,9 +70,8 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
 
 
 def copied_by(node: Node) -> Copied | None:
-    """The same for a run of this process."""
-    space = node.folders.space
-    return None if space is None else copied(str(Path(space.own).parents[2]), node.ref.tree, node.ref.run)
+    """The same for a run of a tree at work here, also for one that ended in an earlier process."""
+    return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
 
 
 def all_copied(state: str, tree: str) -> list[Copied]:

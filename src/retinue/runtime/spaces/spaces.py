@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retinue.core.errors import RetinueError
+from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.results import ChangedFile
 from retinue.runtime.folders import private_folder
 from retinue.runtime.spaces import git
@@ -19,13 +20,13 @@ from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, Spa
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
 from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
 
-MAX_MIB = 2048
-MAX_CHANGED_BYTES = MAX_MIB * MIB
+MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
 STORE = "spaces.git"
+GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
@@ -37,16 +38,19 @@ def store_of(own: str) -> Store:
 class Spaces:
     """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
 
-    def __init__(self, *, max_mib: int = MAX_MIB) -> None:
+    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
 
     def open(self, space: Space, stop: threading.Event) -> Made:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
-        is; one that was only half made is made anew. Those of a tree are made one after the other, so that what they
+        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty
+        folder everything would seem to be deleted. Those of a tree are made one after the other, so that what they
         have in common is kept once."""
         if read_fact(space.own, SPACE, SpaceFact) is not None:
+            if _is_empty(space.path) and store_of(space.own).files(space.base):
+                raise RetinueError(GONE.format(path=space.path))
             return Made()
         if Path(space.path).is_dir() and not Path(space.path).is_symlink():
             shutil.rmtree(space.path)
@@ -65,6 +69,13 @@ class Spaces:
         fact = SpaceFact(space.kind, space.path, space.source, space.project, made.objects)
         write_fact(space.own, SPACE, fact)
         return made
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not any(Path(folder).iterdir())
+    except FileNotFoundError:
+        return True
 
 
 def settle(space: Space, *, stop: threading.Event | None = None) -> tuple[ChangesFact, set[str]]:

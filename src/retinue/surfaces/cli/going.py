@@ -12,6 +12,7 @@ from typing import Any
 from retinue import build
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
+from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
 from retinue.core.records import plain
 from retinue.door import files
@@ -66,6 +67,10 @@ async def _elsewhere(args: argparse.Namespace, archive: Archive, found: Listing,
     address = files.find(doors.doors_of(archive), pid)
     if address is None:
         raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+    if limits_of(args) != Limits():
+        raise ConfigError(
+            f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
+        )
     begun = await through(DoorClient(address))
     if args.detach:
         print(begun.tree)
