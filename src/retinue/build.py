@@ -47,7 +47,7 @@ class Parts:
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
     `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `runtime` is where
     runs live whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths
-    that walled runs may read beside their folders, `caps` what each of them may use of the machine."""
+    that walled runs may read beside their folders, `image` and `container_flags` what containers are made of, `caps` what each of them may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -68,6 +68,8 @@ class Parts:
     runtime: RuntimeName = "inherited"
     fallback: RuntimeName | None = None
     expose: Sequence[str] = ()
+    image: str | None = None
+    container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
 
 
@@ -101,19 +103,26 @@ def supervisor(parts: Parts) -> Supervisor:
 def placement(parts: Parts) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
-    def isolated() -> Runtime:
+    def walled(wall: str, runtime: str, **options: Any) -> Runtime:
         """Raises ConfigError with what to install or set."""
         folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
         try:
-            wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
-                folder / "wall", expose=parts.expose
-            )
+            made_wall = importlib.import_module(wall).probe(folder / "wall", expose=parts.expose, **options)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        made: Runtime = importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps)
+        module, _, name = runtime.rpartition(".")
+        made: Runtime = getattr(importlib.import_module(module), name)(made_wall, caps=parts.caps)
         return made
 
-    return Placement({"inherited": Inherited, "isolated": isolated}, mode=parts.runtime, fallback=parts.fallback)
+    walls, runtimes = "retinue.runtime.walls", "retinue.runtime"
+    makers: dict[RuntimeName, Callable[[], Runtime]] = {
+        "inherited": Inherited,
+        "isolated": lambda: walled(f"{walls}.bubblewrap", f"{runtimes}.isolated.Isolated"),
+        "container": lambda: walled(
+            f"{walls}.container", f"{runtimes}.container.Container", image=parts.image, flags=parts.container_flags
+        ),
+    }
+    return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -244,6 +253,8 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "runtime": settings.subagent_runtime_mode or "inherited",
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
+            "image": settings.container_image,
+            "container_flags": settings.container_flags,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             **given,
         },

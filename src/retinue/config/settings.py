@@ -11,6 +11,8 @@ stall: 300                       # seconds in which nothing may happen in a run 
 retention_days: 30               # what `retinue gc` keeps
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 expose_paths: [/usr/share]      # what walled runs may read beside their own folders
+container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
+container_flags: [--cpus=2]      # for podman or docker run; the flags of the wall come after them
 approvals:
   mode: ask                      # strict: every tool of the primary asks; yes: nothing asks
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
@@ -22,7 +24,7 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_runtime_mode: isolated              # where runs live: inherited, isolated or container
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
@@ -93,6 +95,8 @@ class Settings:
     subagent_runtime_mode: RuntimeName | None = None
     subagent_runtime_fallback_mode: RuntimeName | None = None
     expose_paths: tuple[str, ...] = ()
+    container_image: str | None = None
+    container_flags: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
@@ -125,6 +129,7 @@ def _settings(section: Section, path: Path) -> Settings:
     approval_timeout = section.number("approval_timeout", minimum=0)
     coordination = _coordination(section.section("orchestrator"))
     exposed = section.given("expose_paths")
+    image, flags = section.given("container_image"), section.texts("container_flags")
     section.finish()
     minimum, default, maximum = _timeouts(coordination)
     settings = Settings(
@@ -139,6 +144,8 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_runtime_mode=_runtime(coordination, "subagent_runtime_mode"),
         subagent_runtime_fallback_mode=_runtime(coordination, "subagent_runtime_fallback_mode"),
         expose_paths=() if exposed is None else _paths(exposed),
+        container_image=None if image is None else image.word(),
+        container_flags=flags or (),
         retention_days=RETENTION_DAYS if retention is None else retention,
         profiles={} if profiles is None else _profiles(profiles),
         file=path,

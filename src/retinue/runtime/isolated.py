@@ -37,6 +37,7 @@ class Isolated:
     """Runs jobs behind one kind of wall."""
 
     name = "isolated"
+    process = Process
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
     def __init__(self, wall: Wall, *, caps: Caps | None = None) -> None:
@@ -49,7 +50,7 @@ class Isolated:
         box = box_of(job, job.folders, self._caps)
         try:
             opening = self._wall.open(box)
-            process = Process(opening, Path(job.folders.own, "full_logs", "worker.log"))
+            process = self.process(opening, Path(job.folders.own, "full_logs", "worker.log"))
             process.start()
         except OSError as error:
             raise RetinueError(f"cannot start a process behind the wall: {error}") from None
@@ -159,6 +160,7 @@ def box_of(job: Job, folders: RunFolders, caps: Caps) -> Box:
         readable=tuple(path for path in readable if Path(path).exists()),
         hidden=str(own.parents[2]),
         caps=caps,
+        run=job.ref.run,
     )
 
 
