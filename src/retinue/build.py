@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,8 @@ class Parts:
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
     `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `runtime` is where
     runs live whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths
-    that walled runs may read beside their folders, `image` and `container_flags` what containers are made of, `caps` what each of them may use of the machine."""
+    that walled runs may read beside their folders, `image` and `container_flags` what containers are made of, `caps`
+    what each of these runs may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -123,6 +125,26 @@ def placement(parts: Parts) -> Placement:
         ),
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
+
+
+def attempts() -> Any:
+    """What `retinue doctor --escape` tries against a wall."""
+    return importlib.import_module("retinue.runtime.walls.attempts")
+
+
+def run_as_ordinary(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Started by root: runs a command as somebody else, who can reach this Python and package."""
+    done: subprocess.CompletedProcess[str] = importlib.import_module("retinue.runtime.walls.ordinary").run(
+        argv, seconds=seconds
+    )
+    return done
+
+
+def image() -> str:
+    """Makes the default image of runtime `container`, and says what it is; raises ConfigError."""
+    engine = importlib.import_module("retinue.runtime.walls.container").engine()
+    said: str = importlib.import_module("retinue.runtime.walls.image").build(engine.argv)
+    return said
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 
-import tests.runtime.escapes  # noqa: F401 - adds to the falls
 from tests.runtime.falls import FALLS
 from tests.runtime.scenes import SCENES
 

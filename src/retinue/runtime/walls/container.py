@@ -88,9 +88,9 @@ class Engine:
         return Path(self.argv[0]).name == "podman"
 
     def remove(self, names: Sequence[str]) -> None:
-        """Ends these containers at once, whatever state they are in."""
-        if names:
-            self.call("rm", "--force", *(["--time=0"] if self.podman else []), *names)
+        """Ends these containers at once, whatever state they are in. One that is gone must not save the others."""
+        for name in names:
+            self.call("rm", "--force", *(["--time=0"] if self.podman else []), name)
 
     def call(self, *arguments: str, seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str]:
         try:
@@ -130,7 +130,7 @@ class Containers:
         return self._opening(box, user, [_WORK], "--interactive")
 
     def _opening(self, box: Box, user: tuple[int, int] | None, code: Sequence[str], *more: str) -> Opening:
-        name = f"retinue-{secrets.token_hex(8)}"
+        name = f"retinue-{os.getpid()}-{secrets.token_hex(6)}"
         argv = [
             *self._engine.argv,
             "run",
@@ -153,9 +153,7 @@ class Containers:
             "-c",
             *code,
         ]
-        return Opening(
-            argv, client(os.environ), user=user, kill=lambda: labels.kill(self._engine, box.tree, box.run)
-        )
+        return Opening(argv, client(os.environ), user=user, kill=lambda: labels.kill(self._engine, box.tree, box.run))
 
     def _as_user(self, user: tuple[int, int] | None) -> list[str]:
         if user is not None:
@@ -246,8 +244,8 @@ _PROBED: dict[tuple[str, ...], Containers] = {}
 
 
 def _empty(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
-    """A folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs would
-    take over the rights of what it hides, and podman's also the files."""
+    """A folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
+    would take over the rights of what it hides, and podman's also the files."""
     folders = {folder.parent, folder}
     for path in bound:
         if path.startswith(f"{mask}/"):

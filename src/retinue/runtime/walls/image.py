@@ -14,20 +14,36 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from retinue.runtime.walls.box import NoWall, command, library, python
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
+# fmt: off
 PROGRAMS = (
-    "sh bash env cat ls cp mv rm ln mkdir rmdir mknod mkfifo touch chmod chown chroot head tail wc sort uniq cut tr tee "
-    "seq date sleep true false test expr printf echo pwd basename dirname readlink realpath stat du df id whoami uname "
-    "nohup timeout nproc mktemp od sha256sum base64 paste comm join split dd sync tty kill grep egrep sed awk find xargs "
-    "diff cmp patch tar gzip gunzip setsid unshare nsenter mount umount ps"
-).split()  # fmt: skip
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
+    "sh", "bash", "env", "cat", "ls", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "mknod", "mkfifo", "touch", "chmod",
+    "chown", "chroot", "head", "tail", "wc", "sort", "uniq", "cut", "tr", "tee", "seq", "date", "sleep", "true",
+    "false", "test", "expr", "printf", "echo", "pwd", "basename", "dirname", "readlink", "realpath", "stat", "du", "df",
+    "id", "whoami", "uname", "nohup", "timeout",
+    "nproc", "mktemp", "od", "sha256sum", "base64", "paste", "comm", "join",
+    "split", "dd", "sync", "tty", "kill", "grep", "egrep", "sed", "awk", "find", "xargs", "diff", "cmp", "patch", "tar",
+    "gzip", "gunzip", "setsid", "unshare", "nsenter", "mount", "umount", "ps",
+)
+# fmt: on
+SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+}
 ETC = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
     "etc/group": "root:x:0:\nnobody:x:65534:\n",
@@ -37,12 +53,12 @@ BUILD_SECONDS = 300.0
 _LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
-def build(engine: str) -> str:
+def build(engine: Sequence[str]) -> str:
     """Makes the default image and says what is in it; raises NoWall."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         raise NoWall("the default image is made of this machine's own programs, which takes Linux with glibc")
     process = subprocess.Popen(
-        [engine, "import", "-", NAME], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*engine, "import", "-", NAME], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stdin is not None
     try:
@@ -59,24 +75,24 @@ def build(engine: str) -> str:
     return f"{NAME}: {count} files of this machine, {PYTHON} and {len(_programs())} programs; nothing was downloaded"
 
 
-def _pack(pipe: io.BufferedIOBase | object) -> int:
-    with tarfile.open(fileobj=pipe, mode="w|") as tar:  # type: ignore[call-overload]
+def _pack(pipe: IO[bytes]) -> int:
+    with tarfile.open(fileobj=pipe, mode="w|") as tar:
         image = _Image(tar)
         for name in ("usr", "etc", "proc", "sys", "dev", "run", "var", "tmp"):
             image.folder(f"/{name}")
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             if Path("/", name).is_symlink():
-                image.link(f"/{name}", os.readlink(f"/{name}"))
+                image.link(f"/{name}", str(Path("/", name).readlink()))
         for name, text in ETC.items():
             image.text(name, text)
-        files = [(name, found) for name, found in _programs().items()]
-        for name, found in files:
+        programs = _programs()
+        for name, found in programs.items():
             image.file(os.path.realpath(found), f"{os.path.realpath(Path(found).parent)}/{name}")
         image.file(python(), python())
         for name in ("python3", PYTHON):
             if not image.has(f"/usr/bin/{name}"):
                 image.link(f"/usr/bin/{name}", python())
-        compiled = [python(), *(found for _, found in files)]
+        compiled = [python(), *programs.values()]
         for path in _standard_library():
             image.file(path, path)
             if ".so" in Path(path).name:
@@ -122,12 +138,19 @@ class _Image:
             self._add(path, tarfile.REGTYPE, mode=mode, content=content, size=found.st_size)
 
     def _add(
-        self, path: str, kind: bytes, *, mode: int = 0o777, target: str = "", content: io.IOBase | None = None, size: int = 0
+        self,
+        path: str,
+        kind: bytes,
+        *,
+        mode: int = 0o777,
+        target: str = "",
+        content: IO[bytes] | None = None,
+        size: int = 0,
     ) -> None:
         self.names.add(path)
         entry = tarfile.TarInfo(path.lstrip("/"))
         entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, size
-        self._tar.addfile(entry, content)  # type: ignore[arg-type]
+        self._tar.addfile(entry, content)
 
 
 def _programs() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The labels of our containers: whose they are, so that exactly those can be ended, also after their maker was killed."""
+"""The labels of our containers: whose they are, so that exactly those can be ended, also when their maker is gone."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from retinue import build
 from retinue.config.models import PROVIDERS, default_model, install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project, load_project
 from retinue.core.errors import RetinueError
+from retinue.core.profiles import RUNTIMES
 from retinue.log.archive import Archive
 from retinue.supervisor.clock import SystemClock
 from retinue.surfaces.cli import screen
@@ -28,6 +30,8 @@ ok: as it should be; warn: works, but you should know; fail: runs will not work.
 
 examples:
   retinue doctor
+  retinue doctor --escape              tries the walls from inside; exit code 1 when something gets out
+  retinue doctor --build-image
   retinue doctor --json | jq '.[] | select(.state != "ok")'"""
 OLDEST_PYTHON = (3, 11)
 AUTHORITY = (
@@ -49,9 +53,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check that everything retinue needs is there."
     parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--escape", action="store_true", help="try to get out of each wall that stands here")
+    other.add_argument(
+        "--build-image", action="store_true", help="make the image of runtime container, of this machine's own files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.escape:
+        escaped: int = importlib.import_module("retinue.surfaces.cli.escape").run(as_json=args.json)
+        return escaped
+    if args.build_image:
+        print(build.image())
+        return 0
     checks = list(_checks(find_project(Path.cwd())))
     if args.json:
         screen.print_json([asdict(check) for check in checks])
@@ -67,7 +82,7 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parent}")
     yield _sqlite()
     yield _git()
-    yield _walls(folder)
+    yield from _walls(folder)
     marked = (folder / SETTINGS_FILE).exists()
     yield Check("project", "ok", f"{folder}" + ("" if marked else f" (no {SETTINGS_FILE}: defaults)"))
     yield _state(folder / ".retinue")
@@ -96,13 +111,20 @@ def _git() -> Check:
     return Check("git", "ok", f"{said.strip()} at {found}")
 
 
-def _walls(folder: Path) -> Check:
-    """Whether runs of runtime `isolated` can be had here: a wall is built and looked at from inside."""
+def _walls(folder: Path) -> Iterator[Check]:
+    """Which walls can be had here: each is built and looked at from inside."""
     try:
-        started = build.placement(build.Parts(folder)).runtime("isolated").started
-    except RetinueError as error:
-        return Check("walls", "warn", f"runtime `isolated` is not possible here: {error}")
-    return Check("walls", "ok", f"runtime `isolated` stands: {', '.join(started.walls)}")
+        parts, _ = build.project_parts(folder)
+    except RetinueError:
+        parts = build.Parts(folder)  # what is wrong with the settings is told below
+    runtimes = build.placement(replace(parts, fallback=None))
+    for name in RUNTIMES[1:]:
+        try:
+            started = runtimes.runtime(name).started
+        except RetinueError as error:
+            yield Check("walls", "warn", f"runtime `{name}` is not possible here: {error}")
+        else:
+            yield Check("walls", "ok", f"runtime `{name}` stands: {', '.join(started.walls)}")
 
 
 def _state(state: Path) -> Check:
