@@ -5,6 +5,9 @@ import json
 import sys
 
 from tests.runtime.falls import FALLS
+from tests.runtime.places import make_image
 from tests.runtime.scenes import SCENES
 
+if sys.argv[2] == "container":
+    make_image()
 print(json.dumps(asyncio.run({**SCENES, **FALLS}[sys.argv[1]](sys.argv[2]))))

@@ -45,9 +45,9 @@ class Place:
     ordinary: bool = False
 
     async def play(self, scene: str) -> Any:
-        if self.runtime == "container":
-            make_image()
         if not self.ordinary or not ROOT:
+            if self.runtime == "container":
+                make_image()
             return await {**SCENES, **FALLS}[scene](self.runtime)
         return json.loads(run_as_user([sys.executable, "-m", "tests.runtime", scene, self.runtime]))
 
@@ -60,6 +60,18 @@ PLACES = [
         marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
     ),
     pytest.param(Place("container"), id="container", marks=needs_containers),
+]
+# An ordinary user's containers start slowly, so all scenes are theirs in `make soak` only.
+EVERYWHERE = [
+    *PLACES,
+    pytest.param(
+        Place("container", ordinary=True),
+        id="container-by-ordinary-user",
+        marks=[
+            needs_containers,
+            pytest.mark.skipif(not ROOT or command("newuidmap") is None, reason="needs newuidmap"),
+        ],
+    ),
 ]
 
 

@@ -64,13 +64,13 @@ def facts(result: Result[Any], events: list[Event]) -> Facts:
         if isinstance(event.body, ToolCall | ToolResult | ApprovalAsked | Warned):
             fields = msgspec.to_builtins(event.body)
             said.setdefault(event.path, []).append({key: fields[key] for key in fields if key not in _CHANGING})
-    for path in kinds:  # calls of one reply run side by side, and which of them is first is chance
-        kinds[path] = _sorted(kinds[path], lambda kind: kind in ("tool.call", "tool.result"), lambda kind: kind)
+    for path, found in kinds.items():  # calls of one reply run side by side, and which of them is first is chance
+        kinds[path] = _sorted(found, lambda kind: kind in ("tool.call", "tool.result"), lambda kind: kind)
         said[path] = _sorted(said.get(path, []), _turn, lambda fields: (fields["kind"], fields.get("call_id", "")))
     plain = json.dumps({"kinds": kinds, "said": said, "result": _plain(result)}, sort_keys=True)
     plain = plain.replace(result.workspace, "PROJECT").replace(result.tree, "TREE")
-    found: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
-    return found
+    plain_facts: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
+    return plain_facts
 
 
 def _turn(fields: Facts) -> str:

@@ -9,10 +9,10 @@ import pytest
 from retinue.build import Parts
 from retinue.runtime.walls.attempts import TRIES, OneByOne, planted
 from retinue.surfaces.cli.escape import NotTried, play, print_table, try_all
-from tests.runtime.places import PLACES, Place
+from tests.runtime.places import EVERYWHERE, Place
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 async def test_no_way_out(place: Place) -> None:
     told = await place.play("escapes")
     assert len(TRIES) >= 60

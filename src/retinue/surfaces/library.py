@@ -178,8 +178,8 @@ def open(  # noqa: PLR0913 - the one front door
     answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
     instead of the price library. `runtime` is where runs live whose profile does not say (`inherited`: in this process,
-    with your authority; `isolated`: each in a process of its own behind a wall); where that cannot be had a run is
-    refused, unless `fallback` names the laxer one to use."""
+    with your authority; `isolated`: each in a process of its own behind a wall; `container`: each in a container);
+    where that cannot be had a run is refused, unless `fallback` names the laxer one to use."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()

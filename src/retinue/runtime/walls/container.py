@@ -24,6 +24,7 @@ from retinue.runtime.walls.image import NAME, PYTHON
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
+MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
 OPEN_FILES = 4096
 # What the engine's own program needs of our environment; nothing of it goes inside.
@@ -222,6 +223,8 @@ class Containers:
                 raise NoWall(f"{self._image} has no {PYTHON}, which the worker is compiled for; {BUILD}")
             if "ImportError" in said or "ModuleNotFoundError" in said:
                 raise NoWall(f"the worker cannot be loaded in {self._image} ({said}); {BUILD}")
+            if "subuid" in said:
+                raise NoWall(f"podman needs more user ids for you: {MORE_IDS}")
             raise _Failed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
         try:
             return msgspec.json.decode(done.stdout, type=_Seen)
