@@ -52,6 +52,12 @@ class Place:
         return json.loads(run_as_user([sys.executable, "-m", "tests.runtime", scene, self.runtime]))
 
 
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only.
+USERS_CONTAINER = Place("container", ordinary=True)
+needs_users_containers = [
+    needs_containers,
+    pytest.mark.skipif(not ROOT or command("newuidmap") is None, reason="needs root and newuidmap"),
+]
 PLACES = [
     pytest.param(Place("isolated"), id="isolated", marks=needs_bubblewrap),
     pytest.param(
@@ -60,18 +66,7 @@ PLACES = [
         marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
     ),
     pytest.param(Place("container"), id="container", marks=needs_containers),
-]
-# An ordinary user's containers start slowly, so all scenes are theirs in `make soak` only.
-EVERYWHERE = [
-    *PLACES,
-    pytest.param(
-        Place("container", ordinary=True),
-        id="container-by-ordinary-user",
-        marks=[
-            needs_containers,
-            pytest.mark.skipif(not ROOT or command("newuidmap") is None, reason="needs newuidmap"),
-        ],
-    ),
+    pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.places import EVERYWHERE, PLACES, Place
+from tests.runtime.places import PLACES, Place
 from tests.runtime.scenes import SCENES
 
 
@@ -12,11 +12,4 @@ from tests.runtime.scenes import SCENES
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_scene_is_the_same_as_in_process(place: Place, scene: str) -> None:
-    assert await place.play(scene) == await SCENES[scene]("inherited")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("scene", SCENES)
-@pytest.mark.parametrize("place", EVERYWHERE[-1:])
-async def test_a_scene_is_the_same_in_an_ordinary_users_container(place: Place, scene: str) -> None:
     assert await place.play(scene) == await SCENES[scene]("inherited")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 
 from retinue.runtime.first import OUT_OF_MEMORY
 from retinue.runtime.isolated import Isolated
 from retinue.runtime.processes import REAP_SECONDS, Process
+from retinue.runtime.walls.box import NoWall
 
 AGAIN_SECONDS = 0.2
 
@@ -31,11 +33,18 @@ class ContainerProcess(Process):
     async def _kill_all(self) -> None:
         """A container that is just being made is not found the first time."""
         assert self._opening.kill is not None
-        for _ in range(int(REAP_SECONDS / AGAIN_SECONDS)):
-            await asyncio.to_thread(self._opening.kill)
+        deadline = self._loop.time() + REAP_SECONDS
+        while self._loop.time() < deadline:
+            with suppress(NoWall):  # an engine that does not answer is asked again
+                await asyncio.to_thread(self._opening.kill)
             if await self._within(AGAIN_SECONDS):
                 return
         self._process.kill()
+
+    async def _leave(self) -> None:
+        if self._killing is not None:
+            await self._killing
+        await super()._leave()
 
 
 class Container(Isolated):

@@ -26,6 +26,7 @@ ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
+REMOVE_SECONDS = 10.0
 OPEN_FILES = 4096
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
@@ -91,7 +92,7 @@ class Engine:
     def remove(self, names: Sequence[str]) -> None:
         """Ends these containers at once, whatever state they are in. One that is gone must not save the others."""
         for name in names:
-            self.call("rm", "--force", *(["--time=0"] if self.podman else []), name)
+            self.call("rm", "--force", *(["--time=0"] if self.podman else []), name, seconds=REMOVE_SECONDS)
 
     def call(self, *arguments: str, seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str]:
         try:
@@ -212,7 +213,8 @@ class Containers:
             raise NoWall(f"{self._engine.argv[0]} started, but its wall has holes here: {', '.join(trouble)}")
         self.counts_memory = 0 < seen.memory <= box.caps.memory
         counted = ["cgroup"] if self.counts_memory else []
-        words = ["uid" if user else "user", "pid", "mount", "net", "ipc", "caps", "no_new_privs", "seccomp"]
+        whose = ["uid"] if user else ["user"] if self._engine.podman else []
+        words = [*whose, "pid", "mount", "net", "ipc", "caps", "no_new_privs", "seccomp"]
         self.words = (Path(self._engine.argv[0]).name, *words, *counted, "rlimits")
 
     def _look(self, opening: Opening) -> _Seen:
@@ -301,8 +303,8 @@ def probe(
     found = engine()
     labels.sweep(found)
     if found.call("image", "inspect", image or NAME).returncode:
-        missing = f"there is no image {image or NAME} here (it is not pulled)"
-        raise NoWall(f"{missing}; {BUILD}" + ("" if image else ", and container_image names another"))
+        pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image else ""
+        raise NoWall(f"there is no image {image or NAME} here{pull}; {BUILD}")
     hidden = folder / "project" / STATE
     places = [hidden / "runs" / "probe" / name for name in ("workspace", "outputs", "lent")]
     for place in places:
