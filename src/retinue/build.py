@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,8 +68,8 @@ class Parts:
     OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` are the hosts
     that may be fetched from, reached through `dialer` (which no file can name). `runtime` is where runs live whose
     profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
-    runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `caps`
-    what each may use of the machine."""
+    runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `image`
+    and `container_flags` what containers are made of, `caps` what each may use of the machine."""
 
     project: Path
     state: Path | None = None
@@ -98,6 +99,8 @@ class Parts:
     fallback: RuntimeName | None = None
     expose: Sequence[str] = ()
     launch_prefix: Sequence[str] = ()
+    image: str | None = None
+    container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
 
 
@@ -164,24 +167,47 @@ def _environment_trace() -> str:
 def placement(parts: Parts) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
-    def isolated() -> Runtime:
+    def walled(wall: str, runtime: str, **options: Any) -> Runtime:
         """Raises ConfigError with what to install or set."""
         folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
         try:
-            wall = importlib.import_module("retinue.runtime.walls.bubblewrap").probe(
-                folder / "wall", expose=parts.expose, prefix=parts.launch_prefix
-            )
+            made_wall = importlib.import_module(wall).probe(folder / "wall", expose=parts.expose, **options)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        return spaced(importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps))
+        module, _, name = runtime.rpartition(".")
+        return spaced(getattr(importlib.import_module(module), name)(made_wall, caps=parts.caps))
 
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     spaced = partial(Spaced, setup=parts.setup, spaces=spaces)
+    walls, runtimes = "retinue.runtime.walls", "retinue.runtime"
     makers: dict[RuntimeName, Callable[[], Runtime]] = {
         "inherited": lambda: spaced(Inherited()),
-        "isolated": isolated,
+        "isolated": lambda: walled(f"{walls}.bubblewrap", f"{runtimes}.isolated.Isolated", prefix=parts.launch_prefix),
+        "container": lambda: walled(
+            f"{walls}.container", f"{runtimes}.container.Container", image=parts.image, flags=parts.container_flags
+        ),
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
+
+
+def attempts() -> Any:
+    """What `retinue doctor --escape` tries against a wall."""
+    return importlib.import_module("retinue.runtime.walls.attempts")
+
+
+def run_as_ordinary(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Started by root: runs a command as somebody else, who can reach this Python and package."""
+    done: subprocess.CompletedProcess[str] = importlib.import_module("retinue.runtime.walls.ordinary").run(
+        argv, seconds=seconds
+    )
+    return done
+
+
+def image() -> str:
+    """Makes the default image of runtime `container`, and says what it is; raises ConfigError."""
+    engine = importlib.import_module("retinue.runtime.walls.container").engine()
+    said: str = importlib.import_module("retinue.runtime.walls.image").build(engine.argv)
+    return said
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -352,6 +378,8 @@ def project_parts(
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
             "launch_prefix": settings.subagent_host_launch_prefix,
+            "image": settings.container_image,
+            "container_flags": settings.container_flags,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
             "network": settings.network,

@@ -168,6 +168,10 @@ def test_what_counts_as_loose() -> None:
     assert (narrow.expose_paths, narrow.subagent_host_launch_prefix, narrow.profiles["poet"].runtime) == ((), (), None)
     assert narrow.subagent_runtime_mode is narrow.subagent_runtime_fallback_mode is None
     assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")
+    image = "container_image: evil\ncontainer_flags: [--privileged]\n"
+    assert loose(image) == ["container_image: evil", "container_flags: --privileged"]
+    narrow = trust.held(parse_settings(image, Path("retinue.yaml")))[0]
+    assert (narrow.container_image, narrow.container_flags) == (None, ())
     assert loose(
         "profiles: {a: {limits: {seconds: null}}, b: {limits: {seconds: 1801}}, c: {limits: {seconds: 9}}}"
     ) == [

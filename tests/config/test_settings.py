@@ -83,7 +83,10 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
     ("text", "expected"),
     [
         ("- a", "1: expected 'key: value' lines, got a list"),
-        ("modle: x", "1: key 'modle': unknown key; allowed here: approval_timeout, approvals, expose_paths,"),
+        (
+            "modle: x",
+            "1: key 'modle': unknown key; allowed here: approval_timeout, approvals, container_flags, container_image,",
+        ),
         ("model: ''", "1: key 'model': expected a text, got an empty one"),
         ("max_depth: null", "1: key 'max_depth': expected a whole number, got nothing"),
         ("max_depth: -1", "1: key 'max_depth': must be 0 or more, got -1"),

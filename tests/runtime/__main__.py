@@ -4,8 +4,10 @@ import asyncio
 import json
 import sys
 
-import tests.runtime.escapes  # noqa: F401 - adds to the falls
 from tests.runtime.falls import FALLS
+from tests.runtime.places import make_image
 from tests.runtime.scenes import SCENES
 
+if sys.argv[2] == "container":
+    make_image()
 print(json.dumps(asyncio.run({**SCENES, **FALLS}[sys.argv[1]](sys.argv[2]))))

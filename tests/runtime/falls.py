@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from retinue.build import Parts, supervisor
 from retinue.core.events import Delta, RunEnded, ToolCall, ToolResult, UsageReported
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
-from retinue.runtime.walls import cgroups
+from retinue.runtime.walls import cgroups, labels
+from retinue.runtime.walls.container import engine
 from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.escape import try_all
 from tests.runtime.scenes import Facts, project
 from tests.tree.kit import call, main
 
@@ -55,7 +58,7 @@ async def play(
     result = node.result()
     await owner.close()
     shutil.rmtree(folder)
-    return told(result, events)
+    return told(result, events) | {"left": await left(runtime)}
 
 
 def told(result: Result[Any], events: list[Event]) -> Facts:
@@ -67,15 +70,38 @@ def told(result: Result[Any], events: list[Event]) -> Facts:
         "endings": sum(isinstance(event.body, RunEnded) for event in events),
         "last": events[-1].kind,
         "results": [event.body.text for event in events if isinstance(event.body, ToolResult)],
-        "left": left(),
     }
 
 
-def left() -> list[str]:
-    """What is still there of any run of this process: living processes and control groups."""
-    processes = [line for pid in below(os.getpid()) if (line := cmdline(pid))]
+async def left(runtime: str) -> list[str]:
+    """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
+    engine cleans up after its client has gone, and has 10 s for it."""
+    deadline = time.monotonic() + (10 if runtime == "container" else 0)
+    while (found := _left()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return found + (containers() if runtime == "container" else [])
+
+
+def _left() -> list[str]:
+    processes = [line for pid in everybody() if (line := cmdline(pid))]
     parents = cgroups.parents() or []
     return processes + [path.name for folder in parents for path in folder.glob(f"retinue-{os.getpid()}-*")]
+
+
+def containers() -> list[str]:
+    """Those of this process that the engine knows."""
+    said = engine().call("ps", "--all", "--quiet", "--filter", f"label={labels.MAKER}={labels.maker()}")
+    return said.stdout.split()
+
+
+def everybody() -> Iterator[int]:
+    """Every process below this one; of a container also its monitor, which belongs to nobody."""
+    yield from below(os.getpid())
+    for path in Path("/proc").glob("[0-9]*"):
+        line = cmdline(int(path.name))
+        if f" -n retinue-{os.getpid()}-" in line and "conmon" in line:
+            yield int(path.name)
+            yield from below(int(path.name))
 
 
 def below(pid: int) -> Iterator[int]:
@@ -94,12 +120,10 @@ def cmdline(pid: int) -> str:
 
 
 async def kill_worker(owner: Supervisor, tree: str) -> None:
-    [pid] = [
-        pid
-        for pid in below(os.getpid())
-        if " -c import sys; sys.modules" in cmdline(pid) and "bwrap" not in cmdline(pid)
-    ]
-    os.kill(pid, signal.SIGKILL)
+    """The last of those that look like it: in a container it has a first process above it that looks the same."""
+    lines = {pid: cmdline(pid) for pid in everybody()}
+    workers = [pid for pid, line in lines.items() if " -c import sys; sys.modules" in line]
+    os.kill([pid for pid in workers if Path(lines[pid].split()[0]).name.startswith("python")][-1], signal.SIGKILL)
 
 
 WORDS = {"text": "so far", "usage": {"input_tokens": 5, "output_tokens": 2}}
@@ -155,7 +179,7 @@ async def fork_bomb(runtime: str) -> Facts:
     async def count(owner: Supervisor, tree: str) -> None:
         nonlocal most
         for _ in range(100):
-            most = max(most, len(list(below(os.getpid()))))
+            most = max(most, len(list(everybody())))
             await asyncio.sleep(0.01)
 
     replies = [call("shell", command=command, timeout=2), {"text": "lived"}]
@@ -199,3 +223,9 @@ async def environment(runtime: str) -> Facts:
         return await play(runtime, [call("shell", command="env | grep -v ^LC_"), {"text": "x"}])
     finally:
         del os.environ["PLANTED_KEY"]
+
+
+@fall
+async def escapes(runtime: str) -> Facts:
+    escaped = await try_all(runtime)  # type: ignore[arg-type]
+    return {"escaped": escaped, "left": await left(runtime)}

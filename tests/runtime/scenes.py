@@ -7,6 +7,7 @@ A scene knows the name of the runtime and nothing else of it, so that every runt
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import shutil
@@ -63,10 +64,23 @@ def facts(result: Result[Any], events: list[Event]) -> Facts:
         if isinstance(event.body, ToolCall | ToolResult | ApprovalAsked | Warned):
             fields = msgspec.to_builtins(event.body)
             said.setdefault(event.path, []).append({key: fields[key] for key in fields if key not in _CHANGING})
+    for path, found in kinds.items():  # calls of one reply run side by side, and which of them is first is chance
+        kinds[path] = _sorted(found, lambda kind: kind in ("tool.call", "tool.result"), lambda kind: kind)
+        said[path] = _sorted(said.get(path, []), _turn, lambda fields: (fields["kind"], fields.get("call_id", "")))
     plain = json.dumps({"kinds": kinds, "said": said, "result": _plain(result)}, sort_keys=True)
     plain = plain.replace(result.workspace, "PROJECT").replace(result.tree, "TREE")
-    found: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
-    return found
+    plain_facts: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
+    return plain_facts
+
+
+def _turn(fields: Facts) -> str:
+    return str(fields.get("call_id", "")).rpartition("_")[0]
+
+
+def _sorted(items: list[Any], group: Callable[[Any], Any], key: Callable[[Any], Any]) -> list[Any]:
+    """Each stretch of the same group in order; what belongs to none stays where it is."""
+    stretches = itertools.groupby(items, group)
+    return [item for one, found in stretches for item in (sorted(found, key=key) if one else found)]
 
 
 _PASSING_TEXT = re.compile(r"subagent_[0-9a-f]{12,}|(?<=execution_time_seconds)[^,]+")

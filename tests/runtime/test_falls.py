@@ -13,7 +13,7 @@ import pytest
 
 from retinue.runtime.walls import cgroups
 from tests.runtime.falls import cmdline
-from tests.runtime.places import PLACES, Place, needs_bubblewrap
+from tests.runtime.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 
 places = pytest.mark.parametrize("place", PLACES)
 
@@ -85,13 +85,31 @@ async def test_a_call_of_a_megabyte_crosses_whole_and_one_of_many_is_refused_in_
 async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> None:
     told = await place.play("environment")
     seen = dict(line.split("=", 1) for line in told["results"][0].splitlines())
-    assert set(seen) <= {"PATH", "HOME", "TMPDIR", "USER", "SHELL", "LANG", "TZ", "PWD", "SHLVL", "_", "RETINUE_RUN"}
+    assert set(seen) <= {
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "USER",
+        "SHELL",
+        "LANG",
+        "TZ",
+        "PWD",
+        "SHLVL",
+        "_",
+        "RETINUE_RUN",
+        "TERM",
+    }
     assert seen["HOME"] == seen["PWD"] and seen["TMPDIR"] == "/tmp"
 
 
-@needs_bubblewrap
+@pytest.mark.parametrize(
+    "runtime",
+    [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)],
+)
 @pytest.mark.requirement("P19")
-async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path) -> None:
+async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: str) -> None:
+    if runtime == "container":
+        make_image()
     tmp_path.chmod(0o755)
     mark = f"9{secrets.randbelow(10**6):06}"
     (tmp_path / "s.yaml").write_text(
@@ -107,7 +125,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path) -> None:
         "--model",
         "scripted:s.yaml",
         "--runtime",
-        "isolated",
+        runtime,
     ]
     host = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

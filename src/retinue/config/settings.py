@@ -17,6 +17,8 @@ workspace_setup_timeout: 600     # its seconds
 workspace_max_mib: 2048          # how large a copy or worktree may be
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 expose_paths: [/usr/share]       # what walled runs may read beside their own folders
+container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
+container_flags: [--cpus=2]      # for podman or docker run; the flags of the wall come after them
 approvals:
   mode: ask                      # strict: every tool of the primary asks; walled: nothing inside a wall; yes: nothing
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
@@ -28,7 +30,7 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), or inherited
     subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
@@ -122,6 +124,8 @@ class Settings:
     subagent_runtime_fallback_mode: RuntimeName | None = None
     subagent_host_launch_prefix: tuple[str, ...] = ()
     expose_paths: tuple[str, ...] = ()
+    container_image: str | None = None
+    container_flags: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
     network: tuple[str, ...] = ()
@@ -302,6 +306,8 @@ SETTINGS = Shape(
         Key("workspace_max_mib", COUNT, "how large a copy or worktree may be", "2048"),
         Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
         Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
+        Key("container_image", WORD, "of runtime container; it is never pulled", "localhost/retinue:py3.11-x86_64"),
+        Key("container_flags", TEXTS, "for podman or docker run; those of the wall come after them", "[--cpus=2]"),
         Key("telemetry", FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", "true"),
         Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
         Key("approvals", mapping(RULES, _rules), "what asks you before it runs; deny wins, then ask, then allow"),
@@ -328,6 +334,8 @@ def _settings(section: Section, path: Path) -> Settings:
         telemetry=found.get("telemetry"),
         network=found.get("network") or (),
         expose_paths=found.get("expose_paths") or (),
+        container_image=found.get("container_image"),
+        container_flags=found.get("container_flags") or (),
         profiles=found.get("profiles") or {},
         file=path,
         **given,

@@ -69,6 +69,9 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
     if settings.subagent_host_launch_prefix:
         words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
+    if settings.container_image is not None:
+        words.append(f"container_image: {settings.container_image}")
+    words += [f"container_flags: {flag}" for flag in settings.container_flags]
     words += _laxer(settings)
     size = settings.workspace_max_mib
     if size is not None and size > WORKSPACE_MIB:
@@ -78,7 +81,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
     narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "workspace_max_mib": size, "expose_paths": ()}
-    narrower["subagent_host_launch_prefix"] = ()
+    narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
     narrower["subagent_runtime_fallback_mode"] = None
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None

@@ -38,6 +38,7 @@ class Isolated:
     """Runs jobs behind one kind of wall."""
 
     name = "isolated"
+    process = Process
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
     def __init__(self, wall: Wall, *, caps: Caps | None = None) -> None:
@@ -50,7 +51,7 @@ class Isolated:
         box = box_of(job, job.folders, self._caps)
         try:
             opening = await self._opened(box)
-            process = Process(opening, Path(job.folders.own, "full_logs", "worker.log"))
+            process = self.process(opening, Path(job.folders.own, "full_logs", "worker.log"))
             process.start()
         except OSError as error:
             raise RetinueError(f"cannot start a process behind the wall: {error}") from None
@@ -177,6 +178,7 @@ def box_of(job: Job, folders: RunFolders, caps: Caps) -> Box:
         hidden=str(own.parents[2]),
         caps=caps,
         objects=tuple(_objects(folders)),
+        run=job.ref.run,
     )
 
 

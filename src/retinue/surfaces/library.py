@@ -256,8 +256,8 @@ def open(  # noqa: PLR0913 - the one front door
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
     `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none.
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
-    `isolated`: each in a process of its own behind a wall); where that cannot be had a run is refused, unless
-    `fallback` names the laxer one to use."""
+    `isolated`: each in a process of its own behind a wall; `container`: each in a container); where that cannot be had
+    a run is refused, unless `fallback` names the laxer one to use."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,12 +46,14 @@ class Box:
     hidden: str
     caps: Caps
     objects: tuple[str, ...] = ()
+    run: int = 0
 
 
 @dataclass(frozen=True)
 class Opening:
     """How to start the worker of one run. The descriptors are closed when it has started; `info` is read for the pid
-    of its first process inside. `user` owns what the run may write, where that is somebody else than we."""
+    of its first process inside. `user` owns what the run may write, where that is somebody else than we. `kill` ends a
+    run whose processes are not below its first one, and waits for that; it can be called again."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -59,6 +61,7 @@ class Opening:
     info: int | None = None
     group: Group | None = None
     user: tuple[int, int] | None = None
+    kill: Callable[[], None] | None = None
 
     def drop(self) -> None:
         """Lets go of all of it: it was used by others, or never will be."""

@@ -91,7 +91,7 @@ class Bubblewrap:
         """How to start the worker, or another command in its place."""
         user = new_user(box.tree) if self._root else None
         if user is not None:
-            _give(box, user)
+            give(box, user)
         group = None if self._groups is None else cgroups.make(self._groups, box.caps)
         return self._opening(box, user, group, inside or worker())
 
@@ -167,7 +167,7 @@ class Bubblewrap:
         """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""
         user = new_user(box.tree) if self._root else None
         if user is not None:
-            _give(box, user)
+            give(box, user)
         try:
             group = None if self._groups is None else cgroups.make(self._groups, box.caps)
         except OSError:
@@ -277,7 +277,7 @@ def _numbers() -> tuple[int, int]:
     return largest // 2, largest // 2 - 1
 
 
-def _give(box: Box, user: tuple[int, int]) -> None:
+def give(box: Box, user: tuple[int, int]) -> None:
     """Makes what the run writes its own, and what it reads of the tree's its group's. What is shared is not touched."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from retinue import build
 from retinue.config.project import find_project, load_project
 from retinue.config.settings import schema
 from retinue.core.errors import RetinueError
@@ -22,6 +23,7 @@ Keys are looked for and never shown; nobody is called.
 examples:
   retinue doctor
   retinue doctor --json | jq '.[] | select(.state != "ok")'
+  retinue doctor --escape                     tries the walls from inside; exit code 1 when something gets out
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
 SECTIONS = ("system", "walls", "files", "models", "telemetry", "doors", "logs", "authority")
@@ -30,14 +32,24 @@ SECTIONS = ("system", "walls", "files", "models", "telemetry", "doors", "logs", 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check that everything retinue needs here is there, and say what to do about the rest."
     parser.epilog = EPILOG
+    parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what.add_argument("--schema", action="store_true", help="print the JSON schema of retinue.yaml, and check nothing")
+    what.add_argument("--escape", action="store_true", help="try to get out of each wall that stands here")
+    what.add_argument(
+        "--build-image", action="store_true", help="make the image of runtime container, of this machine's own files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.schema:
         screen.print_json(schema(), indent=2)
+        return 0
+    if args.escape:
+        escaped: int = importlib.import_module("retinue.surfaces.cli.escape").run(as_json=args.json)
+        return escaped
+    if args.build_image:
+        print(build.image())
         return 0
     checks = list(_checks(_look(find_project(Path.cwd()))))
     if args.json:

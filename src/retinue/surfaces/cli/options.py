@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         choices=RUNTIMES,
-        help="where runs live: isolated (each in a process of its own behind a wall, the default) or inherited (in "
-        "this process, with your authority)",
+        help="where runs live: isolated (each in a process of its own behind a wall, the default), container (each in "
+        "one of podman or docker) or inherited (in this process, with your authority)",
     )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")

@@ -1,19 +1,26 @@
-"""Whether a wall stands here: one is built and looked at from inside."""
+"""Which walls can be had here: each is built and looked at from inside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from retinue import build
 from retinue.core.errors import RetinueError
+from retinue.core.profiles import RUNTIMES
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 
 def checks(look: Look) -> Iterator[Check]:
-    exposed = () if look.project is None else look.project.settings.expose_paths
     try:
-        started = build.placement(build.Parts(look.folder, expose=exposed)).runtime("isolated").started
-    except RetinueError as error:
-        yield Check("walls", "warn", f"runtime `isolated` is not possible here: {error}")
-    else:
-        yield Check("walls", "ok", f"runtime `isolated` stands: {', '.join(started.walls)}")
+        parts, _ = build.project_parts(look.folder)
+    except RetinueError:
+        parts = build.Parts(look.folder)  # what is wrong with the settings is told elsewhere
+    runtimes = build.placement(replace(parts, fallback=None))
+    for name in RUNTIMES[1:]:
+        try:
+            started = runtimes.runtime(name).started
+        except RetinueError as error:
+            yield Check("walls", "warn", f"runtime `{name}` is not possible here: {error}")
+        else:
+            yield Check("walls", "ok", f"runtime `{name}` stands: {', '.join(started.walls)}")

@@ -1,0 +1,121 @@
+"""`retinue doctor --escape`: tries to get out of each wall that stands here, and says what held.
+
+A run behind the wall gets the commands from a model that is a list. The first looks whether the wall stands; unless it
+does, the model says no more, so nothing is ever tried without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from retinue import build
+from retinue.core.errors import RetinueError
+from retinue.core.ports import Model
+from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.results import Result
+from retinue.surfaces.cli import screen
+from retinue.surfaces.printer import safe
+
+WALLS: tuple[RuntimeName, ...] = ("isolated", "container")
+NEEDED = frozenset({"pid", "mount", "net", "caps", "no_new_privs"})
+USER_SECONDS = 300.0
+HELD, ESCAPED, UNKNOWN = "held", "ESCAPED", "no answer"
+WIDE = 11
+_TRIES = '"$1" -m retinue doctor --build-image >/dev/null 2>&1; exec "$1" -m retinue doctor --escape --json'
+
+
+class NotTried(RetinueError):
+    """The wall was not seen to stand, so nothing was tried."""
+
+
+def run(*, as_json: bool) -> int:
+    """Prints the table; 1 when something got out, or when no wall stands."""
+    columns, reasons = tried()
+    if os.geteuid() == 0:
+        told, why = _as_ordinary()
+        columns |= told
+        reasons += why
+    if as_json:
+        screen.print_json({"tries": columns, "not_tried": reasons})
+    else:
+        print_table(columns, reasons)
+    found = [told for column in columns.values() for told in column.values()]
+    return int(not found or any(told != HELD for told in found))
+
+
+def tried() -> tuple[dict[str, dict[str, str]], list[str]]:
+    """What was tried in each wall that stands here, and why the others do not."""
+    who = "root" if os.geteuid() == 0 else "user"
+    columns: dict[str, dict[str, str]] = {}
+    reasons = []
+    for runtime in WALLS:
+        try:
+            escaped = asyncio.run(try_all(runtime))
+        except RetinueError as error:
+            reasons.append(f"{runtime}, by {who}: {error}")
+            continue
+        columns[f"{runtime}, by {who}"] = {
+            name: UNKNOWN if out is None else ESCAPED if out else HELD for name, out in escaped.items()
+        }
+    return columns, reasons
+
+
+def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
+    """The same, started by somebody who is not root."""
+    try:
+        done = build.run_as_ordinary(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        told = json.loads(done.stdout)
+        return told["tries"], told["not_tried"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        return {}, [f"by an ordinary user: {type(error).__name__}: {error}"]
+
+
+def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) -> None:
+    tries = list(dict.fromkeys(name for column in columns.values() for name in column))
+    wide = max(map(len, tries), default=0)
+    if columns:
+        for row in zip(*(title.split(", ") for title in columns), strict=True):
+            print(f"{'':<{wide}}  " + "".join(f"{word:<{WIDE}}" for word in row).rstrip())
+        for name in tries:
+            told = (column.get(name, UNKNOWN) for column in columns.values())
+            print(f"{name:<{wide}}  " + "".join(f"{word:<{WIDE}}" for word in told).rstrip())
+        answers = [told for column in columns.values() for told in column.values()]
+        counts = ", ".join(f"{answers.count(word)} {word}" for word in (HELD, ESCAPED, UNKNOWN) if word in answers)
+        print(f"{len(answers)} tries from inside {len(columns)} walls: {counts}")
+    for reason in reasons:
+        print(f"not tried: {safe.line(reason)}")
+
+
+async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
+    """Which tries got out of one wall; None for one that had no answer. Raises NotTried, or ConfigError where there is
+    no such wall."""
+    if runtime not in WALLS:
+        raise NotTried(f"runtime {runtime!r} is no wall")
+    attempts = build.attempts()
+    with attempts.planted(runtime) as made:
+        parts = build.Parts(made.folder, made.folder / ".retinue", mode="yes", runtime=runtime, caps=attempts.CAPS)
+        walls = build.placement(parts).runtime(runtime).started.walls
+        if not set(walls) >= NEEDED:
+            raise NotTried(f"of its walls only these stand: {', '.join(walls)}")
+        result = await play(parts, made.model)
+        if not made.model.stands:
+            raise NotTried(f"from inside the wall is not seen to stand ({result.error_details or made.model.said})")
+        escaped: dict[str, bool | None] = made.escaped(result.status)
+        return escaped
+
+
+async def play(parts: build.Parts, model: Model) -> Result[Any]:
+    owner = build.supervisor(parts)
+    try:
+        profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
+        node = owner.spawn(profile, Task("Get out."))
+        await node.join()
+        return node.result()
+    finally:
+        await owner.close()
