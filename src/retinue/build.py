@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from retinue.agent.plans import ProfilePlanner
+from retinue.agent.plans import GENERIC, ProfilePlanner
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Caps, Limits
 from retinue.core.plans import Runtime
@@ -39,6 +39,11 @@ MAIN = Profile(
     description="The primary agent of `retinue run`",
     workspace="shared",
 )
+OUTBOX_VARIABLE = "RETINUE_DELEGATION_DIRECTORY"
+NO_OUTBOX = (
+    "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
+    "subagent_delegation_directory in retinue.yaml"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Parts:
     `rules`, and `mode` before that of the rules. `rules_file` is where a rule for the whole project is written.
     `wait_approvals` is how many seconds a question waits for somebody when no approver is attached. `runtime` is where
     runs live whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths
-    that walled runs may read beside their folders, `caps` what each of them may use of the machine."""
+    that walled runs may read beside their folders, `caps` what each of them may use of the machine. `outbox` is the
+    folder through which delegated runs are asked for."""
 
     project: Path
     state: Path | None = None
@@ -69,6 +75,7 @@ class Parts:
     fallback: RuntimeName | None = None
     expose: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
+    outbox: Path | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -113,7 +120,18 @@ def placement(parts: Parts) -> Placement:
         made: Runtime = importlib.import_module("retinue.runtime.isolated").Isolated(wall, caps=parts.caps)
         return made
 
-    return Placement({"inherited": Inherited, "isolated": isolated}, mode=parts.runtime, fallback=parts.fallback)
+    def delegated() -> Runtime:
+        if parts.outbox is None:
+            raise ConfigError(NO_OUTBOX)
+        made: Runtime = importlib.import_module("retinue.runtime.delegated").Delegated(parts.outbox)
+        return made
+
+    makers: dict[RuntimeName, Callable[[], Runtime]] = {
+        "inherited": Inherited,
+        "isolated": isolated,
+        "delegated": delegated,
+    }
+    return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
 def _approvals(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -228,6 +246,7 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
+    outbox = _outbox(given.pop("outbox", None), settings, project.folder)
     parts = Parts(
         project=project.folder,
         **{
@@ -241,7 +260,8 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
-            "runtime": settings.subagent_runtime_mode or "inherited",
+            "runtime": settings.subagent_runtime_mode or _detected(settings, outbox),
+            "outbox": outbox,
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
@@ -249,6 +269,40 @@ def project_parts(start: Path, *, config: Path | None = None, **changes: Any) ->
         },
     )
     return parts, project
+
+
+def _outbox(given: Path | None, settings: Any, project: Path) -> Path | None:
+    """The folder shared with the host: what was given, else the environment's, else the project's."""
+    named = given or os.environ.get(OUTBOX_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    return None if settings.subagent_delegation_directory is None else project / settings.subagent_delegation_directory
+
+
+def _detected(settings: Any, outbox: Path | None) -> RuntimeName:
+    """Where nobody has said it: inside a container with a way to ask its host, the host."""
+    inside = "container" in os.environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
+    return (
+        "delegated"
+        if inside and outbox is not None and settings.subagent_runtime_fallback_mode is None
+        else "inherited"
+    )
+
+
+def hosted(parts: Parts) -> Parts:
+    """The parts of a process on the host: what asks to be delegated is already where it should be, behind a wall."""
+    profiles = [replace(each, runtime="isolated") if each.runtime == "delegated" else each for each in parts.profiles]
+    runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
+    return replace(parts, profiles=profiles, runtime=runtime, outbox=None)
+
+
+def named_profile(parts: Parts, name: str) -> Profile:
+    """The active profile of that name, or the one for tasks that name none; raises NotFound."""
+    for profile in (*parts.profiles, GENERIC):
+        if profile.name.casefold() == name.casefold():
+            return profile
+    there = ", ".join(sorted(profile.name for profile in (*parts.profiles, GENERIC)))
+    raise NotFound(f"unknown profile {name!r}; there is {there}")
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

@@ -45,6 +45,8 @@ PLACES = [
         marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
     ),
 ]
+# Runs of the host of a container, asked for through files; the host's wall is the first of those above.
+ELSEWHERE = pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap)
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:

@@ -22,7 +22,8 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall) or inherited
+    subagent_runtime_mode: isolated              # where runs live: isolated (behind a wall), inherited or delegated
+    subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
@@ -92,6 +93,7 @@ class Settings:
     subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
     subagent_runtime_mode: RuntimeName | None = None
     subagent_runtime_fallback_mode: RuntimeName | None = None
+    subagent_delegation_directory: str | None = None
     expose_paths: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
@@ -138,6 +140,9 @@ def _settings(section: Section, path: Path) -> Settings:
         subagent_max_timeout=maximum,
         subagent_runtime_mode=_runtime(coordination, "subagent_runtime_mode"),
         subagent_runtime_fallback_mode=_runtime(coordination, "subagent_runtime_fallback_mode"),
+        subagent_delegation_directory=None
+        if coordination is None
+        else coordination.text("subagent_delegation_directory"),
         expose_paths=() if exposed is None else _paths(exposed),
         retention_days=RETENTION_DAYS if retention is None else retention,
         profiles={} if profiles is None else _profiles(profiles),

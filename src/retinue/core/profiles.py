@@ -13,9 +13,9 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.rules import Rules
 
-RuntimeName = Literal["inherited", "isolated"]
+RuntimeName = Literal["inherited", "isolated", "delegated"]
 WorkspaceName = Literal["scratch", "shared"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated")  # the laxest first
+RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "delegated")  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

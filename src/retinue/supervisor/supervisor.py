@@ -244,7 +244,8 @@ class Supervisor:
             node.deadline = Deadline(node.seconds, self._clock, node.time_out)
         if node.stall is not None:
             node.stall.start()
-        tree.write(node, node.plan.runtime.started)
+        if (started := node.plan.runtime.started) is not None:
+            tree.write(node, started)
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish

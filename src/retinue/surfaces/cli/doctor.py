@@ -102,7 +102,7 @@ def _walls(folder: Path) -> Check:
         started = build.placement(build.Parts(folder)).runtime("isolated").started
     except RetinueError as error:
         return Check("walls", "warn", f"runtime `isolated` is not possible here: {error}")
-    return Check("walls", "ok", f"runtime `isolated` stands: {', '.join(started.walls)}")
+    return Check("walls", "ok", f"runtime `isolated` stands: {', '.join(started.walls if started else ())}")
 
 
 def _state(state: Path) -> Check:

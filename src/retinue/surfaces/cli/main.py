@@ -23,6 +23,7 @@ COMMANDS = {
     "approvals": "list the questions that wait for an answer",
     "approve": "say yes to a question",
     "deny": "say no to a question, and why",
+    "watch": "run what agents in containers ask for through a shared folder",
     "usage": "say what models have spent",
     "gc": "remove old trees and their folders",
     "profiles": "list the agents there are",

@@ -28,8 +28,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         choices=RUNTIMES,
-        help="where runs live: isolated (each in a process of its own behind a wall) or inherited (in this process, "
-        "with your authority; the default)",
+        help="where runs live: isolated (each in a process of its own behind a wall), inherited (in this process, "
+        "with your authority; the default) or delegated (subagents on the host of this container)",
+    )
+    parser.add_argument(
+        "--delegation-directory",
+        metavar="DIR",
+        type=Path,
+        help="inside a container: the folder shared with `retinue watch` on the host, for --runtime delegated",
     )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")
