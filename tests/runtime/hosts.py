@@ -16,8 +16,9 @@ from retinue import Event, Limits, Profile, Result
 from retinue.build import Parts, named_profile, supervisor
 from retinue.core.events import decode, encode
 from retinue.log.runs import Runs
+from retinue.supervisor.errands import Hosting
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.watcher import Hosting, Watcher
+from retinue.supervisor.watcher import Watcher
 from retinue.surfaces.library import Run
 
 

@@ -48,6 +48,7 @@ from retinue.runtime.folders import RunFolders
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
 from retinue.wire import outbox as wire
 
+SIDE = "asks"
 POLL_SECONDS = 0.05
 UNCLAIMED_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
@@ -87,7 +88,7 @@ class Delegated:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        Mailbox(folder).close()  # a folder that is not there is told before anything runs
+        Mailbox(folder, SIDE).close()  # a folder that is not there is told before anything runs
         self._mirrors: dict[Profile, _Mirror] = {}
 
     async def run(self, job: Job, link: Link) -> Ending:
@@ -102,7 +103,7 @@ class _Errand:
 
     def __init__(self, folder: Path, mirrors: dict[Profile, _Mirror], job: Job, link: HostLink) -> None:
         self._job, self._link, self._mirrors = job, link, mirrors
-        self._box = Mailbox(folder)
+        self._box = Mailbox(folder, SIDE)
         agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.ref.agent.lower())[:20]
         self._id = f"{agent}-{job.ref.tree}-{job.ref.run}-{secrets.token_hex(4)}"
         self._runs: dict[int, _Mirror] = {0: _Mirror(mirrors)}
@@ -178,7 +179,7 @@ class _Errand:
                 root.put(Warned(response.warning[:EVENT_BYTES]))
             root.partial = response.partial[:EVENT_BYTES]
             root.put(wire.ending_of(response, agent=self._job.ref.agent, primary=self._job.ref.run == 0))
-        except (OSError, wire.RequestError) as error:
+        except Exception as error:  # noqa: BLE001 - what a file says must not leave the run waiting for ever
             root.put(Disconnected(f"the outbox cannot be read: {error}"))
 
     def _response(self) -> wire.Response | None:

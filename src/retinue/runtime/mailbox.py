@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import stat
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from retinue.core.errors import ConfigError
 
 FAILPOINT = "RETINUE_FAILPOINT"
-TEMPORARY = ".retinue-"
+OLD_SECONDS = 3600.0
 MOST_NAMES = 20_000
 
 
@@ -32,10 +33,11 @@ def reached(point: str) -> None:
 
 
 class Mailbox:
-    """One open folder. `close` lets it go."""
+    """One open folder. `side` begins the names of what is being written here; `close` lets it go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, side: str) -> None:
         self.folder = folder
+        self._half = f".{side}-"
         try:
             self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -100,7 +102,7 @@ class Mailbox:
     def put(self, name: str, data: bytes, *, reader: int | None = None, half: str = "") -> None:
         """Writes a message whole or not at all, in the place of whatever has its name. `reader` is whose it becomes,
         `half` the point of a test at which it is not yet in its place."""
-        temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
+        temporary = f"{self._half}{secrets.token_hex(8)}"
         fd = os.open(
             temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self.fd
         )
@@ -123,7 +125,7 @@ class Mailbox:
         try:
             os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:  # a folder stands in its place: out of the way with it
-            os.rename(name, f"{TEMPORARY}odd-{secrets.token_hex(8)}", src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            os.rename(name, f".odd-{secrets.token_hex(8)}", src_dir_fd=self.fd, dst_dir_fd=self.fd)
             os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def create(self, name: str, *, reader: int | None = None) -> int:
@@ -153,10 +155,17 @@ class Mailbox:
             pass
 
     def sweep(self) -> None:
-        """Removes what a writer that was killed has left half written."""
+        """Removes what a writer of our side that was killed has left half written; of others what is old."""
         for name in self.names():
-            if name.startswith(TEMPORARY) and "odd-" not in name:
+            if name.startswith(self._half) or (name.startswith(".") and self.age(name) > OLD_SECONDS):
                 self.remove(name)
+
+    def age(self, name: str) -> float:
+        """The seconds since it was last written; none for what is not there."""
+        try:
+            return time.time() - os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mtime
+        except OSError:
+            return 0.0
 
 
 def _give(fd: int, reader: int | None) -> None:

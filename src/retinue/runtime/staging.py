@@ -155,6 +155,8 @@ class Copier:
             self.skipped += 1
             return
         self._count(what)
+        if about.st_size > self._bytes:
+            raise Outside(f"{what} is too large to be copied: hand over less of it")
         mode = 0o755 if about.st_mode & 0o100 else 0o644
         fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=target)
         try:

@@ -16,9 +16,10 @@ from retinue.config.models import NO_MODEL
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta
 from retinue.door.server import DoorServer
+from retinue.supervisor.errands import Hosting
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.watcher import Hosting, Watcher
+from retinue.supervisor.watcher import Watcher
 from retinue.surfaces.cli import screen, walls
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.cli.signals import Signals
