@@ -97,6 +97,7 @@ class _Host:
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
         self._thread = None if terminal else ThreadPoolExecutor(1, "retinue-screen")
         self._screens: set[asyncio.Task[None]] = set()
+        self._shown = ""
         self._stop = asyncio.Event()
 
     async def serve(self) -> None:
@@ -150,14 +151,18 @@ class _Host:
 
     def _show(self, node: Node) -> None:
         self._say(f"{node.ref.label}: {node.ref.agent} runs as {node.ref.tree}: {node.wish.text[:200]}")
-        task = asyncio.create_task(self._print(node.ref.tree))
+        self._shown = node.ref.tree
+        task = asyncio.create_task(self._print(node.ref.tree, node.ref.label))
         self._screens.add(task)
         task.add_done_callback(self._screens.discard)
 
-    async def _print(self, tree: str) -> None:
+    async def _print(self, tree: str, label: str) -> None:
         async for event in self._supervisor.watch(tree):
             if isinstance(event, Delta):
                 continue
+            if self._shown != tree:  # several run at once: whose turn it is
+                self._shown = tree
+                self._say(f"-- {label}")
             if self._thread is None:
                 self._printer.show(event)
             else:
