@@ -118,7 +118,9 @@ def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> 
         (["--outbox", "nowhere", "--allow-root", "."], "cannot open the outbox nowhere"),
         (["--outbox", "box", "--allow-root", "nowhere"], "--allow-root nowhere"),
         (["--outbox", "box", "--allow-root", "/"], "not the whole machine"),
-        (["--outbox", ".retinue/logs", "--allow-root", "."], "may not be in the watcher's own"),
+        (["--outbox", "box", "--allow-root", "."], "whose settings and logs the container could then write"),
+        (["--outbox", "box", "--allow-root", ".."], "watch from a folder that is not shared"),
+        (["--outbox", ".retinue/logs", "--allow-root", "box"], "may not be in the watcher's own"),
     ],
 )
 def test_a_wrong_use_is_one_line(place: Place, arguments: list[str], said: str) -> None:

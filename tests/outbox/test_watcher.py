@@ -235,12 +235,12 @@ def _hosting(there: Host, work: Path, state: Path, said: list[str]) -> Hosting:
     return Hosting(
         outbox=there.outbox,
         roots=[work],
+        project=state,
         state=state,
         find=lambda _: explorer(),
         limits=Limits(),
         timeouts=Timeouts(),
         say=said.append,
-        poll=0.01,
     )
 
 

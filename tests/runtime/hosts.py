@@ -52,13 +52,13 @@ async def host(
     hosting = Hosting(
         outbox=outbox,
         roots=roots,
+        project=project,
         state=project / ".retinue",
         find=lambda name: known.get(name) or named_profile(parts, name),
         limits=parts.limits,
         timeouts=parts.timeouts,
         say=here.said.append,
         begun=lambda node: here.trees.append(node.ref.tree),
-        poll=0.02,
     )
     watcher = Watcher(owner, hosting)
     watching = asyncio.create_task(watcher.watch())

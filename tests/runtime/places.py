@@ -46,7 +46,14 @@ PLACES = [
     ),
 ]
 # Runs of the host of a container, asked for through files; the host's wall is the first of those above.
-ELSEWHERE = pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap)
+ELSEWHERE = [
+    pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap),
+    pytest.param(
+        Place("delegated", ordinary=True),
+        id="delegated-by-ordinary-user",
+        marks=[needs_bubblewrap, pytest.mark.soak, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
+    ),
+]
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:

@@ -19,6 +19,6 @@ async def test_a_scene_is_the_same_as_in_process(place: Place, scene: str) -> No
 
 @pytest.mark.requirement("MASS-16")
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene not in NOT_ELSEWHERE])
-@pytest.mark.parametrize("place", [ELSEWHERE])
+@pytest.mark.parametrize("place", ELSEWHERE)
 async def test_a_scene_is_the_same_through_an_outbox(place: Place, scene: str) -> None:
     assert await place.play(scene) == await SCENES[scene]("inherited")

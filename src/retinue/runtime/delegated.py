@@ -130,6 +130,8 @@ class _Errand:
             try:
                 self._tidy()
             finally:
+                for profile in [each for each, mirror in self._mirrors.items() if mirror in self._runs.values()]:
+                    del self._mirrors[profile]  # of runs that never had their turn
                 if self._events is not None:
                     os.close(self._events)
                 self._box.close()
@@ -151,7 +153,7 @@ class _Errand:
         data = wire.encode_request(request)
         if len(data) > wire.REQUEST_BYTES:
             raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
-        self._box.put(wire.request_name(self._id), data)
+        self._box.put(wire.request_name(self._id), data, reader=self._box.owner)
         reached("request_renamed")
 
     async def _read(self) -> None:

@@ -57,6 +57,10 @@ class Mailbox:
                     break
         return sorted(found)
 
+    def changed(self) -> int:
+        """When a name last came or went; of two changes at once it may tell only one."""
+        return os.fstat(self.fd).st_mtime_ns
+
     def exists(self, name: str) -> bool:
         """Whether anything of that name stands there, whatever it is."""
         try:

@@ -21,6 +21,9 @@ from retinue.core.errors import ConfigError, RetinueError
 COPY_BYTES = 1024**3
 COPY_FILES = 50_000
 PRIVATE = (".git", ".retinue")
+OURS = (
+    "{folder} is in it, whose settings and logs the container could then write; watch from a folder that is not shared"
+)
 DEEPEST = 100
 # Of the folder in which the asking side keeps its runs, what a run may be shown.
 _OWN_RUNS = re.compile(r"runs/[^/]+/(?:snapshots|\d+/workspace)(?:/.*)?")
@@ -34,23 +37,25 @@ class Outside(RetinueError):
 
 
 class Roots:
-    """The folders that may be used, held open. `hidden` is never used, though it may lie below one."""
+    """The folders that may be used, held open. `ours` are folders that we trust, so that none of them may be in one."""
 
-    def __init__(self, paths: Sequence[Path], *, hidden: Path) -> None:
-        self._open: list[tuple[str, str, int]] = []
-        self._hidden = os.path.realpath(hidden)
+    def __init__(self, paths: Sequence[Path], *, ours: Sequence[Path]) -> None:
+        self._open: list[tuple[str, int]] = []
         for path in paths:
             real = os.path.realpath(path)
             if real == "/":
                 raise ConfigError("--allow-root /: name the folder that is shared, not the whole machine")
+            for folder in ours:
+                if f"{os.path.realpath(folder)}/".startswith(f"{real}/"):
+                    raise ConfigError(f"--allow-root {path}: {OURS.format(folder=folder)}")
             try:
                 fd = os.open(real, _FOLDER)
             except OSError as error:
                 raise ConfigError(f"--allow-root {path}: {error.strerror or error}") from None
-            self._open += [(name, real, fd) for name in dict.fromkeys((real, str(path.absolute())))]
+            self._open += [(name, fd) for name in dict.fromkeys((real, str(path.absolute())))]
 
     def close(self) -> None:
-        for fd in {fd for *_, fd in self._open}:
+        for fd in {fd for _, fd in self._open}:
             os.close(fd)
 
     @contextmanager
@@ -69,12 +74,9 @@ class Roots:
             os.close(fd)
 
     def _below(self, path: str, what: str) -> tuple[list[str], int]:
-        for root, real, fd in sorted(self._open, key=lambda each: -len(each[0])):
+        for root, fd in sorted(self._open, key=lambda each: -len(each[0])):
             if path == root or path.startswith(f"{root}/"):
-                below = path[len(root) :]
-                if f"{real}{below}/".startswith(f"{self._hidden}/"):
-                    raise Outside(f"{what} '{path}' is in the watcher's own folder")
-                parts = below.split("/")[1:]
+                parts = path[len(root) :].split("/")[1:]
                 _check_private(parts, what, path)
                 return parts, fd
         raise Outside(f"{what} '{path}' is not below a folder that the host allows (--allow-root)")

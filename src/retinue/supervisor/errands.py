@@ -17,7 +17,7 @@ from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.runtime.folders import private_folder
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
-from retinue.runtime.staging import Copier, Known, Outside, Roots, known
+from retinue.runtime.staging import Copier, Known, Outside, Roots, known, remove
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
@@ -29,11 +29,12 @@ STOPPED = "cancelled before it was started"
 
 @dataclass(frozen=True)
 class Hosting:
-    """What of the host a watcher needs. `state` is its own folder, `find` gives a profile of its own by name, `say` is
-    for its user, `begun` is told of each tree that was started."""
+    """What of the host a watcher needs. `project` and `state` are its own folders, `find` gives a profile of its own by
+    name, `say` is for its user, `begun` is told of each tree that was started."""
 
     outbox: Path
     roots: Sequence[Path]
+    project: Path
     state: Path
     find: Callable[[str], Profile]
     limits: Limits
@@ -56,7 +57,8 @@ class Errand:
         self._lines = 0
         self.owner: int | None = None
 
-    async def response(self, trees: dict[str, str]) -> wire.Response:
+    async def response(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
+        """Runs it, if that may be; `trees` is told which tree it is, `stopping` says that none is to be started."""
         name = self._name
         try:
             data, self.owner = self._box.read(
@@ -68,7 +70,7 @@ class Errand:
             profile = self._host.find(request.profile)
             readable = await asyncio.to_thread(self._take, request)
             reached("checked")
-            if self._box.exists(wire.cancel_name(name)):
+            if stopping() or self._box.exists(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")
             node = self._spawn(request, profile, readable)
         except FileNotFoundError:
@@ -166,6 +168,7 @@ class Errand:
                     copier.give(source, target, self._before, owner=owner)
                 finally:
                     os.close(source)
+            remove(workspace)
         except (OSError, Outside) as error:
             self._notes.append(f"what it wrote could not all be brought back: {error}")
         if copier.skipped:

@@ -28,7 +28,9 @@ from retinue.wire import outbox as wire
 
 SIDE = "watches"
 UNREAD_SECONDS = 24 * 3600.0
+GLANCE_SECONDS = 0.02
 STOP_SECONDS = 40.0
+MOST_KEPT = 20_000  # as many as one look at a folder shows
 HELD = "another watcher has this outbox; taking over when it ends"
 FALLEN = "the watcher that ran it ended; what the run had done until then is not known"
 
@@ -41,7 +43,7 @@ class Watcher:
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
         try:
-            self._roots = Roots(hosting.roots, hidden=hosting.state)
+            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state])
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
@@ -66,21 +68,26 @@ class Watcher:
             await asyncio.sleep(self._host.poll)
         self._recover()
         while True:
+            changed = self._box.changed()
             try:
                 self.look()
             except OSError as error:
                 self._complain(f"the outbox cannot be used: {error.strerror or error}")
-            await asyncio.sleep(self._host.poll)
+            for _ in range(max(1, round(self._host.poll / GLANCE_SECONDS))):
+                await asyncio.sleep(GLANCE_SECONDS)
+                if self._box.changed() != changed:
+                    break
 
     async def close(self) -> None:
         """Cancels what runs and waits for the answers; what was not taken stays for the next watcher."""
         self._stopping = True
-        for tree in self._trees.values():
+        for tree in list(self._trees.values()):
             await self._supervisor.cancel(tree)
+        serving = list(self._serving.values())
+        if serving:
+            await asyncio.wait(serving, timeout=STOP_SECONDS)
         if self._serving:
-            await asyncio.wait(self._serving.values(), timeout=STOP_SECONDS)
-        for task in self._serving.values():
-            task.cancel()
+            return  # what still works with the folders goes with the process
         for box in (self._box, self._kept, self._roots):
             box.close()
 
@@ -91,6 +98,9 @@ class Watcher:
         files = self._box.names()
         asked = [name for name in map(wire.asked_id, files) if name is not None]
         self._odd &= set(asked)
+        if asked and len(self._kept.names()) >= MOST_KEPT:
+            self._complain(f"{MOST_KEPT} requests are remembered in {self._kept.folder}; no more are taken")
+            return
         most = self._host.limits.concurrent
         most = DEFAULT_CONCURRENT if most is UNSET else most
         for name in asked:
@@ -166,7 +176,7 @@ class Watcher:
                 return
             errand = Errand(self._supervisor, self._host, self._box, self._roots, self._stage / name, name)
             try:
-                response = await errand.response(self._trees)
+                response = await errand.response(self._trees, lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
                 response = failed(name, f"the watcher failed: {type(error).__name__}: {error}")
             self._answer(response, errand.owner)

@@ -36,7 +36,7 @@ it, and stops; a second one kills. What was not yet taken waits for the next wat
 
 examples:
   retinue watch --outbox /srv/box/outbox --allow-root /srv/box/work
-  retinue watch --outbox ./outbox --allow-root . --wait-approvals 600 --max-cost 5"""
+  retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +109,7 @@ class _Host:
             hosting = Hosting(
                 outbox=args.outbox,
                 roots=args.allow_root,
+                project=parts.project,
                 state=parts.state,
                 find=lambda name: build.named_profile(parts, name),
                 limits=parts.limits,
