@@ -79,6 +79,10 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
             line("message", text="\x1b[2Jhello"),
             line("tool.call", call_id="c" * 9999, name="n" * 9999, args={}),
             line("run.resumed"),
+            line("usage", model="m", usage={"input_tokens": -5, "output_tokens": 1}),
+            line("usage", model="m", usage={"input_tokens": 5, "output_tokens": 1}, cost="NaN"),
+            line("usage", model="m", usage={"input_tokens": 5, "output_tokens": 1}, cost="1E+999999"),
+            line("usage", model="m", usage={"input_tokens": 5, "output_tokens": 1}, cost="0.25"),
             line("something.new", text="x"),
             b"not json\n",
             b"\xff\n",
@@ -145,7 +149,8 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
     assert (child.status, child.partial, child.runtime) == ("failed", "from below", "inherited")
     assert (result.runtime, result.walls[0], len(result.walls[1])) == ("delegated", "net", 200)
     kinds = [event.kind for event in events]
-    assert kinds.count("gap") == 2 and "something.new" not in kinds and "run.resumed" not in kinds
+    assert (str(result.cost), result.usage.input_tokens) == ("0.25", 5)
+    assert kinds.count("gap") == 5 and "something.new" not in kinds and "run.resumed" not in kinds
     assert "a run on the host is not shown here" in (result.warning or "")
 
 
@@ -272,3 +277,19 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_worker_as_its
     assert "retinue.runtime.worker" in seen or "bwrap" in seen
     assert {"net", "caps", "no_new_privs", "pid", "mount"} <= set(result.walls)
     assert (result.status, result.partial) == ("disconnected", "so far")
+
+
+@needs_bubblewrap
+async def test_a_run_that_has_a_link_never_asks_the_host(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "outbox").mkdir()
+    agents = {
+        "main": [spawn({"task": "look", "subagent_type": "explorer"}), {"text": "over"}],
+        "explorer": [{"text": "x"}],
+    }
+    asks = Profile("explorer", model=main(agents).model, runtime="delegated")
+    options: dict[str, Any] = {"runtime": "isolated", "outbox": tmp_path / "outbox", "profiles": [asks]}
+    async with retinue.open(path=tmp_path / ".retinue", mode="yes", **options) as r:
+        result = await r.run(main(agents), "go")
+    assert [result.runtime, *(child.runtime for child in result.children)] == ["isolated", "isolated"]
+    assert os.listdir(tmp_path / "outbox") == []

@@ -279,9 +279,11 @@ async def test_what_a_run_changes_is_brought_back_and_nothing_else(work: Path) -
     (work / "old").write_text("old")
     (work / "deep").mkdir()
     (work / "deep" / "kept").write_text("kept")
+    (work / "whole" / "folder").mkdir(parents=True)
+    (work / "whole" / "folder" / "f").write_text("x")
     os.link(work / "deep" / "kept", work.parent / "secret" / "linked")
     command = (
-        "rm old; mkdir -p new/er .git/hooks; echo x > new/er/f; chmod +x new/er/f; echo more >> deep/kept; "
+        "rm -r old whole; mkdir -p new/er .git/hooks; echo x > new/er/f; chmod +x new/er/f; echo more >> deep/kept; "
         "ln -s /etc/passwd leak; mkfifo p; echo evil > .git/hooks/pre-commit; ls -A"
     )
     replies = [call("shell", command=command), {"text": "{{last_result}}"}]

@@ -54,6 +54,8 @@ class Placement:
             wanted = "inherited"  # the primary is what asks; the container it is in is its wall
         if parent is not None and RUNTIMES.index(parent.floor) > RUNTIMES.index(wanted):
             wanted = parent.floor
+        if wanted == "delegated" and parent is not None and parent.floor == "isolated":
+            wanted = "isolated"  # it has a link and a wall here: there is nothing to ask the host for
         return self.runtime(wanted if profile.call is None else "inherited"), wanted
 
     def runtime(self, name: RuntimeName) -> Runtime:

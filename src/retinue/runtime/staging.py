@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
@@ -181,8 +181,14 @@ class Copier:
         if self._files < 0:
             raise Outside(f"{what} has too many files to be copied: hand over less of it")
 
-    def give(self, source: int, target: int, before: Known, *, owner: tuple[int, int] | None, path: str = "") -> None:
+    def give(self, source: int, target: int, before: Known, *, owner: tuple[int, int] | None) -> None:
         """Brings back into their folder what a run has changed in ours, each file whole; removes what it removed."""
+        left = dict(before)
+        self._give(source, target, left, owner, "")
+        for gone in left:
+            _forget(target, gone.split("/"))
+
+    def _give(self, source: int, target: int, before: Known, owner: tuple[int, int] | None, path: str) -> None:
         for name in os.listdir(source):
             about, place = _about(source, name), f"{path}{name}"
             if about is None or name in PRIVATE:
@@ -194,11 +200,6 @@ class Copier:
                     self._give_file(name, source, target, owner)
             else:
                 self.skipped += 1
-        for gone in [known for known in before if known.startswith(path) and "/" not in known[len(path) :]]:
-            del before[gone]
-            about = _about(target, gone[len(path) :])
-            if about is not None and not stat.S_ISDIR(about.st_mode):
-                os.unlink(gone[len(path) :], dir_fd=target)
 
     def _give_folder(
         self, name: str, source: int, target: int, before: Known, owner: tuple[int, int] | None, place: str
@@ -220,7 +221,7 @@ class Copier:
             try:
                 if made and owner is not None:
                     os.fchown(below, *owner)
-                self.give(inner, below, before, owner=owner, path=f"{place}/")
+                self._give(inner, below, before, owner, f"{place}/")
             finally:
                 os.close(below)
         finally:
@@ -258,6 +259,24 @@ def known(folder: Path) -> Known:
             if about is not None:
                 found[name if inside == "." else f"{inside}/{name}"] = _mark(about)
     return found
+
+
+def _forget(fd: int, parts: list[str]) -> None:
+    """Takes away a file that a run has removed, and the folders that are empty then; follows no link to it."""
+    name, *below = parts
+    about = _about(fd, name)
+    if about is None:
+        return
+    if not below:
+        if stat.S_ISREG(about.st_mode):
+            os.unlink(name, dir_fd=fd)
+    elif (inner := _opened(fd, name, _FOLDER)) is not None:
+        try:
+            _forget(inner, below)
+        finally:
+            os.close(inner)
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=fd)
 
 
 def remove(folder: Path) -> None:

@@ -81,8 +81,12 @@ class Errand:
             return failed(name, str(error))
         trees[name] = node.ref.tree
         reached("spawned")
-        self._host.begun(node)
-        await self._stream(node)
+        try:
+            self._host.begun(node)
+            await self._stream(node)
+        except BaseException:
+            node.stop("cancelled")  # nobody would tell how it goes on
+            raise
         await node.join()
         result = node.result()
         await asyncio.to_thread(self._give, request, Path(node.folders.path))
@@ -102,6 +106,12 @@ class Errand:
 
     def _take(self, request: wire.Request) -> list[tuple[str, str]]:
         """Copies of what the run gets: its workspace, and each context path with where it is now."""
+        try:
+            return self._copies(request)
+        except OSError as error:
+            raise Outside(f"its files could not be copied: {error.strerror or error}") from None
+
+    def _copies(self, request: wire.Request) -> list[tuple[str, str]]:
         copier, found = Copier(), []
         self._stage.mkdir(mode=0o700)
         with self._roots.opened(request.workspace, what="workspace") as fd:
@@ -130,8 +140,12 @@ class Errand:
         )
         depth = Limits(depth=_depth(request, profile.limits, self._host.limits))
         node = self._supervisor.spawn(replace(profile, workspace="scratch"), task, limits=depth)
-        private_folder(node.folders.own)
-        (self._stage / "workspace").rename(node.folders.path)  # before its task has run at all
+        try:
+            private_folder(node.folders.own)
+            (self._stage / "workspace").rename(node.folders.path)  # before its task has run at all
+        except (OSError, RetinueError) as error:
+            node.stop("cancelled")
+            raise Outside(f"its workspace could not be made: {error}") from None
         return node
 
     async def _stream(self, node: Node) -> None:

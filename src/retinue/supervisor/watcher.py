@@ -178,7 +178,8 @@ class Watcher:
             try:
                 response = await errand.response(self._trees, lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
-                response = failed(name, f"the watcher failed: {type(error).__name__}: {error}")
+                self._complain(f"{name}: {type(error).__name__}: {error}")
+                response = failed(name, f"the watcher failed ({type(error).__name__}); its user was told why")
             self._answer(response, errand.owner)
         except OSError as error:
             self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
