@@ -13,12 +13,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retinue.agent.plans import ProfilePlanner
+from retinue.agent.plans import GENERIC, ProfilePlanner
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
@@ -29,12 +28,12 @@ from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, Rule
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry, traceparent_of
-from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
+from retinue.sources import LatePrices, ModelSource
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -53,6 +52,11 @@ MAIN = Profile(
     "You are the primary agent. Do the task yourself or delegate parts of it to subagents, and end with the answer.",
     description="The primary agent of `retinue run`",
 )
+OUTBOX_VARIABLE = "RETINUE_DELEGATION_DIRECTORY"
+NO_OUTBOX = (
+    "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
+    "subagent_delegation_directory in retinue.yaml"
+)
 
 
 cassette: Cassette | None = None  # set by the pytest plugin while a test of its own runs
@@ -69,7 +73,8 @@ class Parts:
     that may be fetched from, reached through `dialer` (which no file can name). `runtime` is where runs live whose
     profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
     runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `image`
-    and `container_flags` what containers are made of, `caps` what each may use of the machine."""
+    and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the folder
+    through which delegated runs are asked for."""
 
     project: Path
     state: Path | None = None
@@ -102,6 +107,7 @@ class Parts:
     image: str | None = None
     container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
+    outbox: Path | None = None
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -177,6 +183,12 @@ def placement(parts: Parts) -> Placement:
         module, _, name = runtime.rpartition(".")
         return spaced(getattr(importlib.import_module(module), name)(made_wall, caps=parts.caps))
 
+    def delegated() -> Runtime:
+        if parts.outbox is None:
+            raise ConfigError(NO_OUTBOX)
+        made: Runtime = importlib.import_module("retinue.runtime.delegated").Delegated(parts.outbox)
+        return made
+
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     spaced = partial(Spaced, setup=parts.setup, spaces=spaces)
     walls, runtimes = "retinue.runtime.walls", "retinue.runtime"
@@ -186,6 +198,7 @@ def placement(parts: Parts) -> Placement:
         "container": lambda: walled(
             f"{walls}.container", f"{runtimes}.container.Container", image=parts.image, flags=parts.container_flags
         ),
+        "delegated": delegated,
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
@@ -279,75 +292,6 @@ def log_with(state: Path, tree: str) -> Log:
     raise NotFound(f"there is no tree '{tree}' in {state}")
 
 
-class ModelSource:
-    """Finds models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME. Each is made once, so that all
-    runs on it share its connections and its back-off; `close` ends the connections. `wrap` puts something before every
-    model, also one that is given as it is."""
-
-    def __init__(self, project: Path, clock: Clock) -> None:
-        self._project = project
-        self._clock = clock
-        self._made: dict[str, Model] = {}
-        self.wrap: Callable[[str, Callable[[], Model]], Model] | None = None
-
-    def __call__(self, wanted: str | Model) -> Model:
-        if not isinstance(wanted, str):
-            return wanted if self.wrap is None else self.wrap(type(wanted).__name__, lambda: wanted)
-        if wanted not in self._made:
-            make = partial(_make_model, wanted, self._project, self._clock)
-            self._made[wanted] = make() if self.wrap is None else self.wrap(wanted, make)
-        return self._made[wanted]
-
-    async def close(self) -> None:
-        made, self._made = self._made, {}
-        for model in made.values():
-            if hasattr(model, "aclose"):
-                await model.aclose()
-
-
-def _make_model(name: str, project: Path, clock: Clock) -> Model:
-    provider, _, rest = name.partition(":")
-    if provider != "scripted":
-        return _provider_model(name, clock)
-    if not rest:
-        raise ConfigError("model 'scripted:' names no file: write scripted:FILE")
-    script = importlib.import_module("retinue.config.scripts").load_script(project / Path(rest).expanduser())
-    model: Model = importlib.import_module("retinue.models.scripted").ScriptedModel(script, clock)
-    return model
-
-
-class LatePrices:
-    """The price library, loaded when a model that could be in it is first asked about; without it no price is known."""
-
-    def __init__(self) -> None:
-        self._prices: Prices | None = None
-
-    def price(self, model: str, usage: Usage) -> Decimal | None:
-        if ":" not in model or model.startswith("scripted:"):
-            return None
-        if self._prices is None:
-            try:
-                self._prices = importlib.import_module("retinue.models.prices").LibraryPrices()
-            except ModuleNotFoundError:
-                self._prices = NoPrices()
-        return self._prices.price(model, usage)
-
-
-def _provider_model(name: str, clock: Clock) -> Model:
-    """Loads the provider's library, which takes a second or two, when the first run wants it."""
-    provider, _, rest = name.partition(":")
-    if not provider or not rest:
-        raise NotFound(
-            f"unknown model {name!r}: write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
-        )
-    command = importlib.import_module("retinue.config.models").install_command(name)
-    if command:
-        raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
-    made = importlib.import_module("retinue.models.providers").ProviderModel(name, clock=clock)
-    model: Model = importlib.import_module("retinue.models.retries").Retrying(made, clock)
-    return model
-
-
 def project_parts(
     start: Path, *, config: Path | None = None, default_runtime: RuntimeName = "inherited", **changes: Any
 ) -> tuple[Parts, Any]:
@@ -358,6 +302,7 @@ def project_parts(
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
+    outbox = _outbox(given.pop("outbox", None), settings, project.folder)
     parts = Parts(
         project=project.folder,
         **{
@@ -374,7 +319,8 @@ def project_parts(
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
-            "runtime": settings.subagent_runtime_mode or default_runtime,
+            "runtime": settings.subagent_runtime_mode or _detected(settings, outbox) or default_runtime,
+            "outbox": outbox,
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
             "launch_prefix": settings.subagent_host_launch_prefix,
@@ -399,6 +345,37 @@ def _wants_telemetry(said: bool | None) -> bool:
 def _setup(settings: Any) -> Setup | None:
     command = settings.workspace_setup
     return None if command is None else Setup(command, settings.workspace_setup_timeout)
+
+
+def _outbox(given: Path | None, settings: Any, project: Path) -> Path | None:
+    """The folder shared with the host: what was given, else the environment's, else the project's."""
+    named = given or os.environ.get(OUTBOX_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    return None if settings.subagent_delegation_directory is None else project / settings.subagent_delegation_directory
+
+
+def _detected(settings: Any, outbox: Path | None) -> RuntimeName | None:
+    """Where nobody has said it: inside a container with a way to ask its host, the host."""
+    inside = "container" in os.environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
+    wanted = inside and outbox is not None and settings.subagent_runtime_fallback_mode is None
+    return "delegated" if wanted else None
+
+
+def hosted(parts: Parts) -> Parts:
+    """The parts of a process on the host: what asks to be delegated is already where it should be, behind a wall."""
+    profiles = [replace(each, runtime="isolated") if each.runtime == "delegated" else each for each in parts.profiles]
+    runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
+    return replace(parts, profiles=profiles, runtime=runtime, outbox=None)
+
+
+def named_profile(parts: Parts, name: str) -> Profile:
+    """The active profile of that name, or the one for tasks that name none; raises NotFound."""
+    for profile in (*parts.profiles, GENERIC):
+        if profile.name.casefold() == name.casefold():
+            return profile
+    there = ", ".join(sorted(profile.name for profile in (*parts.profiles, GENERIC)))
+    raise NotFound(f"unknown profile {name!r}; there is {there}")
 
 
 def _merged(given: Rules | None, base: Rules) -> Rules:

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue import build, sources
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.network import parse_hosts
 from retinue.core.profiles import Profile
@@ -54,7 +54,7 @@ def replayer(played: Any, project: Path) -> Supervisor:
         book=None,
         limits=played.limits,
         timeouts=Timeouts(),
-        prices=build.LatePrices(),
+        prices=sources.LatePrices(),
     )
     played.answer = made.answer
     return made

@@ -56,6 +56,13 @@ def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
     assert (settings.subagent_runtime_mode, settings.subagent_runtime_fallback_mode) == ("isolated", "inherited")
 
 
+def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
+    [config] = snippets(ROOT / "docs/delegated.md", "yaml")
+    (tmp_path / "retinue.yaml").write_text(config)
+    settings = load_project(tmp_path).settings
+    assert (settings.subagent_runtime_mode, settings.subagent_delegation_directory) == ("delegated", "/srv/box/outbox")
+
+
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
     (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
     (tmp_path / "a.py").write_text("# TODO: more\n")

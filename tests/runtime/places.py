@@ -68,6 +68,15 @@ PLACES = [
     pytest.param(Place("container"), id="container", marks=needs_containers),
     pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
 ]
+# Runs of the host of a container, asked for through files; the host's wall is the first of those above.
+ELSEWHERE = [
+    pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap),
+    pytest.param(
+        Place("delegated", ordinary=True),
+        id="delegated-by-ordinary-user",
+        marks=[needs_bubblewrap, pytest.mark.soak, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
+    ),
+]
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:

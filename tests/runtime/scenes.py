@@ -26,6 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
 from retinue.surfaces.library import Run
+from tests.runtime.hosts import play_elsewhere
 from tests.tree.kit import call, main, spawn, until
 
 Facts = dict[str, Any]
@@ -103,6 +104,10 @@ async def play(
     **options: Any,
 ) -> tuple[Result[Any], list[Event]]:
     """Runs a scripted tree to its end in a project of its own; `during` is what happens meanwhile."""
+    if runtime == "delegated":
+        return await play_elsewhere(
+            replace(main(agents), **(fields or {})), project(), during=during, limits=limits, **options
+        )
     folder = project()
     options = {"mode": "yes", "path": folder / ".retinue", "runtime": runtime, **options}
     fields = {"workspace": "shared", **(fields or {})}  # where it works when nobody says depends on the runtime

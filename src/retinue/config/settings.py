@@ -30,8 +30,9 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), or inherited
+    subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), inherited, delegated
     subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
+    subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
@@ -123,6 +124,7 @@ class Settings:
     subagent_runtime_mode: RuntimeName | None = None
     subagent_runtime_fallback_mode: RuntimeName | None = None
     subagent_host_launch_prefix: tuple[str, ...] = ()
+    subagent_delegation_directory: str | None = None
     expose_paths: tuple[str, ...] = ()
     container_image: str | None = None
     container_flags: tuple[str, ...] = ()
@@ -282,6 +284,7 @@ COORDINATION = Shape(
         Key(
             "subagent_runtime_mode", choice(RUNTIMES), "where runs live: behind a wall, or in this process", "isolated"
         ),
+        Key("subagent_delegation_directory", WORD, "in a container: the folder shared with `retinue watch`", "/outbox"),
         Key("subagent_runtime_fallback_mode", choice(RUNTIMES), "what they get where no wall stands", "inherited"),
         Key(
             "subagent_host_launch_prefix", TEXTS, "words before the command that starts a walled run", "[nice, -n, '5']"

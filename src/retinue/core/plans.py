@@ -85,7 +85,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 class Runtime(Protocol):
     """Where runs live. Cancelling the awaiting task stops everything the run started, within `grace` seconds.
 
-    `started` is what is written when a run begins there."""
+    `started` is what is written when a run begins there; None where the runtime itself says so, later."""
 
     @property
     def name(self) -> str: ...
@@ -94,7 +94,7 @@ class Runtime(Protocol):
     def grace(self) -> float: ...
 
     @property
-    def started(self) -> RunStarted: ...
+    def started(self) -> RunStarted | None: ...
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]: ...
 

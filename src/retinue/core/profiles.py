@@ -14,9 +14,9 @@ from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
 from retinue.core.rules import Rules
 
-RuntimeName = Literal["inherited", "isolated", "container"]
+RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
-RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container")  # the laxest first
+RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container", "delegated")  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
 _NAME = re.compile(NAME_PATTERN)

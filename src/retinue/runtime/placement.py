@@ -25,7 +25,7 @@ class FellBack:
         self._runtime = runtime
         self._warning = Warned(FELL_BACK.format(wanted=wanted, got=runtime.name, why=why), code="runtime_fallback")
         self.name, self.grace = runtime.name, runtime.grace
-        self.started: RunStarted = runtime.started
+        self.started: RunStarted | None = runtime.started
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]:
         link.emit(self._warning)
@@ -50,8 +50,12 @@ class Placement:
     def __call__(self, profile: Profile, parent: Plan | None) -> tuple[Runtime, RuntimeName]:
         """The runtime of a run, and the least its children get. A callable is the host's own code and stays there."""
         wanted = profile.runtime or self._mode
+        if wanted == "delegated" and parent is None and profile.runtime is None:
+            wanted = "inherited"  # the primary is what asks; the container it is in is its wall
         if parent is not None and RUNTIMES.index(parent.floor) > RUNTIMES.index(wanted):
             wanted = parent.floor
+        if wanted == "delegated" and parent is not None and parent.floor == "isolated":
+            wanted = "isolated"  # it has a link and a wall here: there is nothing to ask the host for
         return self.runtime(wanted if profile.call is None else "inherited"), wanted
 
     def runtime(self, name: RuntimeName) -> Runtime:

@@ -35,7 +35,7 @@ class Spaced:
         self._setup = setup
         self._spaces = spaces
         self.name, self.grace = inner.name, inner.grace
-        self.started: RunStarted = inner.started
+        self.started: RunStarted | None = inner.started
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]:
         folders = job.folders

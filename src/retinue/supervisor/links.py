@@ -162,6 +162,18 @@ class RunLink:
             news.clear()
             await news.wait()
 
+    def left(self) -> tuple[int, float | None]:
+        """How many levels may stand below the run, and its seconds: for a runtime that hands it on."""
+        return self.node.max_depth - self.node.depth, self.node.seconds
+
+    def person(self, waits: bool) -> None:
+        """Somebody elsewhere is asked about the run, or was: its clocks stand meanwhile."""
+        self.node.pause() if waits else self.node.unpause()
+
+    def salvage(self, partial: str) -> None:
+        """Text of a run that did not finish, as it is known elsewhere."""
+        self.node.partial = partial
+
     def _still_wanted(self) -> None:
         """A run that was told to stop, and did not listen, gets nothing more."""
         if self.node.stopping is not None or self.node.ending:

@@ -24,7 +24,8 @@ def folders_of(
 ) -> RunFolders:
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
-    walled = bool(plan.runtime.started.walls)
+    started = plan.runtime.started
+    walled = started is not None and bool(started.walls)
     kind = plan.profile.workspace or default_kind(state, walled=walled, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     snapshots = state.snapshots(ref.tree)

@@ -65,7 +65,8 @@ def judged(node: Node, spec: ToolSpec, call: Call) -> Verdict:
 
 def _is_walled_in(node: Node) -> bool:
     """Whether what it changes is in a folder of its own, with a wall around it."""
-    return bool(node.plan.runtime.started.walls) and node.folders.path.startswith(f"{node.folders.own}/")
+    started = node.plan.runtime.started
+    return started is not None and bool(started.walls) and node.folders.path.startswith(f"{node.folders.own}/")
 
 
 def minted(tree: Tree, node: Node) -> str:

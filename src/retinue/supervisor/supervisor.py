@@ -245,8 +245,9 @@ class Supervisor:
             node.deadline = Deadline(node.seconds - used, self._clock, node.time_out)
         if node.stall is not None:
             node.stall.start()
-        if past is None or node.view.started_at is None:
-            tree.write(node, node.plan.runtime.started)
+        started = node.plan.runtime.started
+        if started is not None and (past is None or node.view.started_at is None):
+            tree.write(node, started)
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish

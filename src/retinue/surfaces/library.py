@@ -243,6 +243,7 @@ def open(  # noqa: PLR0913 - the one front door
     network: Sequence[str] | None = None,
     runtime: RuntimeName | None = None,
     fallback: RuntimeName | None = None,
+    outbox: str | Path | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -257,7 +258,8 @@ def open(  # noqa: PLR0913 - the one front door
     `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none.
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
     `isolated`: each in a process of its own behind a wall; `container`: each in a container); where that cannot be had
-    a run is refused, unless `fallback` names the laxer one to use."""
+    a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this
+    container, through the folder `outbox` (`retinue watch`)."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -274,7 +276,7 @@ def open(  # noqa: PLR0913 - the one front door
         }
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
-        given |= {"runtime": runtime, "fallback": fallback}
+        given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)
             found = replace(found, state=state)

@@ -100,7 +100,8 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     attempts = build.attempts()
     with attempts.planted(runtime) as made:
         parts = build.Parts(made.folder, made.folder / ".retinue", mode="yes", runtime=runtime, caps=attempts.CAPS)
-        walls = build.placement(parts).runtime(runtime).started.walls
+        started = build.placement(parts).runtime(runtime).started
+        walls = () if started is None else started.walls
         if not set(walls) >= NEEDED:
             raise NotTried(f"of its walls only these stand: {', '.join(walls)}")
         result = await play(parts, made.model)

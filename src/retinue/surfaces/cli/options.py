@@ -46,7 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runtime",
         choices=RUNTIMES,
         help="where runs live: isolated (each in a process of its own behind a wall, the default), container (each in "
-        "one of podman or docker) or inherited (in this process, with your authority)",
+        "one of podman or docker), inherited (in this process, with your authority) or delegated (subagents on the "
+        "host of this container)",
+    )
+    parser.add_argument(
+        "--delegation-directory",
+        metavar="DIR",
+        type=Path,
+        help="inside a container: the folder shared with `retinue watch` on the host, for --runtime delegated",
     )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     limits.add_argument("--max-depth", metavar="N", type=_whole, help="levels of subagents below the primary (3)")

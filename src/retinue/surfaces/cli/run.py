@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(NO_MODEL.format(where=where))
     for warning in project.warnings:
         screen.warn(warning)
+    if parts.runtime == "delegated" and not (args.runtime or project.settings.subagent_runtime_mode):
+        screen.complain(f"inside a container: subagents are asked of the host through {parts.outbox} (delegated)")
     terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     parts = walls.checked(parts, profile, terminal=terminal)
     wish = Task(task, model=model_of(args))
@@ -131,6 +133,7 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
         traced=True,
         runtime=args.runtime,
         default_runtime="isolated",
+        outbox=args.delegation_directory,
     )
 
 

@@ -7,8 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from types import TracebackType
-
-from retinue.supervisor.supervisor import Supervisor
+from typing import Protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CANCELLING = "cancelling; press Ctrl-C again to kill"
@@ -16,12 +15,19 @@ KILLING = "killing"
 KILLED = 130
 
 
+class Stoppable(Protocol):
+    """The supervisor, or whoever has many trees to stop."""
+
+    async def cancel(self, tree: str, run: int = 0, /) -> bool: ...
+    def kill(self, tree: str) -> None: ...
+
+
 class Signals:
     """The first cancels the tree, the second kills it, a third leaves at once; the log says then what was interrupted.
 
     Signals that were ignored when we started stay ignored."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Stoppable) -> None:
         self._supervisor = supervisor
         self._tree, self._run = "", 0
         self._say: Callable[[str], None] = lambda _: None

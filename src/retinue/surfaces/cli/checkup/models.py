@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from decimal import Decimal
 
-from retinue import build
+from retinue import sources
 from retinue.config.models import PROVIDERS, Provider, default_model, install_command
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError
@@ -20,7 +20,7 @@ from retinue.surfaces.cli.checkup.check import Check, Look
 
 
 def checks(look: Look) -> Iterator[Check]:
-    prices = build.LatePrices()
+    prices = sources.LatePrices()
     for provider in PROVIDERS:
         yield _provider(provider)
     if look.project is None:
@@ -59,9 +59,9 @@ def _models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
     return found
 
 
-def _model(look: Look, model: str, limits: list[Limits], prices: build.LatePrices) -> Iterator[Check]:
+def _model(look: Look, model: str, limits: list[Limits], prices: sources.LatePrices) -> Iterator[Check]:
     try:
-        build.ModelSource(look.folder, SystemClock())(model)
+        sources.ModelSource(look.folder, SystemClock())(model)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _cure(model))
         return

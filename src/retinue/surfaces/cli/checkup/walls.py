@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from retinue import build
 from retinue.core.errors import RetinueError
-from retinue.core.profiles import RUNTIMES
+from retinue.core.profiles import RuntimeName
 from retinue.surfaces.cli.checkup.check import Check, Look
+
+WALLS: tuple[RuntimeName, ...] = ("isolated", "container")
 
 
 def checks(look: Look) -> Iterator[Check]:
@@ -17,10 +19,10 @@ def checks(look: Look) -> Iterator[Check]:
     except RetinueError:
         parts = build.Parts(look.folder)  # what is wrong with the settings is told elsewhere
     runtimes = build.placement(replace(parts, fallback=None))
-    for name in RUNTIMES[1:]:
+    for name in WALLS:
         try:
             started = runtimes.runtime(name).started
         except RetinueError as error:
             yield Check("walls", "warn", f"runtime `{name}` is not possible here: {error}")
         else:
-            yield Check("walls", "ok", f"runtime `{name}` stands: {', '.join(started.walls)}")
+            yield Check("walls", "ok", f"runtime `{name}` stands: {', '.join(started.walls if started else ())}")

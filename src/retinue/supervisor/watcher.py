@@ -1,0 +1,222 @@
+"""The host's side of an outbox: takes requests, runs them as trees of this supervisor, and answers each once.
+
+Nothing in the folder is believed. A request names a task, a profile of ours and folders below the allowed roots, of
+which the run gets copies; what it changed is copied back. What was claimed and answered is kept in our own state, so
+that an id has one effect and one answer, whoever is killed when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec import UNSET
+
+from retinue.core.errors import ConfigError
+from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.runtime.folders import private_folder
+from retinue.runtime.mailbox import Mailbox, Unreadable, reached
+from retinue.runtime.staging import Roots, remove
+from retinue.supervisor.errands import STOPPED, Errand, Hosting, failed
+from retinue.supervisor.supervisor import Supervisor
+from retinue.wire import outbox as wire
+
+SIDE = "watches"
+UNREAD_SECONDS = 24 * 3600.0
+GLANCE_SECONDS = 0.02
+STOP_SECONDS = 40.0
+MOST_KEPT = 20_000  # as many as one look at a folder shows
+HELD = "another watcher has this outbox; taking over when it ends"
+FALLEN = "the watcher that ran it ended; what the run had done until then is not known"
+
+
+class Watcher:
+    """One outbox. `watch` serves it until it is cancelled, `close` ends what it runs and answers it."""
+
+    def __init__(self, supervisor: Supervisor, hosting: Hosting) -> None:
+        self._supervisor = supervisor
+        self._host = hosting
+        self._box = Mailbox(hosting.outbox, SIDE)
+        try:
+            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state])
+            if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
+                raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
+            key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
+            self._kept = Mailbox(private_folder(hosting.state / "outbox" / key), SIDE)
+        except BaseException:
+            self._box.close()
+            raise
+        self._stage = private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._trees: dict[str, str] = {}
+        self._odd: set[str] = set()
+        self._said: set[str] = set()
+        self._stopping = False
+
+    async def watch(self) -> None:
+        """Waits for the folder to be ours, answers what a watcher before us has left, then serves."""
+        told = False
+        while not self._lock():
+            if not told:
+                self._host.say(HELD)
+                told = True
+            await asyncio.sleep(self._host.poll)
+        self._recover()
+        while True:
+            changed = self._box.changed()
+            try:
+                self.look()
+            except OSError as error:
+                self._complain(f"the outbox cannot be used: {error.strerror or error}")
+            for _ in range(max(1, round(self._host.poll / GLANCE_SECONDS))):
+                await asyncio.sleep(GLANCE_SECONDS)
+                if self._box.changed() != changed:
+                    break
+
+    async def close(self) -> None:
+        """Cancels what runs and waits for the answers; what was not taken stays for the next watcher."""
+        self._stopping = True
+        for tree in list(self._trees.values()):
+            await self._supervisor.cancel(tree)
+        serving = list(self._serving.values())
+        if serving:
+            await asyncio.wait(serving, timeout=STOP_SECONDS)
+        if self._serving:
+            return  # what still works with the folders goes with the process
+        for box in (self._box, self._kept, self._roots):
+            box.close()
+
+    def look(self) -> None:
+        """One look into the folder: starts what is new, cancels what is to stop."""
+        for name in list(self._serving):
+            self._obey_cancel(name)
+        files = self._box.names()
+        asked = [name for name in map(wire.asked_id, files) if name is not None]
+        self._odd &= set(asked)
+        if asked and len(self._kept.names()) >= MOST_KEPT:
+            self._complain(f"{MOST_KEPT} requests are remembered in {self._kept.folder}; no more are taken")
+            return
+        most = self._host.limits.concurrent
+        most = DEFAULT_CONCURRENT if most is UNSET else most
+        for name in asked:
+            if name in self._serving or name in self._odd or self._stopping:
+                continue
+            if most is None or len(self._serving) < max(most, 1):
+                task = self._serving[name] = asyncio.create_task(self._serve(name))
+                task.add_done_callback(partial(self._served, name))
+            elif self._box.exists(wire.cancel_name(name)) and self._answer_of(name) is None:
+                self._answer(failed(name, STOPPED, "cancelled"))
+        for file in files:
+            name = file.removeprefix(wire.cancel_name(""))
+            if name != file and name not in asked and name not in self._serving and self._kept.exists(name):
+                self._box.remove(file)  # it came too late
+
+    def _complain(self, text: str) -> None:
+        """Once, however often it is tried again."""
+        if text not in self._said:
+            self._said.add(text)
+            self._host.say(text)
+
+    def _served(self, name: str, _: asyncio.Task[None]) -> None:
+        self._serving.pop(name, None)
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.flock(self._box.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def _recover(self) -> None:
+        """We hold the folder, so whoever claimed something that is not answered is gone."""
+        self._box.sweep()
+        self._kept.sweep()
+        for path in self._stage.iterdir():
+            remove(path)
+        for name in self._kept.names():
+            if self._answer_of(name) == b"":
+                self._answer(failed(name, FALLEN, "disconnected"))
+            elif self._kept.age(name) > UNREAD_SECONDS and not self._box.exists(wire.request_name(name)):
+                for file in (wire.response_name(name), wire.events_name(name)):
+                    self._box.remove(file)  # nobody has come for it
+                if self._kept.age(name) > RETENTION_DAYS * 24 * 3600:
+                    self._kept.remove(name)
+
+    def _answer_of(self, name: str) -> bytes | None:
+        """What is kept of an id: nothing, that it is claimed (no bytes), or its answer."""
+        try:
+            return self._kept.read(name, most=2 * wire.RESPONSE_BYTES)[0]
+        except FileNotFoundError:
+            return None
+        except Unreadable:
+            return b""
+
+    def _obey_cancel(self, name: str) -> None:
+        tree = self._trees.get(name)
+        if tree is not None and self._box.exists(wire.cancel_name(name)):
+            reached("cancel_seen")
+            node = self._supervisor.trees.get(tree)
+            if node is not None and node.nodes[0].stop("cancelled"):
+                self._host.say(f"{name}: cancelled by the side that asked")
+
+    async def _serve(self, name: str) -> None:
+        """One request to its response; whatever happens, it is one."""
+        try:
+            answer = self._answer_of(name)
+            if answer:
+                self._deliver(name, answer, None)
+                return
+            if answer == b"" or not self._claim(name):
+                self._answer(failed(name, FALLEN, "disconnected"))
+                return
+            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._stage / name, name)
+            try:
+                response = await errand.response(self._trees, lambda: self._stopping)
+            except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
+                self._complain(f"{name}: {type(error).__name__}: {error}")
+                response = failed(name, f"the watcher failed ({type(error).__name__}); its user was told why")
+            self._answer(response, errand.owner)
+        except OSError as error:
+            self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
+        finally:
+            self._trees.pop(name, None)
+            remove(self._stage / name)
+
+    def _claim(self, name: str) -> bool:
+        self._kept.mark(name)
+        os.fsync(self._kept.fd)
+        reached("claimed")
+        marked = self._box.mark(wire.claim_name(name))
+        reached("marked")
+        return marked
+
+    def _answer(self, response: wire.Response, owner: int | None = None) -> None:
+        data = wire.encode_response(response)
+        self._kept.put(response.id, data)
+        reached("answer_kept")
+        self._host.say(
+            ": ".join(filter(None, (response.id, response.status, response.error_details, response.warning)))
+        )
+        self._deliver(response.id, data, owner)
+
+    def _deliver(self, name: str, data: bytes, owner: int | None) -> None:
+        """The response in its place, then the request out of the way."""
+        file = wire.response_name(name)
+        there = b""
+        with suppress(FileNotFoundError, Unreadable):
+            there = self._box.read(file, most=len(data), owners=(os.geteuid(),))[0]
+        if there != data:
+            reader = self._box.owner if owner is None else owner
+            self._box.put(file, data, reader=reader, half="response_half_written")
+        reached("response_written")
+        self._box.remove(wire.request_name(name))
+        reached("request_removed")
+        for mark in (wire.claim_name(name), wire.cancel_name(name)):
+            self._box.remove(mark)
+        if self._box.exists(wire.request_name(name)):
+            self._odd.add(name)

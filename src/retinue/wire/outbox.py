@@ -1,0 +1,259 @@
+"""What the two sides of a delegated run write for each other: names of files, a request, a response. No I/O.
+
+The side that asks is in a container and is not believed: a request names a task, a profile, folders, and how narrow the
+run should be. Everything else is the host's, and a request that tries to say it is refused whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.core.limits import EVENT_BYTES
+from retinue.core.profiles import check_name
+from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
+
+VERSION = 1
+REQUEST_BYTES = 1024 * 1024
+RESPONSE_BYTES = 4 * EVENT_BYTES
+LINE_BYTES = 4 * EVENT_BYTES
+MOST_PATHS = 64
+PATH_CHARACTERS = 4096
+_ID = re.compile(r"[a-z0-9-]{1,64}")
+_REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
+_KEYS = ("version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth")
+# Words of keys that say how something is launched or what it may do. A key with one of them is no harmless addition.
+_LAUNCH = (
+    "allow", "approv", "args", "argv", "bind", "budget", "cap", "command", "config", "container", "cost", "cwd",
+    "device", "docker", "entrypoint", "env", "exec", "host", "image", "key", "launch", "limit", "mode", "mount", "net",
+    "model", "permission", "podman", "policy", "prefix", "privileged", "root", "rule", "runtime", "sandbox", "script",
+    "secret", "security", "shell", "token", "tool", "uid", "user", "volume", "wall",
+)  # fmt: skip
+
+
+class RequestError(RetinueError):
+    """A request that is not run; the text goes into its response."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """`depth` is how many levels may stand below the run; `ignored` are keys that nobody here knows."""
+
+    id: str
+    task: str
+    profile: str
+    workspace: str
+    context_paths: Sequence[str] = ()
+    timeout_seconds: float | None = None
+    depth: int = 0
+    ignored: Sequence[str] = ()
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run ended on the host, or why there was none. `events` is how many lines were written of it."""
+
+    version: int = VERSION
+    id: str
+    status: str
+    final_response: str = ""
+    error_details: str | None = None
+    structured: Any = None
+    partial: str = ""
+    warning: str = ""
+    events: int = 0
+
+
+def request_name(name: str) -> str:
+    return f"request_{name}.json"
+
+
+def response_name(name: str) -> str:
+    return f"response_{name}.json"
+
+
+def events_name(name: str) -> str:
+    return f"events_{name}.ndjson"
+
+
+def cancel_name(name: str) -> str:
+    return f"cancel_{name}"
+
+
+def claim_name(name: str) -> str:
+    """The mark of a watcher that has taken the request."""
+    return f"claim_{name}"
+
+
+def asked_id(file: str) -> str | None:
+    """The id in the name of a request file; None for every other file."""
+    found = _REQUEST.fullmatch(file)
+    return None if found is None else found[1]
+
+
+def encode_request(request: Request) -> bytes:
+    fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
+    return json.dumps({"version": VERSION, **fields}, ensure_ascii=True).encode()
+
+
+def parse_request(data: bytes, name: str) -> Request:
+    """The request in a file of that id; RequestError says what is wrong with it, in words of ours."""
+    fields = _object(data)
+    forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
+    if forbidden:
+        raise RequestError(f"a request may not say {_quoted(forbidden)}: how a run is launched is decided on the host")
+    if fields.get("version", VERSION) != VERSION:
+        raise RequestError(f"the request speaks another version than {VERSION}")
+    if fields.get("id", name) != name:
+        raise RequestError("'id' is not the one in the name of the file")
+    timeout = fields.get("timeout_seconds")
+    if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+        raise RequestError("'timeout_seconds' must be a number of seconds above 0")
+    depth = fields.get("depth", 0)
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise RequestError("'depth' must be a whole number of 0 or more")
+    profile = _text(fields, "profile")
+    try:
+        check_name(profile)
+    except RetinueError as error:
+        raise RequestError(str(error)) from None
+    return Request(
+        id=name,
+        task=_text(fields, "task"),
+        profile=profile,
+        workspace=_path(_text(fields, "workspace"), "workspace"),
+        context_paths=_paths(fields.get("context_paths", [])),
+        timeout_seconds=None if timeout is None else float(timeout),
+        depth=min(depth, 1000),
+        ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
+    )
+
+
+def encode_response(response: Response) -> bytes:
+    """Never longer than the other side reads: a text that is too long is cut, and says so."""
+    data = msgspec.json.encode(response)
+    if len(data) > RESPONSE_BYTES:
+        short = response.final_response.encode()[:EVENT_BYTES].decode("utf-8", "ignore")
+        response = msgspec.structs.replace(
+            response, final_response=f"{short}\n[... cut ...]", structured=None, warning="the answer was cut"
+        )
+        data = msgspec.json.encode(response)
+    return data
+
+
+def parse_response(data: bytes, name: str) -> Response:
+    """The response to a request; RequestError when it is none."""
+    try:
+        response = msgspec.json.decode(data, type=Response)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the response to the request {name} cannot be read: {str(error)[:200]}") from None
+    if response.id != name or response.version != VERSION or response.status not in STATUSES:
+        raise RequestError(f"the response to the request {name} is not one")
+    return response
+
+
+def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
+    """The ending here of what was a primary there."""
+    text, error = response.final_response, response.error_details
+    if not primary and error is not None:
+        if (text, error) == unconfirmed_texts(name=agent, primary=True):
+            text, error = unconfirmed_texts(name=agent, primary=False)
+        else:
+            text, error = _as_subagent(text), _as_subagent(error)
+    if response.status != "done" and error is None:
+        text, error = ending_texts(response.status, name=agent, primary=primary)  # type: ignore[arg-type]
+    return Ending(response.status, text, error, response.structured)  # type: ignore[arg-type]
+
+
+def _as_subagent(text: str) -> str:
+    return f"Subagent {text.removeprefix('Run ')}" if text.startswith("Run ") else text
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number, parse_int=_int)
+    except UnicodeDecodeError:
+        raise RequestError("the request is not UTF-8") from None
+    except RecursionError:
+        raise RequestError("the request is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"the request is not JSON: {str(error)[:200]}") from None
+    if not isinstance(fields, dict):
+        raise RequestError("the request is not a JSON object")
+    _check_text(fields)
+    return fields
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RequestError("the request has a key twice")
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise RequestError(f"the request has {word}, which is not JSON")
+
+
+def _int(digits: str) -> int:
+    if len(digits) > 20:
+        raise RequestError("the request has a number that is too long")
+    return int(digits)
+
+
+def _check_text(value: Any) -> None:
+    """Half a character pair, or NUL, is in no text of ours."""
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, dict):
+            stack += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            stack += each
+        elif isinstance(each, str):
+            try:
+                each.encode()
+            except UnicodeEncodeError:
+                raise RequestError("the request has half a character in it") from None
+            if "\0" in each:
+                raise RequestError("the request has a NUL character in it")
+
+
+def _is_launch(key: str) -> bool:
+    plain = "".join(letter for letter in key.casefold() if letter.isalnum())
+    return not plain or any(word in plain for word in _LAUNCH)
+
+
+def _quoted(keys: Sequence[str]) -> str:
+    shown = ", ".join(repr(key[:64]) for key in sorted(keys)[:5])
+    return shown if len(keys) <= 5 else f"{shown} and {len(keys) - 5} more"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(fields: dict[str, Any], key: str) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise RequestError(f"{key!r} must be a text that is not empty")
+    return value
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_PATHS:
+        raise RequestError(f"'context_paths' must be a list of at most {MOST_PATHS} paths")
+    return tuple(_path(path, f"context_paths[{index}]") for index, path in enumerate(value))
+
+
+def _path(path: object, key: str) -> str:
+    if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_CHARACTERS:
+        raise RequestError(f"{key!r} must be an absolute path")
+    parts = path.split("/")[1:]
+    if path != "/" and any(part in ("", ".", "..") for part in parts):
+        raise RequestError(f"{key!r} must be a plain path, without '..', '.' or '//'")
+    return path

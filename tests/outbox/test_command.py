@@ -1,0 +1,136 @@
+"""`retinue watch`, and `retinue run` in a container, as people use them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import build
+from retinue.core.profiles import Profile
+from tests.cli.shell import Project, one_line_error, read_until, until
+from tests.outbox.kit import ask
+from tests.outbox.test_kills import Place, stop
+from tests.runtime.places import needs_bubblewrap
+
+SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_type": "explorer"}]}}]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    tmp_path.chmod(0o755)
+    return Place(tmp_path)
+
+
+def container(place: Place, **settings: Any) -> Project:
+    """A project in the folder that is shared."""
+    project = Project(place.work / "project")
+    model = project.script({"main": [SPAWN, {"text": "{{last_result}}"}]})
+    (project.folder / "retinue.yaml").write_text(json.dumps({"model": model, **settings}))
+    return project
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-7", "MASS-52")
+def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(place: Place) -> None:
+    place.script()
+    (place.project.folder / "retinue.yaml").write_text("model: scripted:w.yaml\n")
+    made = {"tools": [{"name": "write", "args": {"path": "made.txt", "content": "x"}}]}
+    place.project.script({"explorer": [made, {"text": "found it"}]}, name="w.yaml")
+    project = container(place)
+    watcher = place.watcher("", "--runtime", "isolated")
+    try:
+        done = project.retinue("run", "go", "--yes", container="podman", RETINUE_DELEGATION_DIRECTORY=str(place.outbox))
+    finally:
+        code, said = stop(watcher)
+    assert done.returncode == 0, done.stderr
+    assert f"subagents are asked of the host through {place.outbox} (delegated)" in done.stderr
+    assert '"answer":"found it"' in done.stdout and "explorer" in done.stderr
+    [main, child] = [event for event in project.events() if event["kind"] == "run.started"]
+    assert (main.get("runtime", "inherited"), child["runtime"]) == ("inherited", "delegated") and "net" in child[
+        "walls"
+    ]
+    assert code == 0 and "watching" in said and "made.txt" in said
+    assert place.project.rows()[0]["state"] == "done" and os.listdir(place.outbox) == []
+
+
+@pytest.mark.requirement("MASS-7")
+def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = container(place)
+    monkeypatch.setenv("container", "podman")
+    monkeypatch.setenv("RETINUE_DELEGATION_DIRECTORY", str(place.outbox))
+    assert build.project_parts(project.folder)[0].runtime == "delegated"
+    for coordination in ({"subagent_runtime_fallback_mode": "inherited"}, {"subagent_runtime_mode": "inherited"}):
+        project = container(place, orchestrator={"coordination": coordination})
+        assert build.project_parts(project.folder)[0].runtime == "inherited"
+    monkeypatch.delenv("RETINUE_DELEGATION_DIRECTORY")
+    assert build.project_parts(container(place).folder)[0].runtime == "inherited"
+    named = container(place, orchestrator={"coordination": {"subagent_delegation_directory": "../box"}})
+    parts = build.project_parts(named.folder)[0]
+    assert (parts.runtime, parts.outbox) == ("delegated", named.folder / "../box")
+
+
+@pytest.mark.requirement("MASS-52")
+def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> None:
+    settings = {"subagent_runtime_mode": "delegated"}
+    project = container(place, orchestrator={"coordination": settings})
+    assert "--delegation-directory" in one_line_error(project.retinue("run", "go", "--yes"))
+    gone = project.retinue("run", "go", "--yes", "--delegation-directory", "nowhere")
+    assert "cannot open the outbox" in one_line_error(gone)
+    settings["subagent_delegation_directory"] = str(place.outbox)
+    project = container(place, orchestrator={"coordination": settings})
+    parts, _ = build.project_parts(project.folder)
+    assert (parts.runtime, parts.outbox) == ("delegated", place.outbox)
+    other, _ = build.project_parts(project.folder, outbox=place.work)
+    assert other.outbox == place.work
+
+
+@pytest.mark.requirement("MASS-8")
+def test_on_the_host_what_would_be_delegated_is_isolated(tmp_path: Path) -> None:
+    profiles = [Profile("a", runtime="delegated"), Profile("b", runtime="inherited"), Profile("c")]
+    parts = build.hosted(build.Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
+    assert (parts.runtime, parts.outbox) == ("isolated", None)
+    assert [profile.runtime for profile in parts.profiles] == ["isolated", "inherited", None]
+
+
+def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> None:
+    place.script()
+    argv = ("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work), "--runtime", "inherited")
+    with place.project.running(*argv, "--wait-approvals", "30") as watcher:
+        ask(place.outbox, "a-1", workspace=str(place.work))
+        read_until(watcher.stderr, "◐ shell(echo once")
+        until(lambda: "echo once" in place.project.retinue("approvals").stdout)
+        assert place.project.rows()[0]["label"] == "a-1"
+        assert place.project.retinue("approve", "1").returncode == 0
+        until((place.outbox / "response_a-1.json").exists)
+    assert place.times() == 1
+    assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--outbox, --allow-root"),
+        (["--outbox", "."], "--allow-root"),
+        (["--outbox", "nowhere", "--allow-root", "."], "cannot open the outbox nowhere"),
+        (["--outbox", "box", "--allow-root", "nowhere"], "--allow-root nowhere"),
+        (["--outbox", "box", "--allow-root", "/"], "not the whole machine"),
+        (["--outbox", "box", "--allow-root", "."], "whose settings and logs the container could then write"),
+        (["--outbox", "box", "--allow-root", ".."], "watch from a folder that is not shared"),
+        (["--outbox", ".retinue/logs", "--allow-root", "box"], "may not be in the watcher's own"),
+    ],
+)
+def test_a_wrong_use_is_one_line(place: Place, arguments: list[str], said: str) -> None:
+    place.script()
+    (place.project.folder / "box").mkdir()
+    (place.project.folder / ".retinue" / "logs").mkdir(parents=True)
+    runtime = ["--runtime", "inherited"] if arguments else []
+    assert said in one_line_error(place.project.retinue("watch", *arguments, *runtime))
+
+
+def test_without_a_model_nothing_is_watched(place: Place) -> None:
+    done = place.project.retinue("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work))
+    assert "model" in one_line_error(done)
