@@ -118,12 +118,18 @@ def supervisor(parts: Parts) -> Supervisor:
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
     kept, trace = _observed(parts)
+    spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+
+    async def close() -> None:
+        await spaces.close()
+        await models.close()
+
     made = Supervisor(
         kept,
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
-            runtimes=placement(parts),
+            runtimes=placement(parts, spaces),
             default_model=parts.model,
             skills=parts.skills,
             network=parse_hosts(parts.network),
@@ -139,7 +145,7 @@ def supervisor(parts: Parts) -> Supervisor:
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
         trace=trace,
-        on_close=models.close,
+        on_close=close,
     )
     if cassette is not None:
         models.wrap = _taping(cassette, made, state)
@@ -170,7 +176,7 @@ def _environment_trace() -> str:
     return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
-def placement(parts: Parts) -> Placement:
+def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
     def walled(wall: str, runtime: str, **options: Any) -> Runtime:
@@ -189,8 +195,7 @@ def placement(parts: Parts) -> Placement:
         made: Runtime = importlib.import_module("retinue.runtime.delegated").Delegated(parts.outbox)
         return made
 
-    spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
-    spaced = partial(Spaced, setup=parts.setup, spaces=spaces)
+    spaced = partial(Spaced, setup=parts.setup, spaces=spaces or Spaces())
     walls, runtimes = "retinue.runtime.walls", "retinue.runtime"
     makers: dict[RuntimeName, Callable[[], Runtime]] = {
         "inherited": lambda: spaced(Inherited()),

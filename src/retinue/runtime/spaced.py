@@ -56,20 +56,37 @@ class Spaced:
                 await self._leave(job, link, folders)
 
     async def _open(self, space: Space, link: Link) -> None:
-        made = await _in_thread(lambda stop: self._spaces.open(space, stop))
+        made = await self._in_thread(lambda stop: self._spaces.open(space, stop))
         if made.skipped.count:
             link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
 
     async def _leave(self, job: Job, link: Link, folders: RunFolders) -> None:
         """Also for a run that was told to stop, as long as it is waited for; what is missed here is looked up later."""
-        leaving = asyncio.ensure_future(asyncio.to_thread(_look, job, folders))
-        leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            told = await asyncio.shield(leaving)
+            told = await asyncio.shield(self._beside(lambda: _look(job, folders)))
         except (RetinueError, OSError) as error:
             told = [f"what it changed was not looked at: {error}"]
         for text in told:
             link.emit(Warned(text, code="workspace"))
+
+    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
+        """Runs it beside the loop. When cancelled, it is told, and waited for a little."""
+        stop = threading.Event()
+        task = self._beside(lambda: work(stop))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+            raise
+
+    def _beside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """In a thread; whoever closes waits for it, so that nothing is written in a folder that is gone."""
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        self._spaces.at_work.add(task)
+        task.add_done_callback(self._spaces.at_work.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
 
 
 def _look(job: Job, folders: RunFolders) -> list[str]:
@@ -83,16 +100,3 @@ def _look(job: Job, folders: RunFolders) -> list[str]:
     if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
         told.append(snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
     return [text for text in told if text]
-
-
-async def _in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Runs it beside the loop. When cancelled, it is told, and waited for a little."""
-    stop = threading.Event()
-    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([task], timeout=STOP_SECONDS)
-        raise

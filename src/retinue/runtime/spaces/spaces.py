@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
@@ -27,6 +29,7 @@ REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
 STORE = "spaces.git"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
+CLOSE_SECONDS = 10.0
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
@@ -42,6 +45,12 @@ class Spaces:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
+        self.at_work: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """Waits for what still copies or looks, which nobody else does when its run was killed."""
+        if self.at_work:
+            await asyncio.wait(self.at_work, timeout=CLOSE_SECONDS)
 
     def open(self, space: Space, stop: threading.Event) -> Made:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
