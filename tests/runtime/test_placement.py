@@ -147,6 +147,18 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
+async def test_a_command_that_the_wall_does_not_show_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mytool").write_text("#!/bin/sh\necho here\n")
+    (tmp_path / "mytool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
+    agents = {"main": [call("shell", command="mytool"), call("shell", command="no-such-tool"), {"text": "x"}]}
+    _, events = await tree(agents, runtime="isolated")
+    ours, nobodys = (result.text for result in bodies(events, ToolResult))
+    assert f"`expose_paths: [{tmp_path}]` in the user's retinue.yaml would show it" in ours
+    assert "not found" in nobodys and "expose_paths" not in nobodys
+
+
+@needs_bubblewrap
 @pytest.mark.requirement("MASS-3")
 async def test_a_launch_prefix_stands_before_the_command_of_every_walled_run(tmp_path: Path) -> None:
     config = tmp_path / "retinue.yaml"

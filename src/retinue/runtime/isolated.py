@@ -26,6 +26,7 @@ from retinue.runtime.near import NearEnd
 from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.spaces.space import SPACE, SpaceFact, read_fact
 from retinue.runtime.walls.box import Box, Opening, Wall
+from retinue.runtime.walls.hints import hint
 from retinue.wire import link as wire
 
 START_SECONDS = 60.0
@@ -68,7 +69,7 @@ class Isolated:
             is_output=lambda file: _is_below(file, (box.outputs, box.lent)),
         )
         channel = Channel(process.reading, process.writing, incoming="up", on_frame=near.take, on_end=near.closed)
-        near.send = channel.send
+        near.send, near.hint = channel.send, hint
         channel.send(self._start(job, box, walled, near.stopped()))
         size = asyncio.create_task(_watch_size((box.workspace,) if box.own_workspace else (), box, near))
         late = asyncio.get_running_loop().call_later(START_SECONDS, near.give_up)

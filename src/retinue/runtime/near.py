@@ -26,6 +26,7 @@ from retinue.core.results import Ending
 from retinue.wire import link as wire
 from retinue.wire.link import LinkError
 
+SHELL = "shell"
 FACTS = 100_000
 WARNINGS = 1000
 TEXT = 64 * 1024
@@ -61,6 +62,7 @@ class NearEnd:
     ) -> None:
         self._job, self._link = job, link
         self.send: Callable[[wire.Frame], None] = lambda _: None
+        self.hint: Callable[[str], str] = lambda _: ""  # what to put behind the words of a command that failed
         self._walled, self._folders, self._is_output = walled, folders, is_output
         self._thread: list[Turn] = list(job.thread)
         self._turn = self._asked = self._facts = self._warnings = 0
@@ -271,9 +273,11 @@ class NearEnd:
         _must(waiting is not None and waiting.state not in ("new", "asking"), "a result of a call that has not begun")
         assert waiting is not None
         self._check_result(frame.text, frame.file)
-        call = self._open.pop(frame.call).call
-        self._results[call.id] = ToolTurn(call.id, call.name, frame.text, frame.success)
-        outcome = Outcome(frame.text, frame.success, file=frame.file)
+        call, text = self._open.pop(frame.call).call, frame.text
+        if not frame.success and call.name == SHELL and (note := self.hint(text)):
+            text = f"{text}\n{note}"
+        self._results[call.id] = ToolTurn(call.id, call.name, text, frame.success)
+        outcome = Outcome(text, frame.success, file=frame.file)
         self._link.finish(call, outcome, max(0, min(frame.duration_ms, 10**10)))
         if self._job.past is not None and call.name == ANSWER and frame.success:
             self._given[call.id] = call
