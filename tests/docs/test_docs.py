@@ -41,10 +41,13 @@ def test_the_config_of_the_readme_loads(tmp_path: Path) -> None:
 
 
 def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
-    [config] = snippets(ROOT / "docs/walls.md", "yaml")
-    (tmp_path / "retinue.yaml").write_text(config)
-    settings = load_project(tmp_path).settings
-    assert (settings.subagent_runtime_mode, settings.subagent_runtime_fallback_mode) == ("isolated", "inherited")
+    found = []
+    for config in snippets(ROOT / "docs/walls.md", "yaml"):
+        (tmp_path / "retinue.yaml").write_text(config)
+        found.append(load_project(tmp_path).settings)
+    isolated, container = found
+    assert (isolated.subagent_runtime_mode, isolated.subagent_runtime_fallback_mode) == ("isolated", "inherited")
+    assert (container.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
 
 
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
