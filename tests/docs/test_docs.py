@@ -50,10 +50,13 @@ def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
 
 
 def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
-    [config] = snippets(ROOT / "docs/walls.md", "yaml")
-    (tmp_path / "retinue.yaml").write_text(config)
-    settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
-    assert (settings.subagent_runtime_mode, settings.subagent_runtime_fallback_mode) == ("isolated", "inherited")
+    found = []
+    for config in snippets(ROOT / "docs/walls.md", "yaml"):
+        (tmp_path / "retinue.yaml").write_text(config)
+        found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
+    isolated, container = found
+    assert (isolated.subagent_runtime_mode, isolated.subagent_runtime_fallback_mode) == ("isolated", "inherited")
+    assert (container.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
 
 
 def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
