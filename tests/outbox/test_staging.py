@@ -32,7 +32,7 @@ def test_a_copy_has_an_end(tmp_path: Path, copier: Copier, said: str) -> None:
 def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with (tmp_path / "a" / "holes").open("wb") as file:
-        file.truncate(1 << 42)
+        file.truncate(1 << 36)
     with pytest.raises(Outside, match="too large"):
         copied(tmp_path / "a", tmp_path / "b", Copier())
     assert sum(path.stat().st_blocks for path in (tmp_path / "b").iterdir()) == 0
