@@ -118,7 +118,7 @@ def _socket(path: Path) -> None:
 
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 40)
+        file.truncate(1 << 36)
 
 
 def _linked(path: Path) -> None:
