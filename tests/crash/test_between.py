@@ -37,6 +37,20 @@ class Searching:
         return Reply("end")
 
 
+class Replies:
+    """Says one after the other, whatever run asks."""
+
+    def __init__(self, replies: list[Any]) -> None:
+        self._replies = iter(replies)
+
+    async def complete(self, request: Any, on_delta: Any) -> Reply:
+        said = next(self._replies)
+        if isinstance(said, str):
+            return Reply(said)
+        [wish] = said["tools"]
+        return Reply("", (Call(f"c{request.turn}", wish["name"], wish["args"]),))
+
+
 async def test_what_the_provider_searched_is_still_in_the_thread() -> None:
     model = Searching()
     crash = Crash(Profile("main", model=model, tools=["list_agents"]))
@@ -183,3 +197,27 @@ async def test_a_workspace_that_was_made_ready_is_not_made_ready_again(tmp_path:
         shutil.rmtree(project / ".retinue/logs")
         events = await gone_on(project, whole[:last], profile, mode="yes", config=config)
         assert (events[-1].body.status, setup.read_text()) == ("done", "set\n" * times)
+
+
+async def test_a_tree_whose_project_was_moved_makes_no_folder_where_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    profile = main({"main": [shell("echo > here"), "done"]})
+    async with retinue.open(old / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+    old.rename(new)
+    shutil.rmtree(new / ".retinue/logs")
+    with pytest.raises(ConfigError, match=f"cannot go on: its workspace {old} is gone"):
+        await gone_on(new, whole[:3], profile, mode="yes")
+    assert not old.exists()
+
+
+async def test_a_run_that_goes_on_after_its_ending_is_reminded_again() -> None:
+    replies = ["words", call("final_answer", answer="one"), "words", call("final_answer", answer="two")]
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    profile = Profile("main", model=Replies(replies), output=schema)
+    async with retinue.open(mode="yes") as r:
+        first = await r.run(profile, "go")
+        again = await (await r.continue_run(first, "more", profiles=[profile])).result()
+    assert (first.structured, again.structured) == ({"answer": "one"}, {"answer": "two"})

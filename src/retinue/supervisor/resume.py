@@ -183,6 +183,8 @@ class Revival:
         folders = folders_of(host.state, ref, parent, plan.profile, task, readable)
         policy = host.supervisor.policy if parent is None else parent.policy
         node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, host.state.project))
+        if not ended and folders.path != spawned.workspace and not Path(spawned.workspace).is_dir():
+            raise ConfigError(f"{self.id}/{view.number} cannot go on: its workspace {spawned.workspace} is gone")
         node.folders.path = spawned.workspace
         node.view = view
         node.background = spawned.background
