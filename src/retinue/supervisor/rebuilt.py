@@ -5,6 +5,7 @@ has to be given again; without it there is a clear error, and nothing runs with 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from retinue.core.rules import Rules
 from retinue.log.runs import RunView
 
 PYTHON = "python"
+COPIES = ("copy", "worktree")
 NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 T = TypeVar("T")
@@ -77,7 +79,8 @@ class Plans:
             except NotFound:
                 found = None
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
-            return found
+            copied = kept.workspace in COPIES and found.workspace not in COPIES  # as somebody wished for that run
+            return replace(found, workspace=kept.workspace) if copied else found
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
@@ -120,6 +123,12 @@ class Plans:
         """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def placed(profile: Profile, spawned: RunSpawned) -> Profile:
+    """The profile with the kind of workspace that the run was given, whatever it is given now."""
+    kept = _read(spawned.profile, _Kept)
+    return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 
 def plan_of_ended(view: RunView) -> Plan:
