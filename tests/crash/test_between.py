@@ -16,7 +16,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, 
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
 from retinue.log.threads import thread
 from retinue.testing import FixedPrices, scripted
-from tests.crash.test_library import Crash
+from tests.crash.test_library import Crash, notes
 from tests.tree.kit import bodies, call, main
 from tests.workspaces.kit import LINES, repository, shell
 
@@ -221,3 +221,15 @@ async def test_a_run_that_goes_on_after_its_ending_is_reminded_again() -> None:
         first = await r.run(profile, "go")
         again = await (await r.continue_run(first, "more", profiles=[profile])).result()
     assert (first.structured, again.structured) == ({"answer": "one"}, {"answer": "two"})
+
+
+async def test_a_rule_that_denies_now_wins_over_a_yes_of_then() -> None:
+    said, tools = notes()
+    crash = Crash(
+        main({"main": [call("note", text="x"), "{{last_result}}"]}, tools=tools), mode="ask", approver=Answers()
+    )
+    whole = await crash.events()
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ApprovalDecided))
+    said.clear()
+    _, events = await crash.goes_on(whole[:place], deny=["note"])
+    assert (said, events[-1].body.final_response) == ([], "The user denied this call: the rule note forbids it")

@@ -3,8 +3,8 @@
 A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in any
 case; what it loosens (mode yes, allow, hosts, a setup command, limits and sizes above the defaults) waits for a yes.
 The answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash
-of the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks nobody:
-surfaces do.
+of the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks
+nobody: surfaces do.
 """
 
 from __future__ import annotations
