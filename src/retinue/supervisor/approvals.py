@@ -71,7 +71,7 @@ class Desk:
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             by = f"rule: {standing or verdict.rule}"
             body = ApprovalDecided(minted(tree, node), call.id, allowed, reason, by, call.name)
-            written = tree.write(node, body, wait=True)
+            written = tree.write(node, body, wait=not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
             return Allow() if allowed else Deny(reason)
