@@ -8,16 +8,19 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, ToolCall, ToolResult
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
+from retinue.door.client import DoorClient
+from retinue.door.server import DoorServer
 from retinue.log.threads import thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
-from tests.tree.kit import bodies, call, main
+from tests.tree.kit import bodies, call, main, spawn
 from tests.workspaces.kit import LINES, repository, shell
 
 CODER = Profile("coder", "You code.", workspace="worktree")
@@ -233,3 +236,19 @@ async def test_a_rule_that_denies_now_wins_over_a_yes_of_then() -> None:
     said.clear()
     _, events = await crash.goes_on(whole[:place], deny=["note"])
     assert (said, events[-1].body.final_response) == ([], "The user denied this call: the rule note forbids it")
+
+
+async def test_through_a_door_a_tree_may_stand_on_one_in_another_file(tmp_path: Path) -> None:
+    state, script = tmp_path / ".retinue", tmp_path / "s.yaml"
+    script.write_text(msgspec.json.encode({"agents": {"main": [spawn({"task": "a"}), "end"], "*": ["said"]}}).decode())
+    profile = Profile("main", model=f"scripted:{script}")
+    async with retinue.open(state, mode="yes") as one, retinue.open(state, mode="yes") as other:
+        origin = await one.run(profile, "go")
+        tree = (await (await other.continue_run(origin, "more", profiles=[profile])).result()).tree
+        async with DoorServer(other.supervisor, state) as door:
+            begun = await DoorClient(door.address).continue_run(tree, 1, "again", model=None)
+            assert (begun.tree, begun.run) == (tree, 2)
+            async for event in other.supervisor.watch(tree):
+                if event.run == 2 and isinstance(event.body, RunEnded):
+                    assert event.body.final_response == "said"
+                    break
