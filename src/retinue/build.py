@@ -19,7 +19,7 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
-from retinue.core.limits import WORKSPACE_MIB, Limits
+from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
 from retinue.core.plans import Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
@@ -30,7 +30,7 @@ from retinue.core.usage import NoPrices, Usage
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.runtime.spaced import Spaced
-from retinue.runtime.spaces.spaces import Spaces
+from retinue.runtime.spaces.spaces import MAX_MIB, Spaces
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -110,7 +110,7 @@ def supervisor(parts: Parts) -> Supervisor:
             network=parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
         ),
-        runtime=Spaced(Inherited(), setup=parts.setup, spaces=Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)),
+        runtime=Spaced(Inherited(), setup=parts.setup, spaces=Spaces(max_mib=parts.workspace_max_mib or MAX_MIB)),
         state=state,
         clock=clock,
         policy=policy,

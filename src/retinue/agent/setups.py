@@ -11,6 +11,7 @@ from retinue.core.plans import SETUP, Job, Setup
 from retinue.core.ports import Link
 from retinue.tools.shell import Shell
 
+NAME = SETUP
 LAST_CHARACTERS = 300
 
 
@@ -18,12 +19,12 @@ async def run_setup(setup: Setup, job: Job, link: Link) -> None:
     """Raises when it fails: a run must not begin in a workspace that is not ready. Nobody is asked, for it stands in
     the user's own file; `host` says that the model knows nothing of it."""
     args = {"command": setup.command}
-    link.emit(ToolCall(SETUP, SETUP, args, display_name=SETUP, timeout_seconds=setup.seconds, host=True))
+    link.emit(ToolCall(NAME, NAME, args, display_name=NAME, timeout_seconds=setup.seconds, host=True))
     started = time.monotonic()
-    call = Call(SETUP, SETUP, {**args, "timeout": setup.seconds})
+    call = Call(NAME, NAME, {**args, "timeout": setup.seconds})
     outcome = await Shell()(call, job.folders, link)
     took = round((time.monotonic() - started) * 1000)
-    link.emit(ToolResult(SETUP, SETUP, outcome.text, outcome.success, took, outcome.file))
+    link.emit(ToolResult(NAME, NAME, outcome.text, outcome.success, took, outcome.file))
     if not outcome.success:
         last = " ".join(outcome.text[-LAST_CHARACTERS:].split())
         raise RetinueError(f"workspace_setup failed, so the run did not begin: `{setup.command}`: {last}")

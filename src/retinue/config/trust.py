@@ -77,7 +77,7 @@ def _bounded(limits: Limits, may: Mapping[str, float], prefix: str, words: list[
     for name, most in may.items():
         value = getattr(limits, name)
         if value is None or (value is not msgspec.UNSET and value > most):
-            words.append(f"{prefix}{name}: {'null' if value is None else f'{value:g}'}")
+            words.append(f"{prefix}{name}: {'null' if value is None else str(value).removesuffix('.0')}")
             changes[name] = most
     return msgspec.structs.replace(limits, **changes) if changes else limits
 

@@ -20,7 +20,8 @@ from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, Spa
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
 from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
 
-MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
+MAX_MIB = WORKSPACE_MIB
+MAX_CHANGED_BYTES = MAX_MIB * MIB
 IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
@@ -38,7 +39,7 @@ def store_of(own: str) -> Store:
 class Spaces:
     """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
 
-    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
+    def __init__(self, *, max_mib: int = MAX_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class Spaces:
 def _is_empty(folder: str) -> bool:
     try:
         return not any(Path(folder).iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return True
 
 
