@@ -21,7 +21,7 @@ from retinue.log.threads import thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
 from tests.tree.kit import bodies, call, main, spawn
-from tests.workspaces.kit import LINES, repository, shell
+from tests.workspaces.kit import LINES, copied, repository, shell, take_over
 
 CODER = Profile("coder", "You code.", workspace="worktree")
 
@@ -252,3 +252,24 @@ async def test_through_a_door_a_tree_may_stand_on_one_in_another_file(tmp_path: 
                 if event.run == 2 and isinstance(event.body, RunEnded):
                     assert event.body.final_response == "said"
                     break
+
+
+async def test_what_was_taken_over_before_a_run_went_on_is_not_all_of_it(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    profile = Profile(
+        "main", model=scripted({"main": [shell("echo 1 > b"), shell("echo 2 > c"), "done"]}), workspace="copy"
+    )
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+        result = await run.result()
+    shutil.rmtree(project / ".retinue/logs")
+    (Path(result.workspace) / "c").unlink()
+    (Path(result.workspace).parent / "changes.json").unlink()
+    take_over(result, project)  # of the interrupted run, by a person
+    assert (project / "b").exists() and not copied(result).open
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
+    await gone_on(project, whole[:place], profile, mode="yes")
+    assert copied(result).open
+    take_over(result, project)
+    assert (project / "c").read_text() == "2\n"
