@@ -280,11 +280,7 @@ def log(state: Path | None, file: Path | None = None) -> Log:
 
 def reader(state: Path) -> Callable[[str], Sequence[Event]]:
     """Gives the events of any tree of that state folder, in whatever file and of whatever process."""
-    archive = importlib.import_module("retinue.log.archive").Archive(state)
-
-    def read(tree: str) -> Sequence[Event]:
-        return [event for stored in archive.trees() if stored.tree == tree for event in archive.events(stored)]
-
+    read: Callable[[str], Sequence[Event]] = importlib.import_module("retinue.log.archive").Archive(state).read
     return read
 
 

@@ -8,17 +8,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile
-from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, ToolCall, ToolResult
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
+from retinue.door.client import DoorClient
+from retinue.door.server import DoorServer
 from retinue.log.threads import thread
 from retinue.testing import FixedPrices, scripted
-from tests.crash.test_library import Crash
-from tests.tree.kit import bodies, call, main
-from tests.workspaces.kit import LINES, repository, shell
+from tests.crash.test_library import Crash, notes
+from tests.tree.kit import bodies, call, main, spawn
+from tests.workspaces.kit import LINES, copied, repository, shell, take_over
 
 CODER = Profile("coder", "You code.", workspace="worktree")
 
@@ -35,6 +38,20 @@ class Searching:
         if request.turn == 1:
             return Reply("looking", (Call("a", "list_agents", {}),), natives=(found,))
         return Reply("end")
+
+
+class Replies:
+    """Says one after the other, whatever run asks."""
+
+    def __init__(self, replies: list[Any]) -> None:
+        self._replies = iter(replies)
+
+    async def complete(self, request: Any, on_delta: Any) -> Reply:
+        said = next(self._replies)
+        if isinstance(said, str):
+            return Reply(said)
+        [wish] = said["tools"]
+        return Reply("", (Call(f"c{request.turn}", wish["name"], wish["args"]),))
 
 
 async def test_what_the_provider_searched_is_still_in_the_thread() -> None:
@@ -183,3 +200,76 @@ async def test_a_workspace_that_was_made_ready_is_not_made_ready_again(tmp_path:
         shutil.rmtree(project / ".retinue/logs")
         events = await gone_on(project, whole[:last], profile, mode="yes", config=config)
         assert (events[-1].body.status, setup.read_text()) == ("done", "set\n" * times)
+
+
+async def test_a_tree_whose_project_was_moved_makes_no_folder_where_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    profile = main({"main": [shell("echo > here"), "done"]})
+    async with retinue.open(old / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+    old.rename(new)
+    shutil.rmtree(new / ".retinue/logs")
+    with pytest.raises(ConfigError, match=f"cannot go on: its workspace {old} is gone"):
+        await gone_on(new, whole[:3], profile, mode="yes")
+    assert not old.exists()
+
+
+async def test_a_run_that_goes_on_after_its_ending_is_reminded_again() -> None:
+    replies = ["words", call("final_answer", answer="one"), "words", call("final_answer", answer="two")]
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    profile = Profile("main", model=Replies(replies), output=schema)
+    async with retinue.open(mode="yes") as r:
+        first = await r.run(profile, "go")
+        again = await (await r.continue_run(first, "more", profiles=[profile])).result()
+    assert (first.structured, again.structured) == ({"answer": "one"}, {"answer": "two"})
+
+
+async def test_a_rule_that_denies_now_wins_over_a_yes_of_then() -> None:
+    said, tools = notes()
+    crash = Crash(
+        main({"main": [call("note", text="x"), "{{last_result}}"]}, tools=tools), mode="ask", approver=Answers()
+    )
+    whole = await crash.events()
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ApprovalDecided))
+    said.clear()
+    _, events = await crash.goes_on(whole[:place], deny=["note"])
+    assert (said, events[-1].body.final_response) == ([], "The user denied this call: the rule note forbids it")
+
+
+async def test_through_a_door_a_tree_may_stand_on_one_in_another_file(tmp_path: Path) -> None:
+    state, script = tmp_path / ".retinue", tmp_path / "s.yaml"
+    script.write_text(msgspec.json.encode({"agents": {"main": [spawn({"task": "a"}), "end"], "*": ["said"]}}).decode())
+    profile = Profile("main", model=f"scripted:{script}")
+    async with retinue.open(state, mode="yes") as one, retinue.open(state, mode="yes") as other:
+        origin = await one.run(profile, "go")
+        tree = (await (await other.continue_run(origin, "more", profiles=[profile])).result()).tree
+        async with DoorServer(other.supervisor, state) as door:
+            begun = await DoorClient(door.address).continue_run(tree, 1, "again", model=None)
+            assert (begun.tree, begun.run) == (tree, 2)
+            async for event in other.supervisor.watch(tree):
+                if event.run == 2 and isinstance(event.body, RunEnded):
+                    assert event.body.final_response == "said"
+                    break
+
+
+async def test_what_was_taken_over_before_a_run_went_on_is_not_all_of_it(tmp_path: Path) -> None:
+    project = repository(tmp_path / "p")
+    profile = Profile(
+        "main", model=scripted({"main": [shell("echo 1 > b"), shell("echo 2 > c"), "done"]}), workspace="copy"
+    )
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+        result = await run.result()
+    shutil.rmtree(project / ".retinue/logs")
+    (Path(result.workspace) / "c").unlink()
+    (Path(result.workspace).parent / "changes.json").unlink()
+    take_over(result, project)  # of the interrupted run, by a person
+    assert (project / "b").exists() and not copied(result).open
+    place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
+    await gone_on(project, whole[:place], profile, mode="yes")
+    assert copied(result).open
+    take_over(result, project)
+    assert (project / "c").read_text() == "2\n"

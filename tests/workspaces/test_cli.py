@@ -185,3 +185,17 @@ def test_an_apply_that_died_is_undone_first(project: Project) -> None:
     assert "an earlier apply was interrupted: what it had done is undone" in done.stderr
     assert done.returncode == 0 and (project.folder / "b.txt").read_text() == "new\n"
     assert (project.folder / "a.txt").read_text() == LINES.replace("line 2\n", "two\n")
+
+
+def test_a_copy_stays_a_copy_when_a_run_goes_on(project: Project) -> None:
+    before = hashed(project.folder)
+    agents = {"main": [shell("echo 1 > one"), shell("echo 2 > two"), {"text": "end"}]}
+    died = project.run("--yes", "--workspace", "worktree", agents=agents, RETINUE_FAILPOINT="turn_started:2")
+    assert died.returncode == -signal.SIGKILL
+    result = json.loads(project.retinue("resume", "--yes", "--json").stdout)
+    assert [file["path"] for file in result["changed_files"]][:1] == ["one"]
+    done = project.retinue("continue", result["tree"], "more", "--yes", "--json")
+    assert f"{result['tree']}/0 changed files that were not taken over: the new run begins without them" in done.stderr
+    again = json.loads(done.stdout)
+    assert again["workspace"] != result["workspace"] and again["changed_count"] == 2
+    assert {name: value for name, value in hashed(project.folder).items() if name != "script.yaml"} == before

@@ -73,7 +73,10 @@ def _nothing_more(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """The ending of a run that wants nothing any more; None for one that is reminded, once, that an answer is due."""
     if answer.NAME not in job.plan.by_name:
         return Ending("done", last_text(thread) or "")
-    if any(isinstance(turn, UserTurn) and turn.text == REMINDER for turn in thread):
+    words = [turn for turn in thread if isinstance(turn, UserTurn)]
+    while words and words[-1].source != "task" and words[-1].text != REMINDER:
+        words.pop()
+    if words and words[-1].text == REMINDER:  # since its newest task
         text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
         return Ending("failed", text, error=text)
     thread.append(UserTurn(REMINDER, "notice"))

@@ -1,10 +1,10 @@
 """Whether what a project's retinue.yaml loosens is in force: only when the user has said so of exactly this text.
 
-A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in
-any case; what it loosens (mode yes, allow, hosts, a setup command, limits above the defaults) waits for a yes. The
-answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of
-the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks nobody:
-surfaces do.
+A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in any
+case; what it loosens (mode yes, allow, hosts, a setup command, limits and sizes above the defaults) waits for a yes.
+The answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash
+of the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks
+nobody: surfaces do.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _bounded(limits: Limits, may: Mapping[str, float], prefix: str, words: list[
     for name, most in may.items():
         value = getattr(limits, name)
         if value is None or (value is not msgspec.UNSET and value > most):
-            words.append(f"{prefix}{name}: {'null' if value is None else f'{value:g}'}")
+            words.append(f"{prefix}{name}: {'null' if value is None else str(value).removesuffix('.0')}")
             changes[name] = most
     return msgspec.structs.replace(limits, **changes) if changes else limits
 

@@ -22,6 +22,7 @@ from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
 from retinue.door.watching import stream
+from retinue.log.archive import Archive
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
@@ -182,12 +183,17 @@ class DoorServer:
 
     async def _resume(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Resume)
-        return await self._begun(self._supervisor.resume(order.tree, Given(model=order.model)))
+        return await self._begun(self._supervisor.resume(order.tree, self._given(order.model)))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
-        given = Given(model=order.model)
+        given = self._given(order.model)
         return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
+
+    def _given(self, model: str | None) -> Given:
+        """What a tree continues may be in another file than its own."""
+        archive = Archive(self._folder.parent)
+        return Given(model=model, read=lambda tree: self._supervisor.log_of(tree).read(tree) or archive.read(tree))
 
     async def _begun(self, node: Node) -> wire.Begun:
         """Said when it is in the log, so that whoever reads the log finds it alive."""

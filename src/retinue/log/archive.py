@@ -72,6 +72,10 @@ class Archive:
         for line in self.lines(stored, after=after):
             yield event_of(line, stored.file)
 
+    def read(self, tree: str) -> list[Event]:
+        """All events of a tree, whatever file it is in; none when there is no such tree."""
+        return [event for stored in self.trees() if stored.tree == tree for event in self.events(stored)]
+
     def usage(self) -> Iterator[Event]:
         """The `usage` events of all trees, each file read once."""
         self.problems = []

@@ -75,8 +75,9 @@ class Interrupted:
                 self.call_ids.add(call_id)
                 self.tools[call_id] = name
             case ToolResult(call_id=call_id):
-                done = self.open.pop(call_id, None)
-                self.set_up = self.set_up or (done is not None and done.host and done.name == SETUP and body.success)
+                if call_id in self.open:
+                    call = self.open.pop(call_id)
+                    self.set_up = self.set_up or (call.host and call.name == SETUP and body.success)
             case ApprovalAsked(call_id=call_id) if call_id in self.open:
                 self.open[call_id].asked = True
             case ApprovalDecided(call_id=call_id) if call_id in self.open:

@@ -20,6 +20,7 @@ from retinue.log.runs import RunView
 from retinue.runtime.inherited import Inherited
 
 PYTHON = "python"
+COPIES = ("copy", "worktree")
 NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class Plans:
             except NotFound:
                 found = None
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
+            if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
+                found = replace(found, workspace=kept.workspace)
             return self._placed(found, kept.runtime)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
@@ -134,6 +137,12 @@ class Plans:
         """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def placed(profile: Profile, spawned: RunSpawned) -> Profile:
+    """The profile with the kind of workspace that the run was given, whatever it is given now."""
+    kept = _read(spawned.profile, _Kept)
+    return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 
 def plan_of_ended(view: RunView) -> Plan:

@@ -8,7 +8,7 @@ their parents', answers that had been given take effect, and what was spent stay
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from retinue.supervisor.budgets import NOTHING, Account, Amount
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.rebuilt import Plans, plan_of_ended
+from retinue.supervisor.rebuilt import Plans, placed, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import Slots
@@ -182,9 +182,13 @@ class Revival:
         ended = view.ended is not None
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = context_paths(there, base=host.state.project)
-        folders = folders_of(host.state, ref, parent, plan, task, readable)
+        as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
+        folders = folders_of(host.state, ref, parent, as_then, task, readable)
         policy = host.supervisor.policy if parent is None else parent.policy
         node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, host.state.project))
+        lost = folders.path != spawned.workspace and not Path(spawned.workspace).is_dir()
+        if lost and not ended and not host.state.temporary:
+            raise ConfigError(f"{self.id}/{view.number} cannot go on: its workspace {spawned.workspace} is gone")
         node.folders.path = spawned.workspace
         node.view = view
         node.background = spawned.background

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from retinue.core.approvals import Allow, Decision
+from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Order, Ticket
 from retinue.log.interrupted import OpenCall
@@ -45,12 +45,16 @@ class ResumedLink(RunLink):
         node = self.node
         if spec.tier == "none":
             return NOTHING
-        shown = isinstance(before.decision, Allow) and call.name == APPLY  # a yes to files as they were then
-        if before.decision is not None and not shown:
-            if isinstance(before.decision, Allow):
-                await started(self.tree, node, call)
-            return before.decision
-        verdict = judged(node, spec, call)
+        said = before.decision
+        if isinstance(said, Deny):
+            return said
+        edited = None if said is None else said.args
+        verdict = judged(node, spec, call if edited is None else Call(call.id, call.name, edited))
+        if (
+            said is not None and verdict.what != "deny" and call.name != APPLY
+        ):  # that yes was to files as they were then
+            await started(self.tree, node, call)
+            return said
         if self._children(call.id) or (verdict.what == "allow" and not verdict.rule):
             return Allow()
         return await self._settle(call, spec, preview, verdict)

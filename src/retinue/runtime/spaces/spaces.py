@@ -18,7 +18,7 @@ from retinue.runtime.folders import private_folder
 from retinue.runtime.spaces import git
 from retinue.runtime.spaces.ignores import Ignores
 from retinue.runtime.spaces.making import MIB, Made, make
-from retinue.runtime.spaces.space import CHANGES, SPACE, ChangesFact, Space, SpaceFact, read_fact, write_fact
+from retinue.runtime.spaces.space import APPLIED, CHANGES, SPACE, ChangesFact, Space, SpaceFact, read_fact, write_fact
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
 from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
 
@@ -60,6 +60,8 @@ class Spaces:
         if read_fact(space.own, SPACE, SpaceFact) is not None:
             if _is_empty(space.path) and store_of(space.own).files(space.base):
                 raise RetinueError(GONE.format(path=space.path))
+            for name in (CHANGES, APPLIED):  # what was found out, or taken over, before there was more
+                Path(space.own, name).unlink(missing_ok=True)
             return Made()
         if Path(space.path).is_dir() and not Path(space.path).is_symlink():
             shutil.rmtree(space.path)
@@ -83,7 +85,7 @@ class Spaces:
 def _is_empty(folder: str) -> bool:
     try:
         return not any(Path(folder).iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return True
 
 

@@ -7,6 +7,7 @@ import argparse
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
 from retinue.log.lookup import find
+from retinue.supervisor.takeover import copied
 from retinue.surfaces.cli import going, screen
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.cli.run import project_parts, read_task, see
@@ -15,6 +16,7 @@ from retinue.surfaces.cli.show import RUN_HELP
 EPILOG = """\
 The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
 is; a subagent goes on in its own tree, beside the old run. A subagent_id then names the newest of them.
+One that worked in a copy begins with a new copy: `retinue apply` takes over what the old run changed.
 A run that is at work is told something with `retinue send`; an interrupted tree goes on with `retinue resume`.
 
 exit codes: as `retinue run`
@@ -50,6 +52,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
     for warning in project.warnings:
         screen.warn(warning)
+    copy = copied(str(project.folder / ".retinue"), tree.tree, found.run)
+    if copy is not None and copy.open:
+        screen.warn(
+            f"{found.name} changed files that were not taken over: the new run begins without them "
+            f"(`retinue apply {found.name}`)"
+        )
     given = going.given(args, project)
     parts = going.where(args, parts, project, tree)
     if found.run == 0:

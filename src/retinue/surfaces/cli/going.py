@@ -76,7 +76,9 @@ async def _elsewhere(args: argparse.Namespace, archive: Archive, found: Listing,
         print(begun.tree)
         return 0
     printer = printer_of(args)
-    printer.note(f"{begun.tree} goes on in process {pid}, which writes its log")
+    printer.note(
+        f"{begun.tree} goes on in process {pid}, which writes its log: it asks, or does not, as that process does"
+    )
     runs = Runs(found.tree)
     async with aclosing(archive.follow(found.stored)) as lines:
         async for line in lines:
