@@ -60,6 +60,7 @@ class Opening:
     group: Group | None = None
     user: tuple[int, int] | None = None
     kill: Callable[[], None] | None = None
+    cwd: str | None = None
 
 
 class Wall(Protocol):
