@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,10 @@ def everybody() -> Iterator[int]:
 
 def below(pid: int) -> Iterator[int]:
     for listed in Path("/proc", str(pid), "task").glob("*/children"):
-        for child in map(int, listed.read_text().split()):
-            yield child
-            yield from below(child)
+        with suppress(OSError):  # it is gone by now
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from below(child)
 
 
 def cmdline(pid: int) -> str:

@@ -268,12 +268,12 @@ async def budget(runtime: str) -> Facts:
 @scene
 async def timeout(runtime: str) -> Facts:
     return facts(*await play(runtime, {"main": [{"text": "so far", **call("list_agents")}, {"hang": True}]},
-                             limits=Limits(seconds=3.0)))  # fmt: skip
+                             limits=Limits(seconds=5.0)))  # fmt: skip
 
 
 @scene
 async def stall(runtime: str) -> Facts:
-    return facts(*await play(runtime, {"main": [{"hang": True}]}, limits=Limits(stall=2.0)))
+    return facts(*await play(runtime, {"main": [{"hang": True}]}, limits=Limits(stall=3.0)))
 
 
 @scene

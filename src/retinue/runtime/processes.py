@@ -55,6 +55,7 @@ class Process:
             self._process = subprocess.Popen(
                 opening.argv,
                 env=dict(opening.env),
+                cwd=opening.cwd,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,

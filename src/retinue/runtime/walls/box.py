@@ -62,6 +62,7 @@ class Opening:
     group: Group | None = None
     user: tuple[int, int] | None = None
     kill: Callable[[], None] | None = None
+    cwd: str | None = None
 
     def drop(self) -> None:
         """Lets go of all of it: it was used by others, or never will be."""

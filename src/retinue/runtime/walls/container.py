@@ -155,7 +155,13 @@ class Containers:
             "-c",
             *code,
         ]
-        return Opening(argv, client(os.environ), user=user, kill=lambda: labels.kill(self._engine, box.tree, box.run))
+        return Opening(
+            argv,
+            client(os.environ),
+            user=user,
+            kill=lambda: labels.kill(self._engine, box.tree, box.run),
+            cwd=str(Path(box.lent).parent),  # podman's monitor leaves a file there when memory is used up
+        )
 
     def _as_user(self, user: tuple[int, int] | None) -> list[str]:
         if user is not None:
