@@ -256,7 +256,7 @@ class _Book:
 def _with_failpoint(made: Log) -> Log:
     """The log, or for a test of crashes one that kills this process at the named point."""
     point = os.environ.get("RETINUE_FAILPOINT")
-    if not point:
+    if not point or point.startswith("outbox_"):  # those are the mailbox's own
         return made
     failing: Log = importlib.import_module("retinue.log.failpoints").FailingLog(made, point)
     return failing
@@ -359,8 +359,8 @@ def _outbox(given: Path | None, settings: Any, project: Path) -> Path | None:
 def _detected(settings: Any, outbox: Path | None) -> RuntimeName | None:
     """Where nobody has said it: inside a container with a way to ask its host, the host."""
     inside = "container" in os.environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-    wanted = inside and outbox is not None and settings.subagent_runtime_fallback_mode is None
-    return "delegated" if wanted else None
+    said = settings.subagent_runtime_fallback_mode is not None or settings.subagent_host_launch_prefix
+    return "delegated" if inside and outbox is not None and not said else None
 
 
 def hosted(parts: Parts) -> Parts:

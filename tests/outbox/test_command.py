@@ -30,7 +30,13 @@ def container(place: Place, **settings: Any) -> Project:
     project = Project(place.work / "project")
     model = project.script({"main": [SPAWN, {"text": "{{last_result}}"}]})
     (project.folder / "retinue.yaml").write_text(json.dumps({"model": model, **settings}))
+    project.runtime = ""
     return project
+
+
+def parts_of(project: Project, **given: Any) -> build.Parts:
+    """As somebody has them who trusts the file."""
+    return build.project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
 
 
 @needs_bubblewrap
@@ -62,14 +68,14 @@ def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monke
     project = container(place)
     monkeypatch.setenv("container", "podman")
     monkeypatch.setenv("RETINUE_DELEGATION_DIRECTORY", str(place.outbox))
-    assert build.project_parts(project.folder)[0].runtime == "delegated"
+    assert parts_of(project).runtime == "delegated"
     for coordination in ({"subagent_runtime_fallback_mode": "inherited"}, {"subagent_runtime_mode": "inherited"}):
         project = container(place, orchestrator={"coordination": coordination})
-        assert build.project_parts(project.folder)[0].runtime == "inherited"
+        assert parts_of(project).runtime == "inherited"
     monkeypatch.delenv("RETINUE_DELEGATION_DIRECTORY")
-    assert build.project_parts(container(place).folder)[0].runtime == "inherited"
+    assert parts_of(container(place)).runtime == "inherited"
     named = container(place, orchestrator={"coordination": {"subagent_delegation_directory": "../box"}})
-    parts = build.project_parts(named.folder)[0]
+    parts = parts_of(named)
     assert (parts.runtime, parts.outbox) == ("delegated", named.folder / "../box")
 
 
@@ -82,9 +88,9 @@ def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> Non
     assert "cannot open the outbox" in one_line_error(gone)
     settings["subagent_delegation_directory"] = str(place.outbox)
     project = container(place, orchestrator={"coordination": settings})
-    parts, _ = build.project_parts(project.folder)
+    parts = parts_of(project)
     assert (parts.runtime, parts.outbox) == ("delegated", place.outbox)
-    other, _ = build.project_parts(project.folder, outbox=place.work)
+    other = parts_of(project, outbox=place.work)
     assert other.outbox == place.work
 
 

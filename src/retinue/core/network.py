@@ -15,7 +15,10 @@ import msgspec
 from retinue.core.errors import ConfigError
 
 WEB_PORTS = (80, 443)
-HOST_PATTERN = r"^\s*(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(:[0-9]{1,5})?\s*$"  # what a schema can say of an entry
+HOST_PATTERN = (  # what a schema can say of an entry
+    r"^\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
+    r"|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?\s*$"
+)
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 

@@ -25,6 +25,7 @@ from retinue.core.events import (
     Thinking,
     ToolCall,
     ToolResult,
+    ToolStarted,
     TurnEnded,
     TurnStarted,
     UsageReported,
@@ -40,8 +41,8 @@ FACTS = 100_000
 CHARACTERS = 200
 MOST_SPENT = 10**12
 SAID = (
-    TurnStarted, Thinking, Message, ToolCall, ToolResult, ApprovalAsked, ApprovalDecided, Inbox, UsageReported,
-    TurnEnded, Warned, Gap,
+    TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided, Inbox,
+    UsageReported, TurnEnded, Warned, Gap,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from retinue import build
 from retinue.config.project import find_project, load_project
 from retinue.config.settings import schema
-from retinue.core.errors import RetinueError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.surfaces.cli import screen
 from retinue.surfaces.cli.checkup.check import Check, Look
 from retinue.surfaces.printer import safe
@@ -42,6 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.schema and args.json:
+        raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
         screen.print_json(schema(), indent=2)
         return 0
