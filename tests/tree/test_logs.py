@@ -307,3 +307,12 @@ async def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LogError, match=os.fspath(tmp_path / "file")):
         SqliteLog(tmp_path / "file" / "logs")
+
+
+@pytest.mark.parametrize("place", [b"/main", b"turn.started", b'"at"'])
+def test_a_line_with_flipped_bytes_is_no_event_whatever_was_hit(place: bytes) -> None:
+    line = encode(event(1, TurnStarted(1)))
+    assert decode(line) == event(1, TurnStarted(1))
+    for broken in (line.replace(place, b"\xff" + place[1:]), line[: line.index(place)] + b"[" * 100_000):
+        with pytest.raises(msgspec.MsgspecError):
+            decode(broken)

@@ -351,6 +351,13 @@ def _whole(value: Any) -> Any:
 
 def decode(line: bytes) -> Event:
     """The event of one line; raises `msgspec.MsgspecError` for what is not one."""
+    try:
+        return _decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def _decode(line: bytes) -> Event:
     head = _ENVELOPE.decode(line)
     decoder = _BODIES.get(head.kind)
     body: Body | Unknown

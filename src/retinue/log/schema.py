@@ -127,7 +127,7 @@ def beginnings(db: apsw.Connection) -> Iterator[tuple[str, int, bytes]]:
         for line in lines.split(b"\n"):
             place = _PLACE.match(line)
             if place is not None and place[1] == b"1":
-                yield place[2].decode(), row, line_of(line)
+                yield place[2].decode("utf-8", "replace"), row, line_of(line)
 
 
 def tree_lines(db: apsw.Connection, tree: str, *, row: int) -> Iterator[tuple[int, int, bytes]]:
@@ -158,7 +158,7 @@ def last_lines(db: apsw.Connection) -> dict[str, bytes]:
     for line in all_lines(db):
         place = _PLACE.match(line)
         if place is not None:
-            found[place[2].decode()] = line
+            found[place[2].decode("utf-8", "replace")] = line
     return found
 
 
