@@ -133,12 +133,12 @@ class RunView(Struct, eq=False):
             workspace=self.spawned.workspace,
             structured=ended.structured,
             partial=ended.partial,
-            warning="; ".join(self.warnings) or None,
+            warning="; ".join(self.warnings) if self.warnings else None,
             changed_files=ended.changed_files,
             changed_count=ended.changed_count,
             runtime="inherited" if place is None else place.runtime,
             walls=() if place is None else place.walls,
-            children=tuple(child.result(tree) for child in self.children if child.ended is not None),
+            children=tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
 
 
@@ -190,7 +190,8 @@ def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
 
 
 def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
-    run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
+    if run.approvals:
+        run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
     if body.args is not None:  # what runs is the call as it was edited
         args = body.args
         run.calls = tuple(

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean
@@ -64,23 +66,18 @@ def private_folder(folder: str | Path) -> Path:
     return path
 
 
-class RunFolders:
+class RunFolders(msgspec.Struct, eq=False):
     """What one run may touch: it writes `workspace`, reads that and the others among `roots`, nothing else. `space` is
     what the workspace is a copy of, if it is one; `snapshots` is where what the run leaves is put for its siblings."""
 
-    __slots__ = ("_made", "_spilled", "changes", "own", "path", "readable", "snapshots", "space")
-
-    def __init__(
-        self, own: str, path: str, readable: Sequence[str], space: Space | None = None, snapshots: str = ""
-    ) -> None:
-        self.own = own
-        self.path = path
-        self.readable = readable
-        self.space = space
-        self.snapshots = snapshots
-        self.changes: ChangesFact | None = None
-        self._made: Path | None = None
-        self._spilled = 0
+    own: str
+    path: str
+    readable: Sequence[str]
+    space: Space | None = None
+    snapshots: str = ""
+    changes: ChangesFact | None = None
+    _made: Path | None = None
+    _spilled: int = 0
 
     @property
     def used(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from decimal import Decimal
+from math import inf
 
 import msgspec
 
@@ -31,22 +32,19 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
         return self.tokens
 
 
-class Need:
+class Need(msgspec.Struct, eq=False, gc=False):
     """The worst case of one call, at `least` so many tokens. It is worked out when somebody else wants to spend beside
     it, so mostly never."""
 
-    __slots__ = ("_made", "_work_out", "least")
-
-    def __init__(self, least: int, work_out: Callable[[], Amount]) -> None:
-        self.least = least
-        self._work_out = work_out
-        self._made: Amount | None = None
+    least: int
+    work_out: Callable[[], Amount]
+    made: Amount | None = None
 
     @property
     def amount(self) -> Amount:
-        if self._made is None:
-            self._made = self._work_out()
-        return self._made
+        if self.made is None:
+            self.made = self.work_out()
+        return self.made
 
     @property
     def tokens(self) -> int:
@@ -61,8 +59,8 @@ class Account:
     """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
 
     __slots__ = (
-        "_excess", "_flying", "_line", "_owner", "_spent_cost", "_spent_tokens", "chain", "cost", "counts_cost",
-        "tokens",
+        "_excess", "_flying", "_line", "_most", "_owner", "_spent_cost", "_spent_tokens", "chain", "cost",
+        "counts_cost", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -70,13 +68,14 @@ class Account:
     ) -> None:
         self._owner = owner
         self.tokens = tokens
+        self._most = inf if tokens is None else tokens
         self.cost = cost
         self._spent_tokens = 0
         self._spent_cost = NOTHING
         self._flying: list[Need | Amount] = []
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
         self._line: list[tuple[Account, Need | Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
-        self.counts_cost = any(account.cost is not None for account in self.chain)
+        self.counts_cost: bool = cost is not None or (parent is not None and parent.counts_cost)
         self._excess: Decimal | None = None
 
     @property
@@ -111,10 +110,17 @@ class Account:
 
     def reserve(self, need: Need | Amount) -> asyncio.Future[None] | None:
         """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
-        self.check()
-        if not self._line and self._obstacle(need) is None:
-            self._take(need)
-            return None
+        for account in self.chain:
+            if account._flying or self._line or account._spent_tokens >= account._most or account.cost is not None:
+                self.check()
+                if self._line or self._obstacle(need) is not None:
+                    return self._line_up(need)
+                break
+        for account in self.chain:
+            account._flying.append(need)
+        return None
+
+    def _line_up(self, need: Need | Amount) -> asyncio.Future[None]:
         place = asyncio.get_running_loop().create_future()
         self._line.append((self, need, place))
         self._serve()
@@ -133,12 +139,13 @@ class Account:
 
     def settle(self, need: Need | Amount, spent: Amount) -> None:
         """The call is over: gives its reservation back and counts what it spent, be it nothing."""
+        tokens, counts_cost = spent.tokens, self.counts_cost
         for account in self.chain:
             account._flying.remove(need)
-            account._spent_tokens += spent.tokens
-            if self.counts_cost:
+            account._spent_tokens += tokens
+            if counts_cost:
                 account._spent_cost += spent.cost
-        if (self.counts_cost or spent.tokens > need.least) and (spent.tokens > need.tokens or spent.cost > need.cost):
+        if (counts_cost or tokens > need.least) and (tokens > need.tokens or spent.cost > need.cost):
             self._learn(max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost)))
         if self._line:
             self._serve()
@@ -146,10 +153,6 @@ class Account:
     def _learn(self, excess: Decimal) -> None:
         for account in self.chain:
             account._excess = excess if account._excess is None else max(account._excess, excess)
-
-    def _take(self, need: Need | Amount) -> None:
-        for account in self.chain:
-            account._flying.append(need)
 
     def _obstacle(self, need: Need | Amount) -> Account | None:
         """The first account of the chain in which it does not fit while others are in flight."""
@@ -180,7 +183,8 @@ class Account:
             if obstacle is not None:
                 closed.add(obstacle)
             if closed.isdisjoint(account.chain):
-                account._take(need)
+                for each in account.chain:
+                    each._flying.append(need)
                 place.set_result(None)
             else:
                 waiting.append((account, need, place))

@@ -19,6 +19,7 @@ from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
+from retinue.core.usage import NO_USAGE
 from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.questions import judged
@@ -96,23 +97,31 @@ class RunLink:
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
+        need, usage = None, NO_USAGE
         try:
-            if node.account is None:
-                reply = await plan.model.complete(request, self._delta)
-            else:
-                prices = self.supervisor.prices
-                reply = await spending.complete(node, plan.model, request, self._delta, prices)
+            if node.account is not None:
+                wanted, place = spending.reserve(node, request, self.supervisor.prices)
+                if place is not None:
+                    await spending.wait(node, wanted, place)
+                need = wanted
+            reply = await plan.model.complete(request, self._delta)
+            usage = reply.usage
         except ModelError as error:
+            usage = error.usage
             self._failed(error, plan.model_name)
             raise
         except CallCancelled as error:
-            cost = self.supervisor.prices.price(plan.model_name, error.usage)
-            self.tree.write(node, UsageReported(plan.model_name, error.usage, cost, error.estimated))
+            usage = error.usage
+            cost = self.supervisor.prices.price(plan.model_name, usage)
+            self.tree.write(node, UsageReported(plan.model_name, usage, cost, error.estimated))
             raise asyncio.CancelledError from None
         except (RetinueError, Stop):
             raise
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
+        finally:
+            if need is not None:
+                spending.settle(node, need, plan.model_name, usage, self.supervisor.prices)
         if reply.calls:
             reply = self._with_own_ids(reply)
             node.inflight += len(reply.calls)
@@ -241,7 +250,11 @@ class RunLink:
 
 def own(args: dict[str, Any]) -> dict[str, Any]:
     """A copy nobody else can change: what is shown and logged must stay what was asked."""
-    return {name: value if type(value) in _PLAIN else deepcopy(value) for name, value in args.items()}
+    copied = args.copy()
+    for name, value in args.items():
+        if type(value) not in _PLAIN:
+            copied[name] = deepcopy(value)
+    return copied
 
 
 def _timeout(call: Call) -> float | None:

@@ -180,4 +180,4 @@ class Node(msgspec.Struct, eq=False):
             self.news.set()
 
     def live_background(self) -> bool:
-        return any(child.background and not child.finished for child in self.children)
+        return bool(self.children) and any(child.background and not child.finished for child in self.children)

@@ -1,19 +1,19 @@
-"""A model call inside a budget: its worst case, reserved before and settled after. Same shape as the call it wraps."""
+"""A model call inside a budget: its worst case, reserved before and settled after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from retinue.core.errors import CallCancelled, ConfigError, Limited, ModelError
+from retinue.core.errors import ConfigError, Limited
 from retinue.core.limits import Limits
-from retinue.core.messages import Reply, Request
+from retinue.core.messages import Request
 from retinue.core.plans import Plan
-from retinue.core.ports import Model, Prices
+from retinue.core.ports import Prices
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.supervisor.budgets import NOTHING, Account, Amount, Need
 from retinue.supervisor.nodes import Node
@@ -56,36 +56,35 @@ def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
         )
 
 
-async def complete(
-    node: Node, model: Model, request: Request, on_delta: Callable[[str, str], None], prices: Prices
-) -> Reply:
-    """The model's reply. Waiting for calls in flight to settle is no stall. A call that failed or was
-    cancelled counts for what is known that it spent; the rest of what it had reserved is given back."""
+def reserve(node: Node, request: Request, prices: Prices) -> tuple[Need, asyncio.Future[None] | None]:
+    """The worst case of a call, and what to `wait` for when it could not be reserved at once."""
     account = node.account
     assert account is not None
-    tools, counted = node.plan.tools_json, prices if account.counts_cost else None
-    need = Need(request.max_output_tokens, partial(worst_case, request, tools, counted))
-    place = account.reserve(need)
-    if place is not None:
-        node.pause_stalls()
-        try:
-            await account.wait(need, place)
-        finally:
-            node.resume_stalls()
-    usage = NO_USAGE
+    counted = prices if account.counts_cost else None
+    need = Need(request.max_output_tokens, partial(worst_case, request, node.plan.tools_json, counted))
+    return need, account.reserve(need)
+
+
+async def wait(node: Node, need: Need, place: asyncio.Future[None]) -> None:
+    """Until calls in flight have settled and left room for this one, which is no stall."""
+    assert node.account is not None
+    node.pause_stalls()
     try:
-        reply = await model.complete(request, on_delta)
-        usage = reply.usage
-        return reply
-    except (ModelError, CallCancelled) as error:
-        usage = error.usage
-        raise
+        await node.account.wait(need, place)
     finally:
-        cost = NOTHING
-        if account.counts_cost and usage is not NO_USAGE:
-            known = prices.price(request.model, usage)
-            cost = need.cost if known is None else known
-        account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
+        node.resume_stalls()
+
+
+def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> None:
+    """The call is over. One that failed or was cancelled counts for what is known that it spent; the rest of what it
+    had reserved is given back."""
+    account = node.account
+    assert account is not None
+    cost = NOTHING
+    if account.counts_cost and usage is not NO_USAGE:
+        known = prices.price(model, usage)
+        cost = need.cost if known is None else known
+    account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
