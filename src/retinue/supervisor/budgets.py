@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from decimal import Decimal
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -33,17 +34,18 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
 
 class Need(msgspec.Struct, eq=False, gc=False):
-    """The worst case of one call, at `least` so many tokens. It is worked out when somebody else wants to spend beside
-    it, so mostly never."""
+    """The worst case of one call, at `least` so many tokens. It is worked out, of what the call is, when somebody else
+    wants to spend beside it, so mostly never."""
 
     least: int
-    work_out: Callable[[], Amount]
+    work_out: Callable[..., Amount]
+    call: tuple[Any, ...]
     made: Amount | None = None
 
     @property
     def amount(self) -> Amount:
         if self.made is None:
-            self.made = self.work_out()
+            self.made = self.work_out(*self.call)
         return self.made
 
     @property

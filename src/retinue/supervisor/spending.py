@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,7 +60,7 @@ def reserve(node: Node, request: Request, prices: Prices) -> tuple[Need, asyncio
     account = node.account
     assert account is not None
     counted = prices if account.counts_cost else None
-    need = Need(request.max_output_tokens, partial(worst_case, request, node.plan.tools_json, counted))
+    need = Need(request.max_output_tokens, worst_case, (request, node.plan.tools_json, counted))
     return need, account.reserve(need)
 
 
