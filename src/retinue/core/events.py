@@ -331,21 +331,21 @@ def _kept(event: Event) -> bytes:
         except UnicodeEncodeError:
             body = event.body
             fields = body.fields if isinstance(body, Unknown) else msgspec.structs.asdict(body)
-            return _ENCODER.encode(_whole({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}}))
+            return _ENCODER.encode(whole({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}}))
     except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
         gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
-        path, agent = _whole(event.path), _whole(event.agent)
+        path, agent = whole(event.path), whole(event.agent)
         return _ENCODER.encode(msgspec.structs.replace(event, path=path, agent=agent, body=gap))
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """The value with every half of a character pair in it replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_whole(key): _whole(inner) for key, inner in value.items()}
+        return {whole(key): whole(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(inner) for inner in value]
+        return [whole(inner) for inner in value]
     return value
 
 

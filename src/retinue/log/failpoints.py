@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
-    Delta,
     Event,
     Message,
     RunEnded,
@@ -31,6 +30,7 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.ports import Log
+from retinue.log.wrapped import Wrapped
 
 AFTER: dict[str, type] = {
     "spawn_logged": RunSpawned,
@@ -55,11 +55,11 @@ CLEANUP = "cleanup"
 POINTS = (*AFTER, *BEFORE, CLEANUP)
 
 
-class FailingLog:
+class FailingLog(Wrapped):
     """Another log, until the point is reached."""
 
     def __init__(self, log: Log, point: str) -> None:
-        self._log = log
+        super().__init__(log)
         name, _, times = point.partition(":")
         if name not in POINTS:
             raise ConfigError(f"RETINUE_FAILPOINT: there is no point '{name}'; there is {', '.join(POINTS)}")
@@ -80,18 +80,6 @@ class FailingLog:
     def _reached(self) -> bool:
         self._left -= 1
         return self._left == 0
-
-    def show(self, delta: Delta) -> None:
-        self._log.show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._log.watch(tree, after=after, deltas=deltas)
-
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        return self._log.read(tree, after=after)
-
-    def trees(self) -> list[str]:
-        return self._log.trees()
 
     async def close(self) -> None:
         if self._point == CLEANUP:

@@ -80,11 +80,12 @@ class RunFiles:
                     continue
                 runs.apply(event)
                 if event.run in kept:
-                    self._write(tree, runs.runs[event.run], event, events.setdefault(event.run, []))
+                    told = events.setdefault(event.run, [])
+                    await asyncio.to_thread(self._write, tree, runs.runs[event.run], event, told)
                     kept[event.run].begun.set()
                     if isinstance(event.body, RunEnded):
                         del events[event.run]
-                        self._summarise(tree, runs)
+                        await asyncio.to_thread(self._summarise, tree, runs)
                         kept[event.run].ended.set()
         except (OSError, RetinueError) as error:
             _LOG.warning("the files of tree %s cannot be written any more: %s", tree, error)

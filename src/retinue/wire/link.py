@@ -16,7 +16,7 @@ import msgspec
 
 from retinue.core.approvals import Allow, Deny
 from retinue.core.errors import RetinueError
-from retinue.core.events import Inbox, ToolCall, ToolResult, TurnEnded, TurnStarted, Warned
+from retinue.core.events import Inbox, ToolCall, ToolResult, TurnEnded, TurnStarted, Warned, whole
 from retinue.core.limits import EVENT_BYTES, Caps
 from retinue.core.messages import Call, RunRef
 from retinue.core.plans import Setup
@@ -212,7 +212,7 @@ class Wire:
         try:
             body = _ENCODER.encode(envelope)
         except UnicodeEncodeError:  # half a character: it goes as a replacement mark
-            body = _ENCODER.encode(_whole(msgspec.to_builtins(envelope, enc_hook=str)))
+            body = _ENCODER.encode(whole(msgspec.to_builtins(envelope, enc_hook=str)))
         if len(body) > FRAME_BYTES:
             raise LinkError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES}")
         self._sent += 1
@@ -262,14 +262,3 @@ class Wire:
             self._unsaid_bytes += len(body)
         frame: Frame = envelope.frame
         return frame
-
-
-def _whole(value: Any) -> Any:
-    """The value with every half of a character pair in it replaced."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_whole(key): _whole(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_whole(inner) for inner in value]
-    return value

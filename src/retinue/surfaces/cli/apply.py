@@ -9,7 +9,6 @@ from pathlib import Path
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, listing
-from retinue.log.lookup import find
 from retinue.supervisor import takeover
 from retinue.supervisor.takeover import Copied
 from retinue.surfaces.cli import screen
@@ -40,11 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     state = str(archive.folder.parent)
     tree = listing(archive, found.stored)
     runs = _open(tree, chosen(tree, found))

@@ -8,7 +8,7 @@ import asyncio
 from retinue.core.events import Event, RunEnded
 from retinue.door.client import DoorGone
 from retinue.log.archive import Archive
-from retinue.log.lookup import Found, find
+from retinue.log.lookup import Found
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.show import RUN_HELP
 
@@ -29,11 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     return asyncio.run(_cancel(archive, found))
 
 

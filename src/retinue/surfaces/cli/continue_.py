@@ -6,7 +6,6 @@ import argparse
 
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
-from retinue.log.lookup import find
 from retinue.supervisor.takeover import copied
 from retinue.surfaces.cli import going, screen
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
@@ -39,11 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     parts, project = project_parts(args, limits_of(args))
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     tree = listing(archive, found.stored)
     old = tree.runs.runs[found.run]
     if not tree.live and not tree.ended:

@@ -7,7 +7,7 @@ import sys
 
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, listing
-from retinue.log.lookup import Found, find
+from retinue.log.lookup import Found
 from retinue.supervisor import takeover
 from retinue.supervisor.takeover import Copied
 from retinue.surfaces.cli import screen
@@ -32,11 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     tree = listing(archive, found.stored)
     live = tree.live and tree.runs.runs[found.run].ended is None
     shown = chosen(tree, found)

@@ -15,7 +15,6 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord
 from retinue.core.results import Result
-from retinue.log.lookup import find
 from retinue.log.records import compare, records
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import screen
@@ -81,11 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     recorded = records(archive.events(found.stored))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")

@@ -14,6 +14,7 @@ from typing import Any
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.archive import Archive
+from retinue.log.lookup import Found, find
 from retinue.surfaces.printer import safe
 
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -22,6 +23,15 @@ UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 def open_archive() -> Archive:
     """The logs of the project around the current folder."""
     return Archive(checked(find_project(Path.cwd())) / ".retinue")
+
+
+def look_up(name: str | None) -> tuple[Archive, Found]:
+    """The project's logs, and the run of that name in them; of logs that cannot be read it is told either way."""
+    archive = open_archive()
+    try:
+        return archive, find(archive, name)
+    finally:
+        warn_of_problems(archive)
 
 
 def checked(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.log.archive import Archive
-from retinue.log.lookup import Found, find
+from retinue.log.lookup import Found
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.options import seconds
 from retinue.surfaces.cli.run import read_task
@@ -40,11 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     receipt = asyncio.run(_send(archive, found, text, args.wait))
     if args.json:
         screen.print_json(receipt)

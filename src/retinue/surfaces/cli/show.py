@@ -11,7 +11,6 @@ from retinue.core.results import ToolLog
 from retinue.log.accounts import cost_text, subtree_bill
 from retinue.log.audit import actions
 from retinue.log.listing import INTERRUPTED, Listing, listing
-from retinue.log.lookup import find
 from retinue.log.runs import RunView
 from retinue.log.transcripts import transcript
 from retinue.supervisor.takeover import copied, listed, why_not
@@ -55,11 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        found = find(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    archive, found = screen.look_up(args.name)
     if args.tools is not None:
         called = actions(archive.events(found.stored), path=found.path, tools=args.tools)
         if args.json:

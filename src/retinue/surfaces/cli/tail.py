@@ -12,7 +12,6 @@ from retinue.core.errors import NotFound
 from retinue.core.events import Delta
 from retinue.door.client import DoorGone
 from retinue.log.archive import Archive, Stored, event_of
-from retinue.log.lookup import find
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.cli.speech import Speech
@@ -43,12 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
-    try:
-        stored = find(archive, args.name).stored
-    finally:
-        screen.warn_of_problems(archive)
-    asyncio.run(_print(archive, stored, args))
+    archive, found = screen.look_up(args.name)
+    asyncio.run(_print(archive, found.stored, args))
     return 0
 
 

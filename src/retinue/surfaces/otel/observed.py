@@ -10,16 +10,17 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
 from opentelemetry.trace import get_current_span
 
-from retinue.core.events import Delta, Event
+from retinue.core.events import Event
 from retinue.core.ports import Log
 from retinue.core.traces import traceparent_of
+from retinue.log.wrapped import Wrapped
 from retinue.surfaces.otel.providers import Providers
 from retinue.surfaces.otel.recorder import Recorder
 
@@ -36,11 +37,11 @@ def current_trace() -> str:
     return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
-class Observed:
+class Observed(Wrapped):
     """The log it is made of, whose trees are also told to OpenTelemetry. Closing it closes that log."""
 
     def __init__(self, log: Log, providers: Providers) -> None:
-        self._log = log
+        super().__init__(log)
         self._finish = providers.finish
         self._where = providers.where
         self._recorder = Recorder(providers.tracers, providers.meters)
@@ -53,18 +54,6 @@ class Observed:
         if event.tree not in self._watching:
             self._watching[event.tree] = asyncio.create_task(self._watch(event.tree, event.seq))
         return written
-
-    def show(self, delta: Delta) -> None:
-        self._log.show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._log.watch(tree, after=after, deltas=deltas)
-
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        return self._log.read(tree, after=after)
-
-    def trees(self) -> list[str]:
-        return self._log.trees()
 
     async def close(self) -> None:
         """Gives what is not yet sent a few seconds, and the log all it needs."""
