@@ -126,15 +126,21 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
     finished = project.run("--yes", agents=TWO)
     assert finished.stdout == "end\n"
     done_tree = project.rows()[0]["tree"]
-    slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"text": "slow", "delay": 8}]}
+    slow = {"main": [{"tools": [{"name": "list_agents"}]}, {"text": "slow", "delay": 50}]}
     with project.running("run", "go", "--model", project.script(slow, name="slow.yaml"), "--yes") as process:
         read_until(process.stderr, "list_agents")
-        done = project.retinue("resume", tree)
+        refused = one_line_error(project.retinue("resume", tree))
+        assert refused.endswith(
+            f"process {process.pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
+            "add --yes to go on there all the same, or wait until it has ended"
+        )
+        done = project.retinue("resume", tree, "--yes")
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
         assert f"{tree} goes on in process {process.pid}, which writes its log" in done.stderr
         refused = one_line_error(project.retinue("continue", f"{done_tree}/1", "again", "--max-tokens", "5"))
         assert refused.endswith("and goes on with it: it takes no limits from here")
-        done = project.retinue("continue", f"{done_tree}/1", "again")
+        assert "asks nobody" in one_line_error(project.retinue("continue", f"{done_tree}/1", "again"))
+        done = project.retinue("continue", f"{done_tree}/1", "again", "--yes")
         assert (done.returncode, done.stdout) == (0, "x has looked\n"), done.stderr
         assert process.poll() is None
 

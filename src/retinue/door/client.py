@@ -57,12 +57,14 @@ class DoorClient:
         order = wire.Answer(approval_id, decision, by, digest)
         return (await self._ask("POST", wire.ANSWER, wire.Outcome, order)).outcome
 
-    async def resume(self, tree: str, *, model: str | None = None) -> wire.Begun:
-        """Has a dead tree of that process's log go on there."""
-        return await self._ask("POST", wire.RESUME, wire.Begun, wire.Resume(tree, model))
+    async def resume(self, tree: str, *, model: str | None = None, unasked: bool = False) -> wire.Begun:
+        """Has a dead tree of that process's log go on there; only if `unasked` in one that asks nobody."""
+        return await self._ask("POST", wire.RESUME, wire.Begun, wire.Resume(tree, model, unasked))
 
-    async def continue_run(self, tree: str, run: int, text: str, *, model: str | None = None) -> wire.Begun:
-        return await self._ask("POST", wire.CONTINUE, wire.Begun, wire.Continue(tree, run, text, model))
+    async def continue_run(
+        self, tree: str, run: int, text: str, *, model: str | None = None, unasked: bool = False
+    ) -> wire.Begun:
+        return await self._ask("POST", wire.CONTINUE, wire.Begun, wire.Continue(tree, run, text, model, unasked))
 
     async def process(self) -> wire.Process:
         """Who is there and what lives there."""

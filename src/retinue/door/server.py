@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from retinue.core.errors import RetinueError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.door import http
 from retinue.door.files import DoorFile
@@ -33,6 +33,10 @@ HOST = "127.0.0.1"
 MOST_CONNECTIONS = 256
 LAST_WORDS_SECONDS = 1.0
 REMEMBERED = 4096
+UNASKED = (
+    "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
+    "add --yes to go on there all the same, or wait until it has ended"
+)
 Get = Callable[[dict[str, str]], Any]
 Post = Callable[[bytes], Awaitable[Any]]
 
@@ -183,17 +187,21 @@ class DoorServer:
 
     async def _resume(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Resume)
-        return await self._begun(self._supervisor.resume(order.tree, self._given(order.model)))
+        return await self._begun(self._supervisor.resume(order.tree, self._given(order)))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
-        given = self._given(order.model)
+        given = self._given(order)
         return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
 
-    def _given(self, model: str | None) -> Given:
+    def _given(self, order: wire.Resume | wire.Continue) -> Given:
         """What a tree continues may be in another file than its own."""
+        if not order.unasked and getattr(self._supervisor.policy, "mode", "") == "yes":
+            raise ConfigError(UNASKED.format(pid=os.getpid(), tree=order.tree))
         archive = Archive(self._folder.parent)
-        return Given(model=model, read=lambda tree: self._supervisor.log_of(tree).read(tree) or archive.read(tree))
+        return Given(
+            model=order.model, read=lambda tree: self._supervisor.log_of(tree).read(tree) or archive.read(tree)
+        )
 
     async def _begun(self, node: Node) -> wire.Begun:
         """Said when it is in the log, so that whoever reads the log finds it alive."""

@@ -51,8 +51,11 @@ class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`unasked` says that the user wants it even where nothing asks."""
+
     tree: str
     model: str | None = None
+    unasked: bool = False
 
 
 class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +63,7 @@ class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: int
     text: str
     model: str | None = None
+    unasked: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True):

@@ -63,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
         archive,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda door: door.continue_run(tree.tree, found.run, text, model=model_of(args)),
+        lambda door, unasked: door.continue_run(tree.tree, found.run, text, model=model_of(args), unasked=unasked),
     )

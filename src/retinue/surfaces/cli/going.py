@@ -30,7 +30,7 @@ from retinue.surfaces.cli.options import limits_of, model_of
 from retinue.surfaces.cli.run import finish, printer_of, see
 from retinue.wire.door import Begun
 
-Through = Callable[[DoorClient], Awaitable[Begun]]
+Through = Callable[[DoorClient, bool], Awaitable[Begun]]
 
 
 def given(args: argparse.Namespace, project: Any) -> Given:
@@ -59,10 +59,13 @@ def in_tree(
     try:
         return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
     except HeldElsewhere:
-        return asyncio.run(_elsewhere(args, archive, found, through))
+        unasked = (parts.mode or parts.rules.mode) == "yes"
+        return asyncio.run(_elsewhere(args, archive, found, lambda door: through(door, unasked)))
 
 
-async def _elsewhere(args: argparse.Namespace, archive: Archive, found: Listing, through: Through) -> int:
+async def _elsewhere(
+    args: argparse.Namespace, archive: Archive, found: Listing, through: Callable[[DoorClient], Awaitable[Begun]]
+) -> int:
     pid = (holder(found.stored.file) or (0, 0))[0]
     address = files.find(doors.doors_of(archive), pid)
     if address is None:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         archive,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
-        lambda door: door.resume(found.tree, model=model_of(args)),
+        lambda door, unasked: door.resume(found.tree, model=model_of(args), unasked=unasked),
     )
 
 
