@@ -49,6 +49,15 @@ def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(pr
 
 
 @needs_bubblewrap
+def test_a_tree_that_goes_on_without_its_walls_says_so(project: Project) -> None:
+    died = project.run("--yes", agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+    assert died.returncode == -signal.SIGKILL
+    done = project.retinue("resume", "--yes", "--json", "--runtime", "inherited")
+    result = json.loads(done.stdout)
+    assert (result["status"], result["runtime"], result["walls"]) == ("done", "inherited", []), done.stderr
+
+
+@needs_bubblewrap
 def test_outside_a_repository_it_is_a_copy(tmp_path: Path) -> None:
     project = Project(tmp_path / "plain")
     project.runtime = ""

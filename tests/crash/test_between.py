@@ -246,7 +246,7 @@ async def test_through_a_door_a_tree_may_stand_on_one_in_another_file(tmp_path: 
         origin = await one.run(profile, "go")
         tree = (await (await other.continue_run(origin, "more", profiles=[profile])).result()).tree
         async with DoorServer(other.supervisor, state) as door:
-            begun = await DoorClient(door.address).continue_run(tree, 1, "again", model=None)
+            begun = await DoorClient(door.address).continue_run(tree, 1, "again", unasked=True)
             assert (begun.tree, begun.run) == (tree, 2)
             async for event in other.supervisor.watch(tree):
                 if event.run == 2 and isinstance(event.body, RunEnded):

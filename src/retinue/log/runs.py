@@ -143,8 +143,9 @@ class RunView(Struct, eq=False):
 
 
 def _started(run: RunView, event: Event, body: RunStarted) -> None:
-    run.started_at = event.at
-    run.place = body
+    if run.started_at is None:
+        run.started_at = event.at
+    run.place = body  # of one that goes on, where it does that
 
 
 def _resumed(run: RunView, _: Event, __: RunResumed) -> None:

@@ -246,7 +246,7 @@ class Supervisor:
         if node.stall is not None:
             node.stall.start()
         started = node.plan.runtime.started
-        if started is not None and (past is None or node.view.started_at is None):
+        if started is not None and (past is None or node.view.place != started):
             tree.write(node, started)
         if self._files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
