@@ -10,6 +10,7 @@ import pytest
 from retinue.config import trust
 from retinue.config.project import load_project
 from retinue.config.settings import parse_settings
+from retinue.core.network import parse_hosts
 from tests.cli.shell import Project, one_line_error
 from tests.cli.test_terminal import Terminal
 
@@ -58,6 +59,24 @@ def test_hosts_and_a_setup_command_wait_for_the_yes_too(project: Project) -> Non
     assert project.retinue("trust", "--yes").returncode == 0
     trusted = load_project(project.folder).settings
     assert (trusted.network, trusted.workspace_setup) == (("docs.python.org",), "make it")
+
+
+@pytest.mark.parametrize(
+    ("said", "in_force", "held"),
+    [("full", (), "network: full"), ("none", "none", ""), ("['*']", (), "network.allow: *"), ("[]", (), "")],
+)
+def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
+    project: Project, said: str, in_force: object, held: str
+) -> None:
+    (project.folder / "retinue.yaml").write_text(f"network: {said}\nprofiles: {{explorer: {{network: full}}}}\n")
+    given = load_project(project.folder)
+    assert (given.settings.network, ", ".join(given.ignored)) == (in_force, held)
+    network = given.settings.network
+    assert network is not None and parse_hosts(network) == ()
+    doctor = project.retinue("doctor").stdout
+    assert "ok    network   none: commands behind a wall reach nothing" in doctor
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert ("warn  network   full" in project.retinue("doctor").stdout) is (said == "full")
 
 
 def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project) -> None:

@@ -63,7 +63,8 @@ class Shape:
 
 def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The same, or null."""
-    more: dict[str, Any] = {"type": [schema["type"], "null"]}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    more: dict[str, Any] = {"type": [*kinds, "null"]}
     if "enum" in schema:
         more["enum"] = [*schema["enum"], None]
     return {**schema, **more}

@@ -63,7 +63,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         )
         for key, given in settings.profiles.items()
     }
-    words += [f"network.allow: {host}" for host in settings.network]
+    words += _reach(settings)
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
@@ -80,12 +80,26 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
-    narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "workspace_max_mib": size, "expose_paths": ()}
+    network = None if settings.network is None else ()
+    narrower: dict[str, Any] = {
+        "network": network,
+        "workspace_setup": None,
+        "workspace_max_mib": size,
+        "expose_paths": (),
+    }
     narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
     narrower["subagent_runtime_fallback_mode"] = None
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
+
+
+def _reach(settings: Settings) -> Iterator[str]:
+    """What may be reached. What a profile says only narrows that."""
+    if settings.network == "full":
+        yield "network: full"
+    elif settings.network not in (None, "none"):
+        yield from (f"network.allow: {host}" for host in settings.network or ())
 
 
 def _laxer(settings: Settings) -> Iterator[str]:

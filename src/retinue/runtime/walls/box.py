@@ -17,6 +17,8 @@ from retinue.core.limits import Caps
 from retinue.runtime.walls.cgroups import Group
 
 LIBRARY = "/retinue"
+PROXY = f"{LIBRARY}/proxy"
+FULL_NETWORK = "full_network"  # in the place of the wall `net`
 PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio can do without ssl, which takes long to load.
 BOOT = (
@@ -35,7 +37,8 @@ class NoWall(ConfigError):
 class Box:
     """`workspace` is written when it is the run's own, else only read; `outputs` are its files for text that does not
     fit inline, `lent` those of the host. `hidden` is our own state, of which it sees only what is named here;
-    `objects` are what its git reads, and nobody searches."""
+    `objects` are what its git reads, and nobody searches. `proxy` is the socket through which it reaches hosts, if it
+    may reach any."""
 
     tree: str
     workspace: str
@@ -47,6 +50,7 @@ class Box:
     caps: Caps
     objects: tuple[str, ...] = ()
     run: int = 0
+    proxy: str = ""
 
 
 @dataclass(frozen=True)
