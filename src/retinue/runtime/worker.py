@@ -29,6 +29,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.runtime.channel import Channel
 from retinue.runtime.far import FarLink, LentTool
 from retinue.runtime.gates import forward
+from retinue.runtime.hiding import hide
 from retinue.wire import link as wire
 
 UMASK = 0o027
@@ -38,6 +39,7 @@ _NOTHING = msgspec.Raw(b"null")
 
 def main() -> None:
     """Never returns: when all is said, the host ends the process and whatever else is left here."""
+    hide()
     os.umask(UMASK)
     reading, writing = os.dup(0), os.dup(1)  # nobody who prints or reads, and no command, can touch the link
     nothing = os.open(os.devnull, os.O_RDONLY)

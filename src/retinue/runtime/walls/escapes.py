@@ -97,6 +97,8 @@ TRIES = {
     "to see the host's processes": "ls /proc/{pid}/cmdline && tr '\\0' ' ' < /proc/{pid}/cmdline | grep 987 && echo "
     "ESCAPED",
     "a signal to the host": "kill -9 {pid} && echo ESCAPED",
+    "the memory of its own worker": "for f in environ maps auxv; do head -c 1 /proc/$PPID/$f "
+    ">/dev/null && echo ESCAPED; done; : >> /proc/$PPID/mem && echo ESCAPED",
     "ptrace": CALLS + "print(\"ESCAPED\") if libc.ptrace(0, 0, 0, 0) == 0 else 0'",
     "the keys of the session": CALLS + "print(\"ESCAPED\") if libc.syscall({keyctl}, 0, -3, 1) > 0 else 0'",
     "io_uring": CALLS + "b = (ctypes.c_char * 256)(); "
