@@ -306,6 +306,7 @@ def project_parts(
             "approval_timeout": settings.approval_timeout,
             "setup": _setup(settings),
             "workspace_max_mib": settings.workspace_max_mib,
+            "caps": settings.caps,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),

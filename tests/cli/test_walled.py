@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.shell import Project
+from tests.cli.shell import Project, one_line_error
 from tests.cli.test_terminal import Terminal
-from tests.runtime.places import needs_bubblewrap
+from tests.runtime.places import make_image, needs_bubblewrap, needs_containers
 from tests.runtime.test_placement import WITHOUT, without_bubblewrap
 from tests.workspaces.kit import repository, shell
 
@@ -94,6 +94,29 @@ def test_the_setup_runs_behind_the_wall_and_a_failed_one_ends_the_run(project: P
     done = project.run("--yes", "--config", str(config), agents={"main": [{"text": "never"}]})
     assert done.returncode == 1 and "workspace_setup failed, so the run did not begin" in done.stderr
     assert "panicked" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)]
+)
+def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtime: str) -> None:
+    if runtime == "container":
+        make_image()
+    caps = "{memory_mib: 300, processes: 40, cpu_seconds: 77, file_mib: 3, open_files: 100, workspace_mib: 5}"
+    config = project.folder / "retinue.yaml"
+    config.write_text(f"caps: {caps}\n")
+    asks = shell("ulimit -u; ulimit -t; ulimit -f; ulimit -n; head -c 4000000 /dev/zero > big; wc -c < big")
+    agents = {"main": [asks, {"text": "{{last_result}}"}]}
+    result = result_of(project, "--yes", "--runtime", runtime, "--config", str(config), agents=agents)
+    assert result["final_response"].split()[:4] == ["40", "77", str(3 * 1024), "100"]  # bash counts files in KiB
+    assert result["final_response"].split()[-1] == str(3 * 1024**2)
+    fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
+    done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
+    assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr
+    config.write_text("caps: {processes: 1}\n")
+    assert "retinue.yaml:1: key 'caps.processes': must be 16 or more, got 1" in one_line_error(
+        project.run(agents=agents)
+    )
 
 
 @needs_bubblewrap

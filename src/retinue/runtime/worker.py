@@ -33,7 +33,6 @@ from retinue.runtime.hiding import hide
 from retinue.wire import link as wire
 
 UMASK = 0o027
-OPEN_FILES = 4096
 _NOTHING = msgspec.Raw(b"null")
 
 
@@ -151,7 +150,7 @@ def limit(caps: Caps, *, memory: bool) -> None:
     _lower(resource.RLIMIT_NPROC, caps.processes)
     _lower(resource.RLIMIT_CPU, caps.cpu_seconds)
     _lower(resource.RLIMIT_FSIZE, caps.file_bytes)
-    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _lower(resource.RLIMIT_NOFILE, caps.open_files)
     if memory:
         _lower(resource.RLIMIT_AS, caps.memory)
 

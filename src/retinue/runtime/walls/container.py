@@ -39,7 +39,6 @@ BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
 REMOVE_SECONDS = 10.0
-OPEN_FILES = 4096
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
@@ -303,7 +302,7 @@ def _limits(caps: Caps) -> list[str]:
         f"--pids-limit={caps.processes}",
         f"--memory={caps.memory}",
         f"--memory-swap={caps.memory}",
-        f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}",
+        f"--ulimit=nofile={caps.open_files}:{caps.open_files}",
         f"--ulimit=nproc={caps.processes}:{caps.processes}",
         "--ulimit=core=0:0",
     ]
