@@ -202,6 +202,11 @@ def attempts() -> Any:
     return importlib.import_module("retinue.runtime.walls.attempts")
 
 
+def exposing() -> Any:
+    """What `retinue init` proposes to show behind walls."""
+    return importlib.import_module("retinue.runtime.walls.exposing")
+
+
 def run_as_ordinary(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """Started by root: runs a command as somebody else, who can reach this Python and package."""
     done: subprocess.CompletedProcess[str] = importlib.import_module("retinue.runtime.walls.ordinary").run(

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from retinue.agent.local import EDITING, LOCAL
@@ -29,8 +28,8 @@ from retinue.runtime.gates import Gate, Proxies
 from retinue.runtime.near import NearEnd
 from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.spaces.space import SPACE, SpaceFact, read_fact
-from retinue.runtime.walls.box import PROXY, Box, Opening, Wall
-from retinue.runtime.walls.hints import hint
+from retinue.runtime.walls.box import FULL_NETWORK, PROXY, Box, Opening, Wall
+from retinue.runtime.walls.hints import hint, offline_hint
 from retinue.wire import link as wire
 
 START_SECONDS = 60.0
@@ -44,6 +43,7 @@ class Isolated:
 
     name = "isolated"
     process = Process
+    hint = staticmethod(hint)
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
     def __init__(self, wall: Wall, *, caps: Caps | None = None, proxies: Proxies | None = None) -> None:
@@ -56,11 +56,13 @@ class Isolated:
         assert isinstance(job.folders, RunFolders)
         box = box_of(job, job.folders, self._caps)
         if self._proxies is None:
-            return await self._run(job, link, box, hint)
+            open_wide = FULL_NETWORK in self._wall.words
+            return await self._run(job, link, box, (lambda _: "") if open_wide else offline_hint)
         async with Gate(os.path.dirname(box.lent), job.plan.network, link, self._proxies) as gate:  # noqa: PTH120
-            return await self._run(job, link, replace(box, proxy=str(gate.path)), partial(_with_refusals, gate))
+            return await self._run(job, link, replace(box, proxy=str(gate.path)), lambda _: gate.note())
 
-    async def _run(self, job: Job, link: Link, box: Box, hints: Callable[[str], str]) -> Ending:
+    async def _run(self, job: Job, link: Link, box: Box, unreached: Callable[[str], str]) -> Ending:
+        """`unreached` has words for a command that failed because of what it could not reach."""
         assert isinstance(job.folders, RunFolders)
         try:
             opening = await self._opened(box)
@@ -81,7 +83,8 @@ class Isolated:
             is_output=lambda file: _is_below(file, (box.outputs, box.lent)),
         )
         channel = Channel(process.reading, process.writing, incoming="up", on_frame=near.take, on_end=near.closed)
-        near.send, near.hint = channel.send, hints
+        near.send = channel.send
+        near.hint = lambda said: "\n".join(filter(None, (self.hint(said), unreached(said))))
         channel.send(self._start(job, box, walled, near.stopped()))
         size = asyncio.create_task(_watch_size((box.workspace,) if box.own_workspace else (), box, near))
         late = asyncio.get_running_loop().call_later(START_SECONDS, near.give_up)
@@ -136,10 +139,6 @@ class Isolated:
             len(os.listdir(box.outputs)),  # noqa: PTH208
             PROXY if box.proxy else "",
         )
-
-
-def _with_refusals(gate: Gate, said: str) -> str:
-    return "\n".join(filter(None, (hint(said), gate.note())))
 
 
 def _drop(opened: asyncio.Future[Opening]) -> None:

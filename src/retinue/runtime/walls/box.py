@@ -122,16 +122,27 @@ def interpreter() -> tuple[str, ...]:
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
-def environment(box: Box, given: Mapping[str, str], visible: Sequence[str]) -> dict[str, str]:
-    """An allowlist. Of the path, those folders that can be seen from inside."""
+def environment(
+    box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
+) -> dict[str, str]:
+    """An allowlist. The path has the programs that were exposed, those folders of ours that can be seen from inside,
+    and those of the interpreter."""
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
-    seen = ("/usr", "/bin", "/sbin", *visible)
-    folders = [
-        folder for folder in given.get("PATH", os.defpath).split(":") if folder.startswith("/") and _below(folder, seen)
-    ]
+    seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
+    folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
+    folders = [*_programs(exposed), *(folder for folder in folders if _below(folder, seen)), *_programs(interpreter())]
     home = box.workspace if box.own_workspace else "/tmp"
-    path = ":".join(folders) or os.defpath
+    path = ":".join(dict.fromkeys(folders)) or os.defpath
     return {**passed, "PATH": path, "HOME": home, "TMPDIR": "/tmp", "USER": "agent", "SHELL": "/bin/sh"}
+
+
+def _programs(exposed: Sequence[str]) -> Iterator[str]:
+    """The folders of programs among what was exposed."""
+    for path in exposed:
+        if Path(path, "bin").is_dir():
+            yield f"{path}/bin"
+        elif Path(path).is_file():
+            yield os.path.dirname(path)  # noqa: PTH120
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

@@ -135,8 +135,8 @@ class Bubblewrap:
             *([] if user is None else _leave(user)),
             *inside,
         ]
-        visible = (*interpreter(), *self._expose, *box.readable, box.workspace)
-        return Opening(argv, environment(box, os.environ, visible), fds, info, group, user)
+        visible = (*interpreter(), *box.readable, box.workspace)
+        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, info, group, user)
 
     def _mounts(self, box: Box) -> list[str]:
         mounts = Mounts()
