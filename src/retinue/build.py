@@ -202,6 +202,14 @@ def attempts() -> Any:
     return importlib.import_module("retinue.runtime.walls.attempts")
 
 
+def container_engine() -> str | None:
+    """podman or docker, whichever is here."""
+    try:
+        return Path(importlib.import_module("retinue.runtime.walls.container").engine().argv[0]).name
+    except ConfigError:
+        return None
+
+
 def exposing() -> Any:
     """What `retinue init` proposes to show behind walls."""
     return importlib.import_module("retinue.runtime.walls.exposing")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from retinue.runtime.walls.box import command
+from retinue.runtime.walls.container import engine
 from tests.cli.shell import Project, one_line_error
 from tests.cli.test_terminal import Terminal
 from tests.runtime.places import make_image, needs_bubblewrap, needs_containers
@@ -22,6 +24,10 @@ def project(tmp_path: Path) -> Project:
     made = Project(repository(tmp_path / "p", **{"retinue.yaml": "", ".gitignore": "script.yaml\n"}))
     made.runtime = ""
     return made
+
+
+def engine_name() -> str:
+    return Path(engine().argv[0]).name
 
 
 def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> dict[str, Any]:
@@ -153,6 +159,39 @@ def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: P
     assert written == "orchestrator:\n  coordination:\n    subagent_runtime_mode: inherited\n"
     done = project.retinue("run", "x", "--model", model)
     assert (done.returncode, done.stdout) == (0, "the answer\n"), done.stderr
+
+
+@without_bubblewrap
+@needs_containers
+@pytest.mark.requirement("MASS-4")
+def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project: Project) -> None:
+    make_image()
+    project.prefix = WITHOUT
+    model = project.script({"main": [shell("echo $((6 * 7)) > b.txt; cat b.txt"), {"text": "said {{last_result}}"}]})
+    terminal = Terminal(project, "run", "x", "--yes", "--model", model)
+    screen = terminal.read_until("Which? [q] ")
+    file = project.folder / "retinue.yaml"
+    assert f"c  run it in a container of {engine_name()}, in this project from now on (written to {file})" in screen
+    terminal.type("c\n")
+    assert "said 42" in terminal.read_until(None)
+    assert terminal.end() == 0
+    assert file.read_text() == "orchestrator:\n  coordination:\n    subagent_runtime_mode: container\n"
+    again = result_of(project, "--yes", agents={"main": [{"text": "x"}]})
+    assert (again["runtime"], "net" in again["walls"]) == ("container", True)
+
+
+@without_bubblewrap
+def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -> None:
+    hidden = [
+        word for name in ("podman", "docker") if (path := command(name)) for word in ("--ro-bind", "/dev/null", path)
+    ]
+    project.prefix = [*WITHOUT[:-1], *hidden, "--"]
+    terminal = Terminal(project, "run", "x", "--model", project.script({"main": [{"text": "the answer"}]}))
+    assert "container" not in terminal.read_until("Which? [q] ")
+    terminal.type("c\n")
+    assert "nothing was run" in terminal.read_until(None)
+    assert terminal.end() == 2
+    assert (project.folder / "retinue.yaml").read_text() == ""
 
 
 @needs_bubblewrap
