@@ -269,7 +269,7 @@ def log(state: Path | None, file: Path | None = None) -> Log:
     if state is None:
         made: Log = importlib.import_module("retinue.log.memory").MemoryLog()
         return made
-    private_folder(state)
+    private_folder(importlib.import_module("retinue.log.archive").unlinked(state))
     ignore = state / ".gitignore"
     try:
         if not ignore.exists():
