@@ -38,7 +38,7 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
-NO_HOSTS = "{tool} is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
     "the network setting does not hold for commands of this run: it has no wall (runtime '{runtime}'), so its shell "

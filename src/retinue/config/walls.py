@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retinue.config.places import shown
 from retinue.config.shapes import COUNT, Key, Kind, Shape, at_least, mapping, texts_like
 from retinue.config.values import Node
 from retinue.core.limits import MIB, Caps
@@ -13,7 +14,9 @@ from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 def _network(node: Node) -> tuple[str, ...] | str:
     """none, full, a list of hosts, or a section with that list; one that names none allows none."""
     if isinstance(node.value, str):
-        return node.choice(WORDS)
+        if node.value not in WORDS:
+            raise node.error(f"expected none, full or a list of hosts, got '{shown(node.value, 80)}'")
+        return node.value
     if isinstance(node.value, dict):
         return NETWORK.read(node.section()).get("allow") or ()
     hosts: tuple[str, ...] = _HOSTS.read(node)

@@ -20,8 +20,7 @@ from retinue.core.ports import Link
 Reach = Literal["none", "hosts", "full"]
 SOCKET = "proxy"
 MOST_TOLD = 20
-REFUSED = "refused to reach {target}: it is not among the hosts of this run, or leads to a private address"
-NOTE = "[refused: {targets}. This run may reach only: {hosts}]"
+NOTE = "[refused: {reasons}. This run may reach: {hosts}]"
 CHUNK = 64 * 1024
 
 
@@ -64,16 +63,16 @@ class Gate:
 
     def note(self) -> str:
         """What was refused since the last time, in words for the model."""
-        targets, self._pending = self._pending, []
+        reasons, self._pending = self._pending, []
         hosts = ", ".join(map(str, self._hosts[:MOST_TOLD]))
-        return NOTE.format(targets=", ".join(targets), hosts=hosts) if targets else ""
+        return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
 
-    def _refused(self, target: str) -> None:
-        if target not in self._pending and len(self._pending) < MOST_TOLD:
-            self._pending.append(target)
-        if target not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(target)
-            self._link.emit(Warned(REFUSED.format(target=target), code="network_refused"))
+    def _refused(self, why: str) -> None:
+        if why not in self._pending and len(self._pending) < MOST_TOLD:
+            self._pending.append(why)
+        if why not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(why)
+            self._link.emit(Warned(why, code="network_refused"))
 
 
 async def forward(path: str) -> int:

@@ -60,7 +60,7 @@ class Request:
 
 
 class Proxy:
-    """Serves one run's hosts on a socket. `refused` is told of each target that was none of them."""
+    """Serves one run's hosts on a socket. `refused` is told why somebody was not reached."""
 
     def __init__(self, hosts: Hosts, refused: Callable[[str], None], *, dialer: Dialer) -> None:
         self._hosts, self._dialer, self._refused = hosts, dialer, refused
@@ -120,18 +120,20 @@ class Proxy:
             if there is not None:
                 there[1].transport.abort()
 
+    def _no(self, why: str) -> Refused:
+        self._refused(why)
+        return Refused(403, why)
+
     async def _dial(self, request: Request) -> Streams:
         host, port = request.host, request.port
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if not allows(self._hosts, host, port):
-            self._refused(target)
-            raise Refused(403, f"{target} is not among the hosts that this run may reach")
+            raise self._no(f"{target} is not among the hosts that this run may reach")
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 return await dial(self._dialer, host, port, tls=False, tool=TOOL)
         except Hidden as error:
-            self._refused(target)
-            raise Refused(403, str(error)) from None
+            raise self._no(str(error).removeprefix(f"{TOOL}: ")) from None
         except (ToolError, TimeoutError) as error:
             raise Refused(502, str(error) or f"{target} did not answer in time") from None
 

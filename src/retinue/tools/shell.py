@@ -36,7 +36,7 @@ CHUNK = 64 * 1024
 NOTE_BYTES = 256
 PASSED = frozenset({"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV"})
 PROXIED = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-LOCAL = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
+DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
 _PROC = Path("/proc")
 
 
@@ -99,7 +99,7 @@ def environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
     wall the proxy to the hosts that may be reached."""
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
     proxy = given.get(PROXY_VARIABLE)
-    proxied = {} if proxy is None else {**dict.fromkeys(PROXIED, proxy), **LOCAL}
+    proxied = {} if proxy is None else {**dict.fromkeys(PROXIED, proxy), **DIRECT}
     return {"PATH": os.defpath, **passed, **proxied, "RETINUE_RUN": run}
 
 
