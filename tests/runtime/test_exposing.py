@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def program(path: Path, text: str = "#!/bin/sh\necho made\n") -> Path:
         ({"home/.cargo/bin/rustup": "", "home/.cargo/bin/node": "rustup"}, ["home/.cargo/bin/rustup"]),
         ({"project/.venv/pyvenv.cfg": "home = BASE/opt/python/bin\nversion = 3\n", "opt/python/bin/python": ""},
          ["project/.venv", "opt/python"]),
-        ({"project/venv/pyvenv.cfg": "home = /usr/bin\n"}, ["project/venv"]),
+        ({"project/.venv/pyvenv.cfg": "home = BASE/home/secrets/bin\n", "home/secrets/bin/key": ""}, []),
         ({}, []),
     ],
 )  # fmt: skip
@@ -67,6 +68,13 @@ def test_what_shows_a_program(tmp_path: Path, there: dict[str, str], shown: list
     folders.sort(key=lambda folder: not folder.endswith(first))
     env = {"HOME": str(tmp_path / "home"), "PATH": ":".join([*folders, "/usr/bin"])}
     assert needed(["node", "sh", "no-such"], tmp_path / "project", env) == [f"{tmp_path}/{path}" for path in shown]
+
+
+def test_a_file_that_never_ends_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    os.mkfifo(tmp_path / ".venv/pyvenv.cfg")
+    os.mkfifo(tmp_path / ".python-version")
+    assert needed(["sh"], tmp_path, {"PATH": "/usr/bin", "HOME": str(tmp_path)}) == []
 
 
 @pytest.mark.parametrize(

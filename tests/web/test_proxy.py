@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from retinue import ConfigError, Profile
-from retinue.core.network import FULL, allows, meet, parse_hosts
+from retinue.core.network import FULL, allows, canonical, meet, parse_hosts
 from retinue.tools import proxy as proxying
 from retinue.tools.dialing import Streams
-from retinue.tools.proxy import CONNECTIONS, HEAD_BYTES, Proxy
+from retinue.tools.proxy import CONNECTIONS, HEAD_BYTES, Proxy, Refused, parse
 from tests.web.kit import Web, answer, moved
 
 HOSTS = ("a.com", "*.b.com", "c.com:8443", "private.com")
@@ -166,6 +169,33 @@ async def test_what_could_be_read_in_two_ways_is_not_sent_at_all(folder: Path, d
     async with Web({}) as web, proxied(folder, web) as client:
         assert (await client.send(data.encode())).startswith(f"HTTP/1.1 {status} ".encode())
         assert (web.resolved, web.dialled) == ([], [])
+
+
+PIECES = [
+    b"GET ", b"CONNECT ", b"POST ", b"http://", b"HTTP/1.1", b"a.com", b":443", b":80", b"@", b"/", b"?x", b"#", b" ",
+    b"\r\n", b"\n", b"\r", b"\t", b"\0", b"[::1]", b"127.0.0.1", b"Host: evil.org", b"Content-Length: 3", b"\xff",
+    b"Transfer-Encoding: chunked", b"Connection: host, content-length", b": ", b"evil.org", b"\\", b"%00",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.binary(max_size=80))
+@example(b"GET http://a.com/ HTTP/1.1\r\nConnection: host, content-length\r\nContent-Length: 3\r\nHost: evil.org")
+@hypothesis_settings(max_examples=1500, deadline=None)
+def test_whatever_is_sent_is_one_request_to_one_host_or_none(data: bytes) -> None:
+    try:
+        request = parse(data.split(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    except Refused as no:
+        assert no.status in (400, 411)
+        return
+    assert canonical(request.host) == request.host and 0 < request.port < 65536
+    if request.head is None:
+        return
+    first, *fields, end, nothing = request.head.split(b"\r\n")
+    assert (end, nothing) == (b"", b"") and first.count(b" ") == 2 and first.split()[1].startswith(b"/")
+    names = [field.split(b":")[0].lower() for field in fields]
+    assert names.count(b"host") == names.count(b"connection") == 1 and b"transfer-encoding" not in names
+    assert names.count(b"content-length") == (request.body > 0) or request.body == 0
+    assert not any(byte in request.head.replace(b"\r\n", b"") for byte in b"\r\n\0")
 
 
 async def test_a_redirect_is_the_client_s_to_follow_and_judged_anew(folder: Path) -> None:

@@ -49,11 +49,17 @@ def shown_by(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
 def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_text(Path(place, "pyvenv.cfg")))
-        if place and base is not None:
+        python = next((path for path in _pythons(base[1] if base else "") if os.access(path, os.X_OK)), None)
+        if place and python is not None:
             root = os.path.realpath(place)
             yield from ([] if _is_seen(Path(root)) else [root])
-            yield from shown_by(f"{base[1]}/python", folder, env)
+            yield from shown_by(python, folder, env)
             return
+
+
+def _pythons(folder: str) -> list[str]:
+    """A file of the project's names that folder, so it counts only where a Python is."""
+    return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
 
 
 def _of_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:
@@ -85,6 +91,9 @@ def _is_seen(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    with suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
-        return file.read(LARGEST)
+    """What stands in a file; nothing for what is none, such as a pipe that would never end."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            with path.open(encoding="utf-8") as file:
+                return file.read(LARGEST)
     return ""
