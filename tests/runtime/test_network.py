@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue import Allow, Profile, build
+from retinue import Allow, Event, Profile, build
 from retinue.core.approvals import Approval
 from retinue.core.events import RunStarted, ToolResult, Warned
 from retinue.core.profiles import RuntimeName, Task
@@ -45,6 +45,23 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
     assert told["walls"] == [[True, True]] * 2
     assert told["resolved"] == ["a.com", "b.com", "b.com", "near.com"]
     assert told["left"] == []
+
+
+@needs_bubblewrap
+async def test_the_socket_of_a_running_run_has_no_name_that_a_killed_process_could_leave(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    owner = build.supervisor(
+        build.Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes")
+    )
+    node = owner.spawn(main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go"))
+    async for event in owner.watch(node.ref.tree):
+        if isinstance(event, Event) and isinstance(event.body, ToolResult):
+            assert event.body.text == "/retinue/proxy\n"
+            break
+    assert list(tmp_path.rglob("proxy")) == []
+    await owner.cancel(node.ref.tree)
+    await node.join()
+    await owner.close()
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,11 @@ class Gate:
 
     async def __aexit__(self, *_: object) -> None:
         await self._proxy.close()
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Takes the socket's name away. Behind a wall that stands it is there all the same, and whoever kills us leaves
+        nothing behind."""
         with suppress(OSError):
             self.path.unlink()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +56,11 @@ class Isolated:
         assert isinstance(job.folders, RunFolders)
         box = box_of(job, job.folders, self._caps)
         if self._proxies is None:
-            open_wide = FULL_NETWORK in self._wall.words
-            return await self._run(job, link, box, (lambda _: "") if open_wide else offline_hint)
+            return await self._run(job, link, box, None)
         async with Gate(os.path.dirname(box.lent), job.plan.network, link, self._proxies) as gate:  # noqa: PTH120
-            return await self._run(job, link, replace(box, proxy=str(gate.path)), lambda _: gate.note())
+            return await self._run(job, link, replace(box, proxy=str(gate.path)), gate)
 
-    async def _run(self, job: Job, link: Link, box: Box, unreached: Callable[[str], str]) -> Ending:
-        """`unreached` has words for a command that failed because of what it could not reach."""
+    async def _run(self, job: Job, link: Link, box: Box, gate: Gate | None) -> Ending:
         assert isinstance(job.folders, RunFolders)
         try:
             opening = await self._opened(box)
@@ -84,7 +82,9 @@ class Isolated:
         )
         channel = Channel(process.reading, process.writing, incoming="up", on_frame=near.take, on_end=near.closed)
         near.send = channel.send
-        near.hint = lambda said: "\n".join(filter(None, (self.hint(said), unreached(said))))
+        near.hint = lambda said: "\n".join(filter(None, (self.hint(said), self._unreached(said, gate))))
+        if gate is not None:
+            near.hello = gate.vanish
         channel.send(self._start(job, box, walled, near.stopped()))
         size = asyncio.create_task(_watch_size((box.workspace,) if box.own_workspace else (), box, near))
         late = asyncio.get_running_loop().call_later(START_SECONDS, near.give_up)
@@ -111,6 +111,12 @@ class Isolated:
                 await process.stop(ask)
             finally:
                 channel.close()
+
+    def _unreached(self, said: str, gate: Gate | None) -> str:
+        """Words for a command that failed because of what it could not reach."""
+        if gate is not None:
+            return gate.note()
+        return "" if FULL_NETWORK in self._wall.words else offline_hint(said)
 
     async def _opened(self, box: Box) -> Opening:
         """Beside the loop: giving a large workspace to its run takes a while."""
