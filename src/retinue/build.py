@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +31,7 @@ from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
-from retinue.sources import LatePrices, ModelSource
+from retinue.sources import LatePrices, ModelSource, walled_runtime
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -69,12 +67,12 @@ class Parts:
     `trusting` says that it is the project's own, which stays trusted then. `setup` is run in every new copied
     workspace. `wait_approvals` is how many seconds a question waits for somebody when no approver is attached.
     `log_file` is the one to write, where that is not just any free one. `telemetry` True sends what happens as
-    OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` are the hosts
-    that may be fetched from, reached through `dialer` (which no file can name). `runtime` is where runs live whose
-    profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
-    runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `image`
-    and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the folder
-    through which delegated runs are asked for."""
+    OpenTelemetry's variables say; `traced` makes new trees part of the trace in TRACEPARENT. `network` is what may
+    be reached (hosts, "none" or "full"), hosts through `dialer` (which no file can name). `runtime` is where runs live
+    whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that
+    walled runs may read beside their folders, `launch_prefix` the words before the command that starts one of them,
+    `image` and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the
+    folder through which delegated runs are asked for."""
 
     project: Path
     state: Path | None = None
@@ -98,7 +96,7 @@ class Parts:
     log_file: Path | None = None
     telemetry: bool | Telemetry = False
     traced: bool = False
-    network: Sequence[str] = ()
+    network: Sequence[str] | None = None
     dialer: Dialer | None = None
     runtime: RuntimeName = "inherited"
     fallback: RuntimeName | None = None
@@ -132,7 +130,7 @@ def supervisor(parts: Parts) -> Supervisor:
             runtimes=placement(parts, spaces),
             default_model=parts.model,
             skills=parts.skills,
-            network=parse_hosts(parts.network),
+            network=None if parts.network is None else parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
         ),
         state=state,
@@ -179,15 +177,9 @@ def _environment_trace() -> str:
 def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
-    def walled(wall: str, runtime: str, **options: Any) -> Runtime:
-        """Raises ConfigError with what to install or set."""
-        folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
-        try:
-            made_wall = importlib.import_module(wall).probe(folder / "wall", expose=parts.expose, **options)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        module, _, name = runtime.rpartition(".")
-        return spaced(getattr(importlib.import_module(module), name)(made_wall, caps=parts.caps))
+    def walled(name: str, reach: str = "none", **options: Any) -> Runtime:
+        dialer = parts.dialer or SystemDialer()
+        return spaced(walled_runtime(name, reach, dialer=dialer, caps=parts.caps, expose=parts.expose, **options))
 
     def delegated() -> Runtime:
         if parts.outbox is None:
@@ -196,13 +188,10 @@ def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
         return made
 
     spaced = partial(Spaced, setup=parts.setup, spaces=spaces or Spaces())
-    walls, runtimes = "retinue.runtime.walls", "retinue.runtime"
-    makers: dict[RuntimeName, Callable[[], Runtime]] = {
+    makers: dict[RuntimeName, Callable[..., Runtime]] = {
         "inherited": lambda: spaced(Inherited()),
-        "isolated": lambda: walled(f"{walls}.bubblewrap", f"{runtimes}.isolated.Isolated", prefix=parts.launch_prefix),
-        "container": lambda: walled(
-            f"{walls}.container", f"{runtimes}.container.Container", image=parts.image, flags=parts.container_flags
-        ),
+        "isolated": partial(walled, "isolated", prefix=parts.launch_prefix),
+        "container": partial(walled, "container", image=parts.image, flags=parts.container_flags),
         "delegated": delegated,
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
@@ -211,6 +200,19 @@ def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
 def attempts() -> Any:
     """What `retinue doctor --escape` tries against a wall."""
     return importlib.import_module("retinue.runtime.walls.attempts")
+
+
+def container_engine() -> str | None:
+    """podman or docker, whichever is here."""
+    try:
+        return Path(importlib.import_module("retinue.runtime.walls.container").engine().argv[0]).name
+    except ConfigError:
+        return None
+
+
+def exposing() -> Any:
+    """What `retinue init` proposes to show behind walls."""
+    return importlib.import_module("retinue.runtime.walls.exposing")
 
 
 def run_as_ordinary(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
@@ -267,7 +269,7 @@ def log(state: Path | None, file: Path | None = None) -> Log:
     if state is None:
         made: Log = importlib.import_module("retinue.log.memory").MemoryLog()
         return made
-    private_folder(state)
+    private_folder(importlib.import_module("retinue.log.archive").unlinked(state))
     ignore = state / ".gitignore"
     try:
         if not ignore.exists():
@@ -317,6 +319,7 @@ def project_parts(
             "approval_timeout": settings.approval_timeout,
             "setup": _setup(settings),
             "workspace_max_mib": settings.workspace_max_mib,
+            "caps": settings.caps,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),

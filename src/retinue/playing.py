@@ -9,7 +9,7 @@ from typing import Any
 from retinue import build, sources
 from retinue.agent.plans import ProfilePlanner
 from retinue.core.network import parse_hosts
-from retinue.core.profiles import Profile
+from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.runtime.folders import StateFolder
 from retinue.runtime.inherited import Inherited
@@ -31,10 +31,10 @@ def stage(records: dict[int, RunRecord], parts: build.Parts | None = None, first
         now = ProfilePlanner(
             parts.profiles,
             models=lambda _: silent,
-            runtimes=Placement({"inherited": Inherited, "isolated": Inherited}, mode="inherited"),
+            runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: Inherited()), mode="inherited"),
             default_model=silent,
             skills=parts.skills,
-            network=parse_hosts(parts.network),
+            network=parse_hosts(parts.network or ()),
             dialer=SystemDialer(),
         )
     return room.Stage(records, now=now, first=first)

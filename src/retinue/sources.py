@@ -1,16 +1,28 @@
-"""Where models and prices come from, by name; loaded when first asked for. Part of the composition root (`build`)."""
+"""Where models, prices and walls come from, by name; loaded when first asked for. Part of the composition root
+(`build`)."""
 
 from __future__ import annotations
 
 import importlib
+import shutil
+import tempfile
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from retinue.core.errors import ConfigError, NotFound
+from retinue.core.limits import Caps
+from retinue.core.plans import Runtime
 from retinue.core.ports import Clock, Model, Prices
 from retinue.core.usage import NoPrices, Usage
+from retinue.tools.dialing import Dialer
+
+WALLS = {
+    "isolated": ("retinue.runtime.walls.bubblewrap", "retinue.runtime.isolated", "Isolated"),
+    "container": ("retinue.runtime.walls.container", "retinue.runtime.container", "Container"),
+}
 
 
 class ModelSource:
@@ -80,3 +92,18 @@ def _provider_model(name: str, clock: Clock) -> Model:
     made = importlib.import_module("retinue.models.providers").ProviderModel(name, clock=clock)
     model: Model = importlib.import_module("retinue.models.retries").Retrying(made, clock)
     return model
+
+
+def walled_runtime(name: str, reach: str, *, dialer: Dialer, caps: Caps, **options: Any) -> Runtime:
+    """The runtime of a wall, which is built and looked at first; raises ConfigError with what to install or set.
+    `reach` says what of the network its runs have: none, some hosts through a proxy, or the full network."""
+    wall, module, kind = WALLS[name]
+    folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
+    try:
+        stands = importlib.import_module(wall).probe(folder / "wall", full_network=reach == "full", **options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    proxy = importlib.import_module("retinue.tools.proxy").Proxy if reach == "hosts" else None
+    proxies = None if proxy is None else partial(proxy, dialer=dialer)
+    made: Runtime = getattr(importlib.import_module(module), kind)(stands, caps=caps, proxies=proxies)
+    return made

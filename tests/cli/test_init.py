@@ -1,7 +1,9 @@
 """`retinue init`: what it finds, asks, writes and refuses."""
 
+import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from retinue.config.project import load_project
 from tests.cli.shell import BOUND_BY_MODES, Project, one_line_error
 from tests.cli.test_terminal import Terminal
+from tests.runtime.places import needs_bubblewrap
 
 KEY = "sk-ant-secret-0123456789"
 
@@ -52,7 +55,7 @@ def test_what_it_finds_is_chosen_and_said_and_no_key_is_shown(empty: Project) ->
     done = inside.retinue("init", "--yes", ANTHROPIC_API_KEY=KEY, PATH=str(path))
     assert done.returncode == 0, done.stderr
     assert KEY not in done.stdout + "".join(path.read_text() for path in empty.folder.rglob("*") if path.is_file())
-    assert f"folder   {empty.folder} (in a git repository)" in done.stdout
+    assert f"folder   {empty.folder} (in a git repository: runs work in a worktree of it)" in done.stdout
     assert "anthropic:claude" in done.stdout and "(ANTHROPIC_API_KEY is set)" in done.stdout
     assert "`make test` (Makefile) may run without asking" in done.stdout
     assert "`cargo test` (Cargo.toml) is not allowed: cargo is not on your PATH" in done.stdout
@@ -61,16 +64,60 @@ def test_what_it_finds_is_chosen_and_said_and_no_key_is_shown(empty: Project) ->
     assert project.warnings == () == project.ignored  # what it wrote is trusted
     assert [str(rule) for rule in project.settings.rules.allow] == ["shell(make test)"]
     reviewer = next(profile for profile in project.profiles if profile.name == "reviewer")
-    assert (reviewer.tools, reviewer.workspace) == (("read", "glob", "grep", "shell"), "shared")
+    assert (reviewer.tools, reviewer.workspace) == (("read", "glob", "grep", "shell"), None)
 
 
-def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project) -> None:
-    (empty.folder / "Makefile").write_text("test:\n\t@echo tested\n")
-    assert empty.retinue("init").returncode == 0
+@pytest.mark.parametrize("git", [False, True])
+@pytest.mark.parametrize("runtime", ["inherited", pytest.param("", marks=needs_bubblewrap, id="isolated")])
+def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project, runtime: str, git: bool) -> None:
+    """With a tool of its own that stands outside the system and outside the project."""
+    tool = empty.folder.parent / "toolchain/bin/check-it"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\necho checked > made; cat made\n")
+    tool.chmod(0o755)
+    (empty.folder / "Makefile").write_text("test:\n\t@check-it && echo tested\n")
+    if git:
+        subprocess.run(["git", "init", "-q", str(empty.folder)], check=True)
+    path = {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    assert empty.retinue("init", **path).returncode == 0
+    file = empty.folder / "retinue.yaml"
+    file.write_text(file.read_text().replace("#expose_paths: [/opt/toolchain]", f"expose_paths: [{tool.parents[1]}]"))
+    assert empty.retinue("trust", "--yes").returncode == 0
+    empty.runtime = runtime
     shell = {"tools": [{"name": "shell", "args": {"command": "make test"}}]}
     model = empty.script({"reviewer": [shell, {"text": "{{last_result}}"}]})
-    done = empty.retinue("run", "go", "--profile", "reviewer", "--model", model)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "tested"), done.stderr
+    done = empty.retinue("run", "go", "--profile", "reviewer", "--model", model, **path)
+    assert (done.returncode, done.stdout.split()) == (0, ["checked", "tested"]), done.stderr
+    assert (empty.folder / "made").exists() is (runtime == "inherited")
+
+
+@needs_bubblewrap
+def test_the_tools_that_the_tests_need_are_shown_behind_the_wall(empty: Project) -> None:
+    """Cargo as rustup has it: what is on the PATH is not what runs."""
+    home = empty.folder.parent / "home"
+    real, shim = home / ".rustup/toolchains/one/bin/cargo", home / ".cargo/bin/rustup"
+    for file, text in ((real, "#!/bin/sh\necho cargo of one\n"), (shim, "#!/bin/sh\nexit 9\n")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        file.chmod(0o755)
+    (shim.parent / "cargo").symlink_to("rustup")
+    (home / ".rustup/settings.toml").write_text('version = "12"\ndefault_toolchain = "one"\n')
+    (empty.folder / "Cargo.toml").touch()
+    env = {"PATH": f"{shim.parent}:{os.environ['PATH']}", "HOME": str(home)}
+    terminal = Terminal(empty, "init", "--model", "scripted:script.yaml", **env)
+    terminal.read_until("May agents run `cargo test` without asking you? [Y/n] ")
+    terminal.type("\n")
+    screen = terminal.read_until("May they read that? [Y/n] ")
+    assert f"  {home}/.rustup/toolchains/one\r\n" in screen
+    terminal.type("\n")
+    assert f"shown    {home}/.rustup/toolchains/one can be read behind the wall" in terminal.read_until(None)
+    assert terminal.end() == 0
+    assert load_project(empty.folder).settings.expose_paths == (f"{home}/.rustup/toolchains/one",)
+    empty.runtime = ""
+    shell = {"tools": [{"name": "shell", "args": {"command": "cargo test"}}]}
+    empty.script({"reviewer": [shell, {"text": "{{last_result}}"}]})
+    done = empty.retinue("run", "go", "--profile", "reviewer", **env)
+    assert (done.returncode, done.stdout) == (0, "cargo of one\n\n"), done.stderr
 
 
 def test_at_a_terminal_it_asks(empty: Project) -> None:

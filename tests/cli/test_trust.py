@@ -10,6 +10,8 @@ import pytest
 from retinue.config import trust
 from retinue.config.project import load_project
 from retinue.config.settings import parse_settings
+from retinue.core.limits import MIB, Caps
+from retinue.core.network import parse_hosts
 from tests.cli.shell import Project, one_line_error
 from tests.cli.test_terminal import Terminal
 
@@ -58,6 +60,35 @@ def test_hosts_and_a_setup_command_wait_for_the_yes_too(project: Project) -> Non
     assert project.retinue("trust", "--yes").returncode == 0
     trusted = load_project(project.folder).settings
     assert (trusted.network, trusted.workspace_setup) == (("docs.python.org",), "make it")
+
+
+def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Project) -> None:
+    text = "caps: {memory_mib: 8192, processes: 64, open_files: 8192, file_mib: 10, workspace_mib: null}\n"
+    (project.folder / "retinue.yaml").write_text(text)
+    given = load_project(project.folder)
+    assert given.ignored == ("caps.memory_mib: 8192", "caps.open_files: 8192")
+    assert given.settings.caps == Caps(processes=64, file_bytes=10 * MIB)
+    assert project.retinue("trust", "--yes").returncode == 0
+    trusted = load_project(project.folder).settings.caps
+    assert trusted == Caps(memory=8192 * MIB, processes=64, open_files=8192, file_bytes=10 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("said", "in_force", "held"),
+    [("full", (), "network: full"), ("none", "none", ""), ("['*']", (), "network.allow: *"), ("[]", (), "")],
+)
+def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
+    project: Project, said: str, in_force: object, held: str
+) -> None:
+    (project.folder / "retinue.yaml").write_text(f"network: {said}\nprofiles: {{explorer: {{network: full}}}}\n")
+    given = load_project(project.folder)
+    assert (given.settings.network, ", ".join(given.ignored)) == (in_force, held)
+    network = given.settings.network
+    assert network is not None and parse_hosts(network) == ()
+    doctor = project.retinue("doctor").stdout
+    assert "ok    network   none: commands behind a wall reach nothing" in doctor
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert ("warn  network   full" in project.retinue("doctor").stdout) is (said == "full")
 
 
 def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project) -> None:

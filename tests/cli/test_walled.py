@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.shell import Project
+from retinue.runtime.walls.box import command
+from retinue.runtime.walls.container import engine
+from tests.cli.shell import Project, one_line_error
 from tests.cli.test_terminal import Terminal
-from tests.runtime.places import needs_bubblewrap
+from tests.runtime.places import make_image, needs_bubblewrap, needs_containers
 from tests.runtime.test_placement import WITHOUT, without_bubblewrap
 from tests.workspaces.kit import repository, shell
 
@@ -22,6 +24,10 @@ def project(tmp_path: Path) -> Project:
     made = Project(repository(tmp_path / "p", **{"retinue.yaml": "", ".gitignore": "script.yaml\n"}))
     made.runtime = ""
     return made
+
+
+def engine_name() -> str:
+    return Path(engine().argv[0]).name
 
 
 def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> dict[str, Any]:
@@ -105,6 +111,29 @@ def test_the_setup_runs_behind_the_wall_and_a_failed_one_ends_the_run(project: P
     assert "panicked" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)]
+)
+def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtime: str) -> None:
+    if runtime == "container":
+        make_image()
+    caps = "{memory_mib: 300, processes: 40, cpu_seconds: 77, file_mib: 3, open_files: 100, workspace_mib: 5}"
+    config = project.folder / "retinue.yaml"
+    config.write_text(f"caps: {caps}\n")
+    asks = shell("ulimit -u; ulimit -t; ulimit -f; ulimit -n; head -c 4000000 /dev/zero > big; wc -c < big")
+    agents = {"main": [asks, {"text": "{{last_result}}"}]}
+    result = result_of(project, "--yes", "--runtime", runtime, "--config", str(config), agents=agents)
+    assert result["final_response"].split()[:4] == ["40", "77", str(3 * 1024), "100"]  # bash counts files in KiB
+    assert result["final_response"].split()[-1] == str(3 * 1024**2)
+    fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
+    done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
+    assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr
+    config.write_text("caps: {processes: 1}\n")
+    assert "retinue.yaml:1: key 'caps.processes': must be 16 or more, got 1" in one_line_error(
+        project.run(agents=agents)
+    )
+
+
 @needs_bubblewrap
 def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
     config = project.folder / "retinue.yaml"
@@ -139,6 +168,39 @@ def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: P
     assert written == "orchestrator:\n  coordination:\n    subagent_runtime_mode: inherited\n"
     done = project.retinue("run", "x", "--model", model)
     assert (done.returncode, done.stdout) == (0, "the answer\n"), done.stderr
+
+
+@without_bubblewrap
+@needs_containers
+@pytest.mark.requirement("MASS-4")
+def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project: Project) -> None:
+    make_image()
+    project.prefix = WITHOUT
+    model = project.script({"main": [shell("echo $((6 * 7)) > b.txt; cat b.txt"), {"text": "said {{last_result}}"}]})
+    terminal = Terminal(project, "run", "x", "--yes", "--model", model)
+    screen = terminal.read_until("Which? [q] ")
+    file = project.folder / "retinue.yaml"
+    assert f"c  run it in a container of {engine_name()}, in this project from now on (written to {file})" in screen
+    terminal.type("c\n")
+    assert "said 42" in terminal.read_until(None)
+    assert terminal.end() == 0
+    assert file.read_text() == "orchestrator:\n  coordination:\n    subagent_runtime_mode: container\n"
+    again = result_of(project, "--yes", agents={"main": [{"text": "x"}]})
+    assert (again["runtime"], "net" in again["walls"]) == ("container", True)
+
+
+@without_bubblewrap
+def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -> None:
+    hidden = [
+        word for name in ("podman", "docker") if (path := command(name)) for word in ("--ro-bind", "/dev/null", path)
+    ]
+    project.prefix = [*WITHOUT[:-1], *hidden, "--"]
+    terminal = Terminal(project, "run", "x", "--model", project.script({"main": [{"text": "the answer"}]}))
+    assert "container" not in terminal.read_until("Which? [q] ")
+    terminal.type("c\n")
+    assert "nothing was run" in terminal.read_until(None)
+    assert terminal.end() == 2
+    assert (project.folder / "retinue.yaml").read_text() == ""
 
 
 @needs_bubblewrap

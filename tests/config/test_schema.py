@@ -21,7 +21,7 @@ VALIDATOR = jsonschema.Draft7Validator(schema())
 RULE_TEXTS = ["read", " mcp__* ", "shell(git *)", "my_shell(ls)", "deploy(a=b)", "deploy(a=)", "edit(())"]
 NO_RULES = ["", "shell()", "shell( )", "deploy(x)", "deploy()", "shell(", "a b", "x\n(y=1)", "édit", "read)"]
 SCALARS: list[Any] = [None, True, False, 0, 1, -1, 7, 0.5, -0.5, 2**40, "", " ", "x", "ask", "yes", "walled", "strict"]
-SCALARS += ["inherited", "scratch", "shared", "isolated?", *RULE_TEXTS, *NO_RULES]
+SCALARS += ["none", "full", "none\n", "a.com", "inherited", "scratch", "shared", "isolated?", *RULE_TEXTS, *NO_RULES]
 LISTS = st.lists(st.sampled_from(SCALARS), max_size=3)
 LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a": 1}])
 NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a b", "", "a\n", "x" * 65, "é"])
@@ -68,6 +68,9 @@ def loads(document: Any) -> bool:
 @example("text")
 @example({"approvals": {"mode": "walled"}})
 @example({"profiles": {"a": {"limits": {"concurrent": 1}}}})
+@example({"network": "full", "profiles": {"explorer": {"network": "none"}}})
+@example({"network": {"allow": ["a.com"]}, "profiles": {"explorer": {"network": ["a.com"]}}})
+@example({"network": {"allow": "full"}})
 def test_loader_and_schema_agree(document: Any) -> None:
     assert loads(document) == VALIDATOR.is_valid(document)
 

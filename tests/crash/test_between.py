@@ -15,6 +15,7 @@ import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
+from retinue.core.network import FULL
 from retinue.door.client import DoorClient
 from retinue.door.server import DoorServer
 from retinue.log.threads import thread
@@ -79,6 +80,19 @@ async def test_a_profile_from_the_log_reaches_no_more_hosts_than_it_did(tmp_path
         run = await r.resume(whole[0].tree)
         assert r.supervisor.trees[run.tree].nodes[0].plan.network == ()
         await run.result()
+
+
+async def test_words_for_the_network_are_read_back_from_the_log(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("agents:\n  solo:\n  - tools: [{name: list_agents, args: {}}]\n  - text: end\n")
+    for word, hosts in (("none", ()), ("full", FULL)):
+        profile = Profile("solo", model=f"scripted:{tmp_path}/s.yaml", tools=["list_agents"], network=word)
+        crash = Crash(profile)
+        async with retinue.open(mode="yes", network="full") as r:
+            whole = [event async for event in (await r.spawn(profile, "go")).events()]
+        async with crash.after(whole[:2], network="full") as r:
+            run = await r.resume(whole[0].tree)
+            assert r.supervisor.trees[run.tree].nodes[0].plan.network == hosts
+            await run.result()
 
 
 async def test_a_cost_limit_without_a_price_does_not_go_on() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from retinue.config.project import load_project
 from retinue.core.events import KINDS
+from retinue.core.limits import Caps
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,7 +55,13 @@ def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
     for config in snippets(ROOT / "docs/walls.md", "yaml"):
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
-    isolated, container = found
+    isolated, caps, network, container = found
+    assert caps.caps == Caps()
+    assert network.network is not None and "git.example.org:8443" in network.network
+    assert {name: given.network for name, given in network.profiles.items()} == {
+        "explorer": "none",
+        "researcher": ("docs.python.org",),
+    }
     assert (isolated.subagent_runtime_mode, isolated.subagent_runtime_fallback_mode) == ("isolated", "inherited")
     assert (container.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,24 @@ async def test_a_delegated_run_has_no_network_no_privilege_and_the_worker_as_its
     assert "retinue.runtime.worker" in seen or "bwrap" in seen
     assert {"net", "caps", "no_new_privs", "pid", "mount"} <= set(result.walls)
     assert (result.status, result.partial) == ("disconnected", "so far")
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-13")
+@pytest.mark.parametrize(("says", "reach"), [(None, ["net"]), (["a.com"], ["net", "proxy"])])
+async def test_what_a_delegated_run_may_reach_is_said_by_the_host_s_own_profile(
+    tmp_path: Path, says: list[str] | None, reach: list[str]
+) -> None:
+    """What all runs of the host may reach is not enough, and what the asking side says of the profile is nothing."""
+    tmp_path.chmod(0o755)
+    async with (
+        host(tmp_path, profiles=[explorer(network=says)], network="full") as there,
+        retinue.open(path=tmp_path / ".retinue", outbox=there.outbox, mode="yes", network="full") as r,
+    ):
+        run = await r.spawn(replace(HERE, network="full"), "go")
+        result = await run.result()
+    assert result.status == "done"
+    assert [word for word in ("net", "proxy", "full_network") if word in result.walls] == reach
 
 
 @needs_bubblewrap

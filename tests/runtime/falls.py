@@ -12,17 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from retinue import Event, Result
+from retinue import Event, Profile, Result
 from retinue.build import Parts, supervisor
-from retinue.core.events import Delta, RunEnded, ToolCall, ToolResult, UsageReported
+from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
-from retinue.runtime.walls import cgroups, labels
+from retinue.runtime.walls import box, cgroups, image, labels
 from retinue.runtime.walls.container import engine
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.escape import try_all
 from tests.runtime.scenes import Facts, project
 from tests.tree.kit import call, main
+from tests.web.kit import Web
+from tests.web.kit import answer as web_answer
 
 FALLS: dict[str, Callable[[str], Awaitable[Facts]]] = {}
 MIB = 1024**2
@@ -225,6 +227,43 @@ async def environment(runtime: str) -> Facts:
         return await play(runtime, [call("shell", command="env | grep -v ^LC_"), {"text": "x"}])
     finally:
         del os.environ["PLANTED_KEY"]
+
+
+@fall
+async def hosts(runtime: str) -> Facts:
+    """A parent that may reach two hosts, and a child that may reach one of them."""
+    python = image.PYTHON if runtime == "container" else box.python()
+    ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
+    get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
+    raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'
+    alone = [call("shell", command=f"{python} -I -S -c '{raw}'"), call("shell", command="grep -c : /proc/net/dev")]
+    child = Profile("child", network=["b.com", "evil.org"])
+    agents = {"main": [*get, *alone, call("subagent_child", task="x"), {"text": "x"}], "child": [*get, {"text": "y"}]}
+    folder = project()
+    async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
+        reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
+        owner = supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
+        node = owner.spawn(main(agents, workspace="scratch"), Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await node.join()
+        sockets = [str(path) for path in folder.rglob("proxy")]
+        await owner.close()
+    shutil.rmtree(folder)
+    said: list[list[str]] = [[], []]
+    warned: list[list[str]] = [[], []]
+    for event in events:
+        if isinstance(event.body, ToolResult) and event.body.name == "shell":
+            said[event.run].append(event.body.text)
+        elif isinstance(event.body, Warned):
+            warned[event.run].append(f"{event.body.code} {event.body.text}")
+    started = [event.body.walls for event in events if isinstance(event.body, RunStarted)]
+    return {
+        "said": said,
+        "warned": warned,
+        "walls": [["net" in walls, "proxy" in walls] for walls in started],
+        "resolved": sorted(web.resolved),
+        "left": await left(runtime) + sockets,
+    }
 
 
 @fall

@@ -132,3 +132,6 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=says) as error:
             build.project_parts(tmp_path)
         assert "retinue.yaml:2" in str(error.value)
+    config.write_text("network: a.com\n")
+    with pytest.raises(ConfigError, match="1: key 'network': expected none, full or a list"):
+        build.project_parts(tmp_path)

@@ -29,6 +29,7 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.requirement("P31")
 @pytest.mark.parametrize("kind", ["worktree", "copy"])
 async def test_nothing_in_a_workspaces_git_is_ever_run(tmp_path: Path, kind: str) -> None:
     project, harm = repository(tmp_path / "p"), tmp_path / "harm"
@@ -158,6 +159,7 @@ async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, mon
     assert spaces.settle(copied(whole).space)[0].count == 0
 
 
+@pytest.mark.requirement("P31")
 async def test_a_workspace_that_was_replaced_by_a_link_is_not_looked_into(tmp_path: Path) -> None:
     project, away = repository(tmp_path / "p"), outside(tmp_path)
     before = hashed(away)

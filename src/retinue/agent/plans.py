@@ -15,7 +15,8 @@ import msgspec
 from retinue.agent.local import LOCAL
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.network import Hosts, meet, parse_hosts
+from retinue.core.events import Warned
+from retinue.core.network import Hosts, is_full, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task
@@ -37,16 +38,21 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
-NO_HOSTS = "{tool} is not available: no host may be fetched (`network: allow:` in retinue.yaml names them)."
+NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
+NOT_BOUND = (
+    "the network setting does not hold for commands of this run: it has no wall (runtime '{runtime}'), so its shell "
+    "reaches whatever you can"
+)
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
-Runtimes = Callable[[Profile, Plan | None], tuple[Runtime, RuntimeName]]
+Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName]]
 
 
 class ProfilePlanner:
-    """Holds the profiles there are and makes plans of them."""
+    """Holds the profiles there are and makes plans of them. `network` is what primaries may reach; None: nobody has
+    said it, and it is nothing."""
 
     def __init__(
         self,
@@ -56,7 +62,7 @@ class ProfilePlanner:
         runtimes: Runtimes,
         default_model: str | Model | None,
         skills: Callable[[Profile], str],
-        network: Hosts,
+        network: Hosts | None,
         dialer: Dialer,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
@@ -98,16 +104,20 @@ class ProfilePlanner:
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
             parse = answer.output_of(profile.output).parse
-        runtime, floor = self._runtimes(profile, parent)
-        model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
-        network = self._network if parent is None else parent.network
+        network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
+        runtime, floor = self._runtimes(profile, parent, network)
+        model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         notes = self._web(profile, tools, host, network, model)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)
         system = "\n\n".join(part for part in (profile.instructions, self._skills(profile), *notes) if part)
+        warnings = [Warned(note, code="lacks_tools") for note in notes]
+        said = profile.network is not None or (parent is None and self._network is not None)
+        if said and "shell" in tools and not is_full(network) and runtime.name == "inherited":
+            warnings.append(Warned(NOT_BOUND.format(runtime=runtime.name), code="network"))
         return Plan(
             profile=profile,
             system=system,
@@ -126,7 +136,7 @@ class ProfilePlanner:
             floor=floor,
             parse=parse,
             network=network,
-            notes=notes,
+            notes=tuple(warnings),
         )
 
     def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -242,6 +252,10 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
+def _network(said: Sequence[str]) -> Any:
+    return said if isinstance(said, str) else list(said)
+
+
 def _describe(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
     """What the log keeps of a profile: its words to the model too, where they are more than its instructions."""
     return {
@@ -257,5 +271,5 @@ def _describe(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
         **({} if system == profile.instructions else {"system": system}),
-        **({} if profile.network is None else {"network": list(profile.network)}),
+        **({} if profile.network is None else {"network": _network(profile.network)}),
     }

@@ -9,12 +9,12 @@ max_tokens: 2000000              # what a whole tree may spend; null (and the de
 max_cost: 5.00                   # the same in US dollars; needs models whose price is known
 stall: 300                       # seconds in which nothing may happen in a run and below it; null is none
 retention_days: 30               # what `retinue gc` keeps
-network:
-  allow: [docs.python.org, "*.example.com"]  # hosts that web_fetch may read from; none unless named, "*" is all
+network: [docs.python.org, "*.example.com"]  # what may be reached: hosts, none (and the default), or full
 telemetry: true                  # spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
 workspace_setup: npm ci          # run in each new copy or worktree before its run begins
 workspace_setup_timeout: 600     # its seconds
-workspace_max_mib: 2048          # how large a copy or worktree may be
+workspace_max_mib: 2048          # how large a copy or worktree may be when it is made
+caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 expose_paths: [/usr/share]       # what walled runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
@@ -42,7 +42,7 @@ profiles:
     runtime: inherited
     workspace: scratch
     leaf: true
-    network: {allow: [docs.python.org]}  # of the hosts above
+    network: none                # of what is said above: hosts, none or full
     approvals: {deny: [shell]}   # on top of the rules above: stricter, never laxer
   poet:                          # a name that no SUBAGENT.md has: this defines it
     description: Writes verse.
@@ -80,9 +80,17 @@ from retinue.config.shapes import (
     texts_like,
 )
 from retinue.config.values import Node, Section
+from retinue.config.walls import CAPS, REACH
 from retinue.config.yaml import parse_yaml
-from retinue.core.limits import MODEL_ASKED_SECONDS, RETENTION_DAYS, SETUP_SECONDS, SPAWNED_SECONDS, Limits, amount
-from retinue.core.network import HOST_PATTERN, parse_host
+from retinue.core.limits import (
+    MODEL_ASKED_SECONDS,
+    RETENTION_DAYS,
+    SETUP_SECONDS,
+    SPAWNED_SECONDS,
+    Caps,
+    Limits,
+    amount,
+)
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
 
@@ -104,7 +112,7 @@ class ProfileSettings:
     workspace: WorkspaceName | None = None
     leaf: bool | None = None
     approvals: Rules | None = None
-    network: tuple[str, ...] | None = None
+    network: tuple[str, ...] | str | None = None
 
 
 @dataclass(frozen=True)
@@ -130,10 +138,11 @@ class Settings:
     container_flags: tuple[str, ...] = ()
     retention_days: float = RETENTION_DAYS
     telemetry: bool | None = None
-    network: tuple[str, ...] = ()
+    network: tuple[str, ...] | str | None = None
     workspace_setup: str | None = None
     workspace_setup_timeout: float = SETUP_SECONDS
     workspace_max_mib: int | None = None
+    caps: Caps = Caps()  # noqa: RUF009 - frozen
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -158,11 +167,6 @@ def schema() -> dict[str, Any]:
 
 def _rules(found: dict[str, Any]) -> Rules:
     return Rules(found.get("mode"), *(found.get(kind) or () for kind in ("allow", "ask", "deny")))
-
-
-def _hosts(found: dict[str, Any]) -> tuple[str, ...]:
-    """A section that names none allows none."""
-    return found.get("allow") or ()
 
 
 def _limits(found: dict[str, Any], names: Mapping[str, str]) -> Limits:
@@ -211,14 +215,6 @@ RULES = Shape(
     ),
 )
 _PATHS = texts_like(lambda node: node.checked(shown_path), PATH_PATTERN, what="a list of paths")
-_HOSTS = texts_like(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
-NETWORK = Shape(
-    "What may be reached on the network",
-    (
-        Key("allow", _HOSTS, 'hosts that web_fetch may read from; none unless named, "*" is all',
-            '[docs.python.org, "*.example.com"]'),
-    ),
-)  # fmt: skip
 LIMITS = Shape(
     "Limits of each run of this profile",
     (
@@ -258,9 +254,7 @@ PROFILE = Shape(
         Key("runtime", choice(RUNTIMES), "where it runs", "inherited"),
         Key("workspace", choice(WORKSPACES), "the folder it writes: its own, or its parent's", "scratch"),
         Key("leaf", FLAG, "true: it may not have subagents of its own", "true"),
-        Key(
-            "network", mapping(NETWORK, _hosts), "of the hosts above, those it may reach", "{allow: [docs.python.org]}"
-        ),
+        Key("network", REACH, "what it may reach of what is said above: hosts, none or full", "[docs.python.org]"),
         Key(
             "approvals", mapping(RULES, _rules), "rules on top of those above: stricter, never laxer", "{deny: [shell]}"
         ),
@@ -306,8 +300,14 @@ SETTINGS = Shape(
         Key("retention_days", NUMBER, "what `retinue gc` keeps", "30"),
         Key("workspace_setup", WORD, "a command run in each new copy or worktree before its run begins", "npm ci"),
         Key("workspace_setup_timeout", POSITIVE, "its seconds", "600"),
-        Key("workspace_max_mib", COUNT, "how large a copy or worktree may be", "2048"),
-        Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
+        Key("workspace_max_mib", COUNT, "how large a copy or worktree may be when it is made", "2048"),
+        Key("caps", CAPS, "what each run behind a wall may use of the machine"),
+        Key(
+            "network",
+            REACH,
+            "what may be reached: hosts, none, or full (commands behind a wall too)",
+            '[docs.python.org, "*.example.com"]',
+        ),
         Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
         Key("container_image", WORD, "of runtime container; it is never pulled", "localhost/retinue:py3.11-x86_64"),
         Key("container_flags", TEXTS, "for podman or docker run; those of the wall come after them", "[--cpus=2]"),
@@ -334,8 +334,9 @@ def _settings(section: Section, path: Path) -> Settings:
         workspace_setup=found.get("workspace_setup"),
         workspace_setup_timeout=SETUP_SECONDS if timeout is None else timeout,
         workspace_max_mib=found.get("workspace_max_mib"),
+        caps=found.get("caps") or Caps(),
         telemetry=found.get("telemetry"),
-        network=found.get("network") or (),
+        network=found.get("network"),
         expose_paths=found.get("expose_paths") or (),
         container_image=found.get("container_image"),
         container_flags=found.get("container_flags") or (),

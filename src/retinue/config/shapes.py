@@ -63,7 +63,8 @@ class Shape:
 
 def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The same, or null."""
-    more: dict[str, Any] = {"type": [schema["type"], "null"]}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    more: dict[str, Any] = {"type": [*kinds, "null"]}
     if "enum" in schema:
         more["enum"] = [*schema["enum"], None]
     return {**schema, **more}
@@ -87,9 +88,14 @@ def texts_like(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
     )
 
 
-WHOLE = Kind(lambda node: node.integer(minimum=0), {"type": "integer", "minimum": 0})
+def at_least(least: int) -> Kind:
+    """A whole number of this or more."""
+    return Kind(lambda node: node.integer(minimum=least), {"type": "integer", "minimum": least})
+
+
+WHOLE = at_least(0)
 NUMBER = Kind(lambda node: node.number(minimum=0), {"type": "number", "minimum": 0})
-COUNT = Kind(lambda node: node.integer(minimum=1), {"type": "integer", "minimum": 1})
+COUNT = at_least(1)
 POSITIVE = Kind(lambda node: node.number(minimum=1), {"type": "number", "minimum": 1})
 FLAG = Kind(Node.flag, {"type": "boolean"})
 TEXT = Kind(Node.text, {"type": "string"})

@@ -48,13 +48,16 @@ What to report
 """
 
 
-def settings_file(*, model: str | None, profile: str, tests: Sequence[str], allowed: bool) -> str:
-    """A retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run unasked."""
+def settings_file(
+    *, model: str | None, profile: str, tests: Sequence[str], allowed: bool, exposed: Sequence[str] = ()
+) -> str:
+    """A retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run unasked,
+    `exposed` is what they need to be shown behind a wall."""
     tools = ["read", "glob", "grep", *(["shell"] if tests else [])]
-    chosen = {"tools": f"[{', '.join(tools)}]"} | ({"workspace": "shared"} if tests else {})
     values = {
+        "expose_paths": [f"- {json.dumps(path, ensure_ascii=False)}" for path in exposed] or None,
         "approvals": {"mode": "ask", "allow": list(_allow(tests, on=allowed)) if tests else None},
-        "profiles": {profile: chosen},
+        "profiles": {profile: {"tools": f"[{', '.join(tools)}]"}},
     }
     known = {"model": _word(model)} if model else {}
     return HEAD + "\n".join(_lines(SETTINGS, {**known, **values}, "")) + "\n"

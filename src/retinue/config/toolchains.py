@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from retinue.core.errors import ConfigError
 
 _NO_TEST = "no test specified"  # what `npm init` writes
 _LOCKS = {"pnpm-lock.yaml": "pnpm", "yarn.lock": "yarn", "bun.lock": "bun", "bun.lockb": "bun"}
+_BELOW = {"npm": ["node"], "pnpm": ["node"], "yarn": ["node"], "maven": ["java"], "gradle": ["java"]}
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini")
 _PYTESTS = ("pytest.ini", "conftest.py", "tests", "test")
 
@@ -25,11 +27,18 @@ class Toolchain:
     name: str
     mark: str
     test: str
+    path: str | None = None  # where programs are looked for, if not on the PATH
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Those of the PATH that the command needs."""
+        first = self.test.split()[0]
+        return (*([] if first.startswith("./") else [first]), *_BELOW.get(self.name, ()))
 
     @property
     def installed(self) -> bool:
         program = self.test.split()[0]
-        return program.startswith("./") or which(program) is not None
+        return program.startswith("./") or which(program, path=self.path) is not None
 
 
 def find_toolchains(folder: Path) -> list[Toolchain]:
@@ -55,7 +64,9 @@ def _python(folder: Path) -> Iterator[Toolchain]:
     elif exists(folder / "poetry.lock"):
         yield Toolchain("poetry", "poetry.lock", "poetry run pytest")
     else:
-        yield Toolchain("python", mark, "pytest" if which("pytest") else "python -m pytest")
+        venv = next((name for name in (".venv", "venv") if exists(folder / name / "pyvenv.cfg")), None)
+        path = None if venv is None else f"{folder / venv / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        yield Toolchain("python", mark, "pytest" if which("pytest", path=path) else "python -m pytest", path)
 
 
 def _node(folder: Path) -> Iterator[Toolchain]:

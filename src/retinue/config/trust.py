@@ -29,9 +29,11 @@ from retinue.core.limits import (
     DEFAULT_CONCURRENT,
     DEFAULT_DEPTH,
     DEFAULT_TURNS,
+    MIB,
     MODEL_ASKED_SECONDS,
     SPAWNED_SECONDS,
     WORKSPACE_MIB,
+    Caps,
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
@@ -63,7 +65,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         )
         for key, given in settings.profiles.items()
     }
-    words += [f"network.allow: {host}" for host in settings.network]
+    words += _reach(settings)
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
@@ -73,6 +75,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         words.append(f"container_image: {settings.container_image}")
     words += [f"container_flags: {flag}" for flag in settings.container_flags]
     words += _laxer(settings)
+    caps = _capped(settings.caps, words)
     size = settings.workspace_max_mib
     if size is not None and size > WORKSPACE_MIB:
         words.append(f"workspace_max_mib: {size}")
@@ -80,12 +83,26 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     timeouts = {name: min(getattr(settings, name), most) for name, most in _TIMEOUTS.items()}
     words += [f"{name}: {getattr(settings, name):g}" for name in _TIMEOUTS if getattr(settings, name) > timeouts[name]]
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
-    narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "workspace_max_mib": size, "expose_paths": ()}
+    network = None if settings.network is None else ()
+    narrower: dict[str, Any] = {
+        "network": network,
+        "workspace_setup": None,
+        "workspace_max_mib": size,
+        "expose_paths": (),
+    }
     narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
-    narrower["subagent_runtime_fallback_mode"] = None
+    narrower |= {"subagent_runtime_fallback_mode": None, "caps": caps}
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
+
+
+def _reach(settings: Settings) -> Iterator[str]:
+    """What may be reached. What a profile says only narrows that."""
+    if settings.network == "full":
+        yield "network: full"
+    elif settings.network not in (None, "none"):
+        yield from (f"network.allow: {host}" for host in settings.network or ())
 
 
 def _laxer(settings: Settings) -> Iterator[str]:
@@ -95,6 +112,17 @@ def _laxer(settings: Settings) -> Iterator[str]:
     if settings.subagent_runtime_fallback_mode is not None:
         yield f"subagent_runtime_fallback_mode: {settings.subagent_runtime_fallback_mode}"
     yield from (f"profiles.{given.name}.runtime: {LAX}" for given in settings.profiles.values() if given.runtime == LAX)
+
+
+def _capped(caps: Caps, words: list[str]) -> Caps:
+    """What a run may use of the machine, none of it more than by default; what was more is told."""
+    default = {name: getattr(Caps(), name) for name in caps.__struct_fields__}
+    more = {name: most for name, most in default.items() if getattr(caps, name) > most}
+    for name in more:
+        value = getattr(caps, name)
+        mib = name.endswith("_bytes") or name == "memory"
+        words.append(f"caps.{name.removesuffix('_bytes')}{'_mib' if mib else ''}: {value // MIB if mib else value}")
+    return msgspec.structs.replace(caps, **more)
 
 
 def _bounded(limits: Limits, may: Mapping[str, float], prefix: str, words: list[str]) -> Limits:

@@ -20,6 +20,7 @@ TERM_SECONDS = 5.0
 INLINE_BYTES = 50 * 1024
 EVENT_BYTES = 4 * 1024 * 1024
 OUTPUT_TOKENS = 16_384
+MIB = 1024**2
 WORKSPACE_MIB = 2048
 RETENTION_DAYS = 30.0
 SETUP_SECONDS = 600.0
@@ -68,14 +69,15 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one run's processes may use: bytes of memory, how many at once, seconds of CPU each, bytes of one file, and
-    of its whole workspace."""
+    """What one run's processes may use: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how
+    many files each has open, and bytes of its whole workspace."""
 
-    memory: int = 4 * 1024**3
+    memory: int = 4096 * MIB
     processes: int = 512
     cpu_seconds: int = 4 * 3600
-    file_bytes: int = 2 * 1024**3
-    workspace_bytes: int = 8 * 1024**3
+    file_bytes: int = 2048 * MIB
+    open_files: int = 4096
+    workspace_bytes: int = 8192 * MIB
 
 
 _NOTHING_SET = Limits()

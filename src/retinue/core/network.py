@@ -1,4 +1,4 @@
-"""Which hosts may be reached: `docs.python.org`, `*.example.com`, `example.com:8443`, `*`. Parsed, matched, narrowed.
+"""What may be reached: hosts (`docs.python.org`, `*.example.com`, `example.com:8443`, `*`), `none`, or `full`.
 
 A host without a port stands for ports 80 and 443. What two lists allow together is a list again, so a child's is never
 wider than its parent's. Pure: which address a name leads to is found out, and judged, by whoever dials.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
 from retinue.core.errors import ConfigError
 
 WEB_PORTS = (80, 443)
+ANY_PORT = 0
+WORDS = ("none", "full")
+PROXY_VARIABLE = "RETINUE_PROXY"  # in a walled worker: where its commands find the proxy to these hosts
 HOST_PATTERN = (  # what a schema can say of an entry
     r"^\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
     r"|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?\s*$"
@@ -24,7 +27,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class Host(msgspec.Struct, frozen=True, gc=False):
-    """One entry. `name` is a host, `*.` and a domain, or `*`; `port` None means the two of the web."""
+    """One entry. `name` is a host, `*.` and a domain, or `*`; `port` None means the two of the web, 0 (which nobody can
+    write) every one."""
 
     name: str
     port: int | None = None
@@ -35,10 +39,20 @@ class Host(msgspec.Struct, frozen=True, gc=False):
 
 
 Hosts = tuple[Host, ...]
+FULL: Hosts = (Host("*", ANY_PORT),)  # the network as the host has it: private addresses and what is no web, too
 
 
-def parse_hosts(texts: Iterable[str]) -> Hosts:
-    return tuple(dict.fromkeys(parse_host(text) for text in texts))
+def parse_hosts(texts: Sequence[str]) -> Hosts:
+    """A list of hosts, or one of the words for nothing and for everything."""
+    if not isinstance(texts, str):
+        return tuple(dict.fromkeys(parse_host(text) for text in texts))
+    if texts not in WORDS:
+        raise ConfigError(f"network must be none, full or a list of hosts, got {texts!r}")
+    return FULL if texts == "full" else ()
+
+
+def is_full(hosts: Hosts) -> bool:
+    return hosts == FULL
 
 
 def parse_host(text: str) -> Host:
@@ -85,7 +99,8 @@ def canonical(name: str) -> str | None:
 def allows(hosts: Hosts, name: str, port: int) -> bool:
     """Whether a canonical host may be reached at this port."""
     return any(
-        _covers(host.name, name) and (port == host.port or (host.port is None and port in WEB_PORTS)) for host in hosts
+        _covers(host.name, name) and (host.port in (port, ANY_PORT) or (host.port is None and port in WEB_PORTS))
+        for host in hosts
     )
 
 
@@ -96,6 +111,8 @@ def meet(one: Hosts, other: Hosts) -> Hosts:
 
 
 def _meet(a: Host, b: Host) -> Host | None:
+    if ANY_PORT in (a.port, b.port):
+        return a if b.port == ANY_PORT else b
     name = b.name if _covers(a.name, b.name) else a.name if _covers(b.name, a.name) else None
     port = a.port if b.port is None else b.port
     fits = a.port == b.port or (None in (a.port, b.port) and port in WEB_PORTS)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.events import RunStarted
+from retinue.core.events import RunStarted, Warned
 from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Model, Outcome, Tool
@@ -39,7 +39,7 @@ class Plan:
     floor: RuntimeName
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Warned, ...] = ()
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

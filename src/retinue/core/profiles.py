@@ -39,9 +39,9 @@ class Profile:
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
     `call` makes `async fn(task, ctx)` the agent instead of a model. `approvals` are rules for its runs and those below
     them, on top of those it is under anyway: they make it stricter, never laxer. `runtime` is where its runs live, at
-    least as strict as where their parents do; None takes the mode that was chosen for all. `network` are the hosts that
-    its runs may fetch from, of those its parent may; None means all of them. `wants` are tools it is poorer without: a
-    run that gets none of them says so.
+    least as strict as where their parents do; None takes the mode that was chosen for all. `network` is what its runs
+    may reach of what their parent may: hosts, "none" or "full"; None means all of it. `wants` are tools it is poorer
+    without: a run that gets none of them says so.
     """
 
     name: str

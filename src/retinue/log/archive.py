@@ -15,13 +15,14 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from retinue.core.errors import LogError
+from retinue.core.errors import ConfigError, LogError
 from retinue.core.events import Event, RunEnded, decode
 from retinue.log.feed import root_of
 from retinue.log.locks import first_row_of_holder, holder
 from retinue.log.schema import VERSION, all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
 
 POLL_SECONDS = 0.1
+PLACES = ("", "logs", "runs", "doors", "outbox", "applying")
 _SPAWNED = b'"kind":"run.spawned"'
 _USAGE = b'"kind":"usage"'
 
@@ -38,6 +39,14 @@ class Stored:
     @property
     def at(self) -> float:
         return self.first.at
+
+
+def unlinked(state: Path) -> Path:
+    """The state folder, if it and what is in it are where they seem to be: a clone may have brought a link along."""
+    for name in PLACES:
+        if (state / name).is_symlink():
+            raise ConfigError(f"{state / name} is a link, and what is kept there would be wherever it leads: remove it")
+    return state
 
 
 class Archive:

@@ -10,6 +10,7 @@ from retinue.runtime.first import OUT_OF_MEMORY
 from retinue.runtime.isolated import Isolated
 from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.walls.box import NoWall
+from retinue.runtime.walls.hints import image_hint
 
 AGAIN_SECONDS = 0.2
 
@@ -52,3 +53,4 @@ class Container(Isolated):
 
     name = "container"
     process = ContainerProcess
+    hint = staticmethod(image_hint)

@@ -13,6 +13,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from retinue.runtime.hiding import hide
 from retinue.runtime.walls import seccomp
 
 OUT_OF_MEMORY = 86  # its exit code when the worker fell for want of memory
@@ -23,6 +24,7 @@ _COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_c
 def guard() -> None:
     """Returns in the worker only; the first process stays here until it ends."""
     _filter_calls()
+    hide()
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,8 @@
 """`isolated`: every run is a process of its own behind a wall, with nothing of the machine but what it was given.
 
-It holds no key and has no network: model calls, host-side tools, approvals and spawns go over its link. Folders that
-are shared with the user are only read behind the wall; `write` and `edit` there are the host's, after approval.
+It holds no key and has no network: model calls, host-side tools, approvals and spawns go over its link, and hosts that
+its profile allows are reached through a proxy of the host's. Folders that are shared with the user are only read behind
+the wall; `write` and `edit` there are the host's, after approval.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from retinue.agent.local import EDITING, LOCAL
@@ -22,11 +24,12 @@ from retinue.core.ports import Link
 from retinue.core.results import Ending
 from retinue.runtime.channel import Channel
 from retinue.runtime.folders import RunFolders, private_folder
+from retinue.runtime.gates import Gate, Proxies
 from retinue.runtime.near import NearEnd
 from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.spaces.space import SPACE, SpaceFact, read_fact
-from retinue.runtime.walls.box import Box, Opening, Wall
-from retinue.runtime.walls.hints import hint
+from retinue.runtime.walls.box import FULL_NETWORK, PROXY, Box, Opening, Wall
+from retinue.runtime.walls.hints import hint, offline_hint
 from retinue.wire import link as wire
 
 START_SECONDS = 60.0
@@ -36,20 +39,29 @@ LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 
 
 class Isolated:
-    """Runs jobs behind one kind of wall."""
+    """Runs jobs behind one kind of wall. `proxies` makes what runs reach their hosts through; without it none does."""
 
     name = "isolated"
     process = Process
+    hint = staticmethod(hint)
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
-    def __init__(self, wall: Wall, *, caps: Caps | None = None) -> None:
+    def __init__(self, wall: Wall, *, caps: Caps | None = None, proxies: Proxies | None = None) -> None:
         self._wall = wall
         self._caps = caps or Caps()
-        self.started = RunStarted(self.name, wall.words)
+        self._proxies = proxies
+        self.started = RunStarted(self.name, (*wall.words, *(["proxy"] if proxies is not None else [])))
 
     async def run(self, job: Job, link: Link) -> Ending:
         assert isinstance(job.folders, RunFolders)
         box = box_of(job, job.folders, self._caps)
+        if self._proxies is None:
+            return await self._run(job, link, box, None)
+        async with Gate(os.path.dirname(box.lent), job.plan.network, link, self._proxies) as gate:  # noqa: PTH120
+            return await self._run(job, link, replace(box, proxy=str(gate.path)), gate)
+
+    async def _run(self, job: Job, link: Link, box: Box, gate: Gate | None) -> Ending:
+        assert isinstance(job.folders, RunFolders)
         try:
             opening = await self._opened(box)
             process = self.process(opening, Path(job.folders.own, "full_logs", "worker.log"))
@@ -69,7 +81,10 @@ class Isolated:
             is_output=lambda file: _is_below(file, (box.outputs, box.lent)),
         )
         channel = Channel(process.reading, process.writing, incoming="up", on_frame=near.take, on_end=near.closed)
-        near.send, near.hint = channel.send, hint
+        near.send = channel.send
+        near.hint = lambda said: "\n".join(filter(None, (self.hint(said), self._unreached(said, gate))))
+        if gate is not None:
+            near.hello = gate.vanish
         channel.send(self._start(job, box, walled, near.stopped()))
         size = asyncio.create_task(_watch_size((box.workspace,) if box.own_workspace else (), box, near))
         late = asyncio.get_running_loop().call_later(START_SECONDS, near.give_up)
@@ -97,6 +112,12 @@ class Isolated:
             finally:
                 channel.close()
 
+    def _unreached(self, said: str, gate: Gate | None) -> str:
+        """Words for a command that failed because of what it could not reach."""
+        if gate is not None:
+            return gate.note()
+        return "" if FULL_NETWORK in self._wall.words else offline_hint(said)
+
     async def _opened(self, box: Box) -> Opening:
         """Beside the loop: giving a large workspace to its run takes a while."""
         opening = asyncio.ensure_future(asyncio.to_thread(self._wall.open, box))
@@ -122,6 +143,7 @@ class Isolated:
             job.setup,
             past,
             len(os.listdir(box.outputs)),  # noqa: PTH208
+            PROXY if box.proxy else "",
         )
 
 

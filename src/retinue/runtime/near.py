@@ -63,6 +63,7 @@ class NearEnd:
         self._job, self._link = job, link
         self.send: Callable[[wire.Frame], None] = lambda _: None
         self.hint: Callable[[str], str] = lambda _: ""  # what to put behind the words of a command that failed
+        self.hello: Callable[[], None] = lambda: None  # called when the worker is there
         self._walled, self._folders, self._is_output = walled, folders, is_output
         self._thread: list[Turn] = list(job.thread)
         self._turn = self._asked = self._facts = self._warnings = 0
@@ -149,6 +150,7 @@ class NearEnd:
         if self.greeted or frame.version != wire.VERSION:
             raise LinkError(f"it speaks version {frame.version} of the link, and we version {wire.VERSION}")
         self.greeted = True
+        self.hello()
 
     # What a run says about itself
 

@@ -1,7 +1,7 @@
 """The process at the far end of a link: runs one job with the same loop as everywhere, and leaves.
 
 The host starts it behind a wall with the link on stdin and stdout. It imports little, holds no key and knows no
-network; limits on itself are the first thing it sets.
+network but the host's proxy, if there is one; limits on itself are the first thing it sets.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from retinue.agent.loop import REMINDER
 from retinue.core.errors import Limited, RetinueError
 from retinue.core.limits import Caps
 from retinue.core.messages import Reply, UserTurn
+from retinue.core.network import PROXY_VARIABLE
 from retinue.core.plans import Job, Past, Plan
 from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.runtime.channel import Channel
 from retinue.runtime.far import FarLink, LentTool
+from retinue.runtime.gates import forward
+from retinue.runtime.hiding import hide
 from retinue.wire import link as wire
 
 UMASK = 0o027
-OPEN_FILES = 4096
 _NOTHING = msgspec.Raw(b"null")
 
 
 def main() -> None:
     """Never returns: when all is said, the host ends the process and whatever else is left here."""
+    hide()
     os.umask(UMASK)
     reading, writing = os.dup(0), os.dup(1)  # nobody who prints or reads, and no command, can touch the link
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -77,6 +80,8 @@ class _Worker:
         if start.version != wire.VERSION:
             os._exit(1)
         limit(start.caps, memory=start.limit_memory)
+        if start.proxy:
+            os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward(start.proxy)}"
         self._link = FarLink(start.ref, channel)
         self._task = asyncio.create_task(run_job(job_of(start), self._link))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._task.cancel)
@@ -145,7 +150,7 @@ def limit(caps: Caps, *, memory: bool) -> None:
     _lower(resource.RLIMIT_NPROC, caps.processes)
     _lower(resource.RLIMIT_CPU, caps.cpu_seconds)
     _lower(resource.RLIMIT_FSIZE, caps.file_bytes)
-    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    _lower(resource.RLIMIT_NOFILE, caps.open_files)
     if memory:
         _lower(resource.RLIMIT_AS, caps.memory)
 

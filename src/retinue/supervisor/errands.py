@@ -127,7 +127,8 @@ class Errand:
         return found
 
     def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> Node:
-        """The run: a primary of ours with a copy as its workspace. It is as narrow as the request and as our limits."""
+        """The run: a primary of ours with a copy as its workspace. It is as narrow as the request and as our limits. Of
+        the network it has what our own profile of that name says, and nothing where that says nothing."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -139,7 +140,8 @@ class Errand:
             timeout_seconds=_seconds(request, profile.limits, self._host),
         )
         depth = Limits(depth=_depth(request, profile.limits, self._host.limits))
-        node = self._supervisor.spawn(replace(profile, workspace="scratch"), task, limits=depth)
+        given = replace(profile, workspace="scratch", network=profile.network or "none")
+        node = self._supervisor.spawn(given, task, limits=depth)
         try:
             private_folder(node.folders.own)
             (self._stage / "workspace").rename(node.folders.path)  # before its task has run at all

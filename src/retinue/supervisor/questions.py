@@ -64,9 +64,10 @@ def judged(node: Node, spec: ToolSpec, call: Call) -> Verdict:
 
 
 def _is_walled_in(node: Node) -> bool:
-    """Whether what it changes is in a folder of its own, with a wall around it."""
+    """Whether what it changes is in a folder of its own, with a wall around it that is closed to the network."""
     started = node.plan.runtime.started
-    return started is not None and bool(started.walls) and node.folders.path.startswith(f"{node.folders.own}/")
+    walls = () if started is None else started.walls
+    return bool(walls) and "full_network" not in walls and node.folders.path.startswith(f"{node.folders.own}/")
 
 
 def minted(tree: Tree, node: Node) -> str:

@@ -40,7 +40,7 @@ class _Kept(msgspec.Struct, frozen=True):
     nickname: str | None = None
     source: str = PYTHON
     approvals: Rules | None = None
-    network: tuple[str, ...] | None = None
+    network: tuple[str, ...] | str | None = None
 
 
 class _Tool(msgspec.Struct, frozen=True):

@@ -187,7 +187,7 @@ class Supervisor:
         node.link = RunLink(self, tree, node)
         written = tree.open(node, spawned_of(tree, node, order))
         for note in node.plan.notes:
-            tree.write(node, Warned(note, code="lacks_tools"))
+            tree.write(node, note)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:

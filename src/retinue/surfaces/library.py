@@ -255,7 +255,8 @@ def open(  # noqa: PLR0913 - the one front door
     wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
-    `network` are the hosts `web_fetch` may read from, such as `docs.python.org` or `*.example.com`; without it none.
+    `network` is what runs may reach: hosts such as `docs.python.org` or `*.example.com` (for `web_fetch`, and for
+    commands behind a wall through a proxy), "full", or "none", which is the default.
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
     `isolated`: each in a process of its own behind a wall; `container`: each in a container); where that cannot be had
     a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this

@@ -1,4 +1,4 @@
-"""Reaching a host: its addresses, the judgement on them, one connection. The only way from a web tool to the network.
+"""Reaching a host: its addresses, the judgement on them, one connection. The only way from a tool to the network.
 
 A name is resolved once, every address it has is judged, and what is connected to is such an address and not the name:
 a name that leads elsewhere a moment later leads nowhere. Sockets are a Dialer's; who is reachable is decided here,
@@ -18,6 +18,10 @@ from retinue.core.errors import ToolError
 
 LINE_BYTES = 64 * 1024
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Hidden(ToolError):
+    """The host has an address that is not of the internet."""
 
 
 class Dialer(Protocol):
@@ -55,9 +59,10 @@ async def dial(dialer: Dialer, host: str, port: int, *, tls: bool, tool: str) ->
     except OSError as error:
         raise ToolError(f"{tool}: {host} has no address: {error.strerror or error}") from None
     hidden = [address for address in addresses if not is_public(address)]
-    if hidden or not addresses:
-        where = f"leads to {hidden[0]}, which is not a public address" if hidden else "has no address"
-        raise ToolError(f"{tool}: {host} {where}")
+    if hidden:
+        raise Hidden(f"{tool}: {host} leads to {hidden[0]}, which is not a public address")
+    if not addresses:
+        raise ToolError(f"{tool}: {host} has no address")
     trouble: OSError | None = None
     for address in addresses:
         try:

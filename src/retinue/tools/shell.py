@@ -22,6 +22,7 @@ from typing import Any
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
+from retinue.core.network import PROXY_VARIABLE
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.tools import guard
 from retinue.tools.cut import Ends
@@ -34,6 +35,8 @@ POLL_SECONDS = 0.02
 CHUNK = 64 * 1024
 NOTE_BYTES = 256
 PASSED = frozenset({"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV"})
+PROXIED = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
 _PROC = Path("/proc")
 
 
@@ -92,9 +95,12 @@ class Shell:
 
 
 def environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
-    """What a command sees of our environment: an allowlist, so that no key is in it, and which run it is for."""
+    """What a command sees of our environment: an allowlist, so that no key is in it, which run it is for, and behind a
+    wall the proxy to the hosts that may be reached."""
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
-    return {"PATH": os.defpath, **passed, "RETINUE_RUN": run}
+    proxy = given.get(PROXY_VARIABLE)
+    proxied = {} if proxy is None else {**dict.fromkeys(PROXIED, proxy), **DIRECT}
+    return {"PATH": os.defpath, **passed, **proxied, "RETINUE_RUN": run}
 
 
 class _Pipe:

@@ -117,7 +117,7 @@ class Stopped(Frame, frozen=True, gc=False, tag="stopped"):
 
 class Start(Frame, frozen=True, gc=False, tag="start"):
     """The job: which tools there are, which of them run behind the wall, and the folders they see. An earlier process
-    has left `spilled` files in `outputs`."""
+    has left `spilled` files in `outputs`. `proxy` is the socket through which hosts are reached, if any may be."""
 
     version: int
     ref: RunRef
@@ -133,6 +133,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     setup: Setup | None = None
     past: Stopped | None = None
     spilled: int = 0
+    proxy: str = ""
 
 
 class Replied(Frame, frozen=True, gc=False, tag="replied"):

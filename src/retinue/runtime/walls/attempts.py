@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,27 @@ class OneByOne:
         return Reply("", (Call(f"c{request.turn}", "shell", {"command": command, "timeout": TRY_SECONDS}),))
 
 
+class Names:
+    """The internet as the run may reach it: a name that leads to this machine, and one that leads nowhere."""
+
+    near, far = "near.invalid", "far.invalid"
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        return [host if host[0] in "0123456789:" else "127.0.0.1" if host == self.near else "93.184.216.34"]
+
+    async def connect(self, address: str, port: int, *, tls: str | None) -> Any:
+        raise OSError(f"{address}:{port} is not there")
+
+
 class Attempts:
-    """All tries against one wall; `folder` is the project of the run that makes them."""
+    """All tries against one wall; `folder` is the project of the run that makes them, `network` what it may reach
+    through `dialer`."""
+
+    dialer = Names()
 
     def __init__(self, folder: Path, values: dict[str, str], victim: subprocess.Popen[bytes]) -> None:
         self.folder = folder
+        self.network = [self.dialer.far, f"{self.dialer.near}:{values['port']}", self.dialer.near]
         self._secret, self._victim = values["planted"], victim
         self.model = OneByOne([escapes.filled(command, values) for command in (escapes.WALLED, *TRIES.values())])
 
@@ -102,6 +118,8 @@ def planted(runtime: RuntimeName) -> Iterator[Attempts]:
             "socket": str(home / "socket"),
             "python": PYTHON if runtime == "container" else python(),
             "stands": escapes.STANDS,
+            "near": Names.near,
+            "far": Names.far,
             "spaces": " ".join(str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "mnt", "net", "ipc")),
         }
         yield Attempts(folder, values, victim)

@@ -17,6 +17,8 @@ from retinue.core.limits import Caps
 from retinue.runtime.walls.cgroups import Group
 
 LIBRARY = "/retinue"
+PROXY = f"{LIBRARY}/proxy"
+FULL_NETWORK = "full_network"  # in the place of the wall `net`
 PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio can do without ssl, which takes long to load.
 BOOT = (
@@ -35,7 +37,8 @@ class NoWall(ConfigError):
 class Box:
     """`workspace` is written when it is the run's own, else only read; `outputs` are its files for text that does not
     fit inline, `lent` those of the host. `hidden` is our own state, of which it sees only what is named here;
-    `objects` are what its git reads, and nobody searches."""
+    `objects` are what its git reads, and nobody searches. `proxy` is the socket through which it reaches hosts, if it
+    may reach any."""
 
     tree: str
     workspace: str
@@ -47,6 +50,7 @@ class Box:
     caps: Caps
     objects: tuple[str, ...] = ()
     run: int = 0
+    proxy: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,16 +122,27 @@ def interpreter() -> tuple[str, ...]:
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
-def environment(box: Box, given: Mapping[str, str], visible: Sequence[str]) -> dict[str, str]:
-    """An allowlist. Of the path, those folders that can be seen from inside."""
+def environment(
+    box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
+) -> dict[str, str]:
+    """An allowlist. The path has the programs that were exposed, those folders of ours that can be seen from inside,
+    and those of the interpreter."""
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
-    seen = ("/usr", "/bin", "/sbin", *visible)
-    folders = [
-        folder for folder in given.get("PATH", os.defpath).split(":") if folder.startswith("/") and _below(folder, seen)
-    ]
+    seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
+    folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
+    folders = [*_programs(exposed), *(folder for folder in folders if _below(folder, seen)), *_programs(interpreter())]
     home = box.workspace if box.own_workspace else "/tmp"
-    path = ":".join(folders) or os.defpath
+    path = ":".join(dict.fromkeys(folders)) or os.defpath
     return {**passed, "PATH": path, "HOME": home, "TMPDIR": "/tmp", "USER": "agent", "SHELL": "/bin/sh"}
+
+
+def _programs(exposed: Sequence[str]) -> Iterator[str]:
+    """The folders of programs among what was exposed."""
+    for path in exposed:
+        if Path(path, "bin").is_dir():
+            yield f"{path}/bin"
+        elif Path(path).is_file():
+            yield os.path.dirname(path)  # noqa: PTH120
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 """The bubblewrap wall: namespaces of its own, a file system of what was named, no network, no capability.
 
+A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
 Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes
 none: inside, before anything of the run is read, the worker becomes a uid that nobody else has, with the tree's gid
 and every capability gone. Capabilities dropped under uid 0 alone would be no wall.
@@ -21,7 +22,9 @@ import msgspec
 from retinue.core.limits import Caps
 from retinue.runtime.walls import cgroups, seccomp
 from retinue.runtime.walls.box import (
+    FULL_NETWORK,
     LIBRARY,
+    PROXY,
     STATE,
     Box,
     Mounts,
@@ -45,6 +48,7 @@ ETC = (
     "alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
     "pki/tls/certs", "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
+RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
@@ -73,8 +77,11 @@ class _Seen(msgspec.Struct):
 class Bubblewrap:
     """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
 
-    def __init__(self, program: str, *, expose: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, program: str, *, expose: Sequence[str] = (), prefix: Sequence[str] = (), full_network: bool = False
+    ) -> None:
         self._launch = [*prefix, program]
+        self._full_network = full_network
         self._expose = tuple(os.path.realpath(path) for path in expose if Path(path).exists())
         if "/" in self._expose:
             raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
@@ -104,7 +111,7 @@ class Bubblewrap:
             _pipe(f"root:x:0:0:root:/:/bin/sh\nagent:x:{uid}:{gid}:agent:{home}:/bin/sh\n".encode()),
             _pipe(f"root:x:0:\nagent:x:{gid}:\n".encode()),
             _pipe(b"127.0.0.1 localhost\n::1 localhost\n"),
-            _pipe(b"passwd: files\ngroup: files\nhosts: files\n"),
+            _pipe(f"passwd: files\ngroup: files\nhosts: files{' dns' if self._full_network else ''}\n".encode()),
         ]
         made = [_file(fd, f"/etc/{name}") for fd, name in zip(fds, _MADE, strict=True)]
         filtered = []
@@ -117,6 +124,7 @@ class Bubblewrap:
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_two(group.procs)]),
             *self._launch,
             *_NAMESPACES,
+            *([] if self._full_network else ["--unshare-net"]),
             *(["--unshare-user"] if user is None else []),
             *self._mounts(box),
             *[argument for arguments in made for argument in arguments],
@@ -127,8 +135,8 @@ class Bubblewrap:
             *([] if user is None else _leave(user)),
             *inside,
         ]
-        visible = (*interpreter(), *self._expose, *box.readable, box.workspace)
-        return Opening(argv, environment(box, os.environ, visible), fds, info, group, user)
+        visible = (*interpreter(), *box.readable, box.workspace)
+        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, info, group, user)
 
     def _mounts(self, box: Box) -> list[str]:
         mounts = Mounts()
@@ -139,7 +147,7 @@ class Bubblewrap:
                 mounts.add(str(system), "--symlink", str(system.readlink()), str(system))
             elif system.exists():
                 mounts.add(str(system), "--ro-bind", str(system), str(system))
-        for name in ETC:
+        for name in (*ETC, *(RESOLVING if self._full_network else ())):
             mounts.add(f"/etc/{name}", "--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
         mounts.add("/proc", "--proc", "/proc")
         mounts.add("/dev", "--dev", "/dev")
@@ -161,6 +169,8 @@ class Bubblewrap:
             mounts.add(box.workspace, "--bind", box.workspace, box.workspace)
         mounts.add(box.outputs, "--bind", box.outputs, box.outputs)
         mounts.add(box.lent, "--ro-bind", box.lent, box.lent)
+        if box.proxy:
+            mounts.add(PROXY, "--ro-bind", box.proxy, PROXY)
         return mounts.arguments()
 
     def check(self, box: Box, secret: str) -> None:
@@ -185,34 +195,40 @@ class Bubblewrap:
                 ("caps", seen.caps == 0),
                 ("no_new_privs", seen.nnp == "1"),
                 ("pid", seen.pid < 10),
-                ("net", seen.nets == ["lo"]),
+                ("net", self._full_network or seen.nets == ["lo"]),
                 ("mount", not seen.seen),
             )
             if not stands
         ]
         if trouble:
             raise NoWall(f"bubblewrap started, but its wall has holes here: {', '.join(trouble)}")
-        words = ["uid" if user else "user", "pid", "mount", "net", "ipc", "caps", "no_new_privs"]
+        net = FULL_NETWORK if self._full_network else "net"
+        words = ["uid" if user else "user", "pid", "mount", net, "ipc", "caps", "no_new_privs"]
         words += ["seccomp"] if seen.seccomp == "2" else []
         self.words = (*words, *(["cgroup"] if group is not None else []), "rlimits")
 
 
-_PROBED: dict[tuple[tuple[str, ...], ...], Bubblewrap] = {}
+_PROBED: dict[tuple[object, ...], Bubblewrap] = {}
 _MADE = ("passwd", "group", "hosts", "nsswitch.conf")
 _NAMESPACES = (
-    "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
-    "--unshare-cgroup-try", "--hostname", "retinue",
+    "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    "--hostname", "retinue",
 )  # fmt: skip
 _CLOSING = ("--remount-ro", "/dev", "--remount-ro", "/", "--cap-drop", "ALL")
 _KEPT_FOR_LEAVING = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
 def probe(
-    folder: Path, *, expose: Sequence[str] = (), prefix: Sequence[str] = (), caps: Caps | None = None
+    folder: Path,
+    *,
+    expose: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    caps: Caps | None = None,
+    full_network: bool = False,
 ) -> Bubblewrap:
     """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
     to do it in, `prefix` the words before every command that starts one."""
-    key = (tuple(expose), tuple(prefix))
+    key = (tuple(expose), tuple(prefix), full_network)
     if key in _PROBED:
         return _PROBED[key]
     if platform.system() != "Linux":
@@ -222,7 +238,7 @@ def probe(
         raise NoWall("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
     if os.geteuid() == 0 and command("setpriv") is None:
         raise NoWall("setpriv is not installed: apt-get install util-linux")
-    wall = Bubblewrap(program, expose=expose, prefix=prefix)
+    wall = Bubblewrap(program, expose=expose, prefix=prefix, full_network=full_network)
     if wall._groups is not None:
         cgroups.sweep(wall._groups)
     places = [folder / name for name in ("workspace", "outputs", "lent", "hidden")]
@@ -286,6 +302,8 @@ def give(box: Box, user: tuple[int, int]) -> None:
             os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
             for name in files:
                 _give_file(name, at, uid, gid)
+    if box.proxy:
+        os.chown(box.proxy, uid, gid, follow_symlinks=False)
     for folder in (box.lent, *(path for path in box.readable if path.startswith(f"{box.hidden}/"))):
         if Path(folder).stat().st_uid == 0:
             os.chown(folder, 0, gid)

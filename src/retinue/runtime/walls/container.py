@@ -12,13 +12,25 @@ import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from retinue.core.limits import Caps
 from retinue.runtime.walls import labels
-from retinue.runtime.walls.box import LIBRARY, STATE, Box, NoWall, Opening, command, environment, library
+from retinue.runtime.walls.box import (
+    FULL_NETWORK,
+    LIBRARY,
+    PROXY,
+    STATE,
+    Box,
+    NoWall,
+    Opening,
+    command,
+    environment,
+    library,
+)
 from retinue.runtime.walls.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
 from retinue.runtime.walls.image import NAME, PYTHON
 
@@ -27,7 +39,6 @@ BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
 REMOVE_SECONDS = 10.0
-OPEN_FILES = 4096
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
@@ -117,8 +128,17 @@ def client(given: Mapping[str, str]) -> dict[str, str]:
 class Containers:
     """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
 
-    def __init__(self, engine: Engine, image: str, *, flags: Sequence[str] = (), expose: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        image: str,
+        *,
+        flags: Sequence[str] = (),
+        expose: Sequence[str] = (),
+        full_network: bool = False,
+    ) -> None:
         self._engine, self._image, self._flags = engine, image, tuple(flags)
+        self._full_network = full_network
         self._expose = tuple(os.path.realpath(path) for path in expose)
         self._root = os.geteuid() == 0
         self.words: tuple[str, ...] = ()
@@ -142,6 +162,7 @@ class Containers:
             name,
             *labels.of(box.tree, box.run),
             *_CLOSED,
+            *([] if self._full_network else ["--network=none"]),
             *(_PODMAN if self._engine.podman else _DOCKER),
             *self._as_user(user),
             *_limits(box.caps),
@@ -182,6 +203,8 @@ class Containers:
             bound[box.workspace] = self._bind(box.workspace, box.workspace, writable=True)
         bound[box.outputs] = self._bind(box.outputs, box.outputs, writable=True)
         bound[box.lent] = self._bind(box.lent, box.lent)
+        if box.proxy:
+            bound[PROXY] = self._bind(box.proxy, PROXY)
         masks = {box.hidden, *(f"{root}/{STATE}" for root in roots)} - set(roots)
         for number, mask in enumerate(sorted(masks)):
             if Path(mask).is_dir() and any(mask.startswith(f"{root}/") for root in roots):
@@ -209,7 +232,7 @@ class Containers:
                 ("caps", seen.caps == 0),
                 ("no_new_privs", seen.nnp == "1"),
                 ("pid", seen.pid < 10),
-                ("net", seen.nets == ["lo"]),
+                ("net", self._full_network or seen.nets == ["lo"]),
                 ("mount", not seen.seen and not seen.writable),
                 ("seccomp", seen.seccomp == "2"),
             )
@@ -220,7 +243,8 @@ class Containers:
         self.counts_memory = 0 < seen.memory <= box.caps.memory
         counted = ["cgroup"] if self.counts_memory else []
         whose = ["uid"] if user else ["user"] if self._engine.podman else []
-        words = [*whose, "pid", "mount", "net", "ipc", "caps", "no_new_privs", "seccomp"]
+        net = FULL_NETWORK if self._full_network else "net"
+        words = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
         self.words = (Path(self._engine.argv[0]).name, *words, *counted, "rlimits")
 
     def _look(self, opening: Opening) -> _Seen:
@@ -245,7 +269,7 @@ class _Failed(NoWall):
 
 
 _CLOSED = (
-    "--rm", "--pull=never", "--log-driver=none", "--network=none", "--ipc=private", "--cgroupns=private",
+    "--rm", "--pull=never", "--log-driver=none", "--ipc=private", "--cgroupns=private",
     "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--hostname=retinue", "--workdir=/",
     f"--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}", f"--shm-size={SHARED_BYTES}",
 )  # fmt: skip
@@ -278,7 +302,7 @@ def _limits(caps: Caps) -> list[str]:
         f"--pids-limit={caps.processes}",
         f"--memory={caps.memory}",
         f"--memory-swap={caps.memory}",
-        f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}",
+        f"--ulimit=nofile={caps.open_files}:{caps.open_files}",
         f"--ulimit=nproc={caps.processes}:{caps.processes}",
         "--ulimit=core=0:0",
     ]
@@ -299,11 +323,16 @@ def engine() -> Engine:
 
 
 def probe(
-    folder: Path, *, image: str | None = None, flags: Sequence[str] = (), expose: Sequence[str] = ()
+    folder: Path,
+    *,
+    image: str | None = None,
+    flags: Sequence[str] = (),
+    expose: Sequence[str] = (),
+    full_network: bool = False,
 ) -> Containers:
     """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
     to do it in. What processes that are gone have left is removed first."""
-    key = (image or NAME, *flags, "", *expose)
+    key = (image or NAME, *flags, "", *expose, "", str(full_network))
     if key in _PROBED:
         return _PROBED[key]
     found = engine()
@@ -319,14 +348,15 @@ def probe(
     secret.touch()
     workspace, outputs, lent = map(str, places)
     box = Box("probe", workspace, True, outputs, lent, (str(hidden.parent),), str(hidden), Caps())
-    wall = Containers(found, image or NAME, flags=flags, expose=expose)
+    made = partial(Containers, image=image or NAME, flags=flags, expose=expose, full_network=full_network)
+    wall = made(found)
     try:
         wall.check(box, str(secret))
     except _Failed:
         runc = command("runc")
         if not found.podman or runc is None:
             raise
-        wall = Containers(Engine((*found.argv, "--runtime", runc)), image or NAME, flags=flags, expose=expose)
+        wall = made(Engine((*found.argv, "--runtime", runc)))
         wall.check(box, str(secret))
     _PROBED[key] = wall
     return wall

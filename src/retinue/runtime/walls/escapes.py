@@ -4,6 +4,7 @@ None does harm where it succeeds: it looks, opens without writing, or touches on
 takes is bounded. All the same they are never run without walls: `WALLED` is the first command, and nothing is tried
 unless it says, from inside, that the wall stands.
 
+The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
 `{secret}` is a file of another run, `{home}` one in the user's home, `{door}` our own state in the project, `{pid}` a
 process of the host, `{port}`, `{socket}` and `{abstract}` where it listens, `{spaces}` the namespaces of the host;
 the name of a system call is its number.
@@ -25,9 +26,16 @@ WALLED = (
     'for n in {spaces}; do test "$(readlink /proc/self/ns/${n%%:*})" != "$n" || exit 1; done; '
     "test ! -e {secret} && test ! -e {home} && test $(grep -c : /proc/net/dev) = 1 && test $(id -u) != 0 && "
     "grep -q 'NoNewPrivs:.1' /proc/self/status && grep -q 'CapBnd:.0000000000000000' /proc/self/status && "
-    "grep -q 'Seccomp:.2' /proc/self/status && {python} -I -S -c 'import ctypes' && echo {stands}"
+    "grep -q 'Seccomp:.2' /proc/self/status && {python} -I -S -c 'import ctypes' && "
+    'test -n "$HTTP_PROXY" && echo {stands}'
 )
 SOCKETS = "{python} -I -S -c 'import socket; "
+ASKS = (  # whoever is asked for with CONNECT or GET, through the proxy
+    '{python} -I -S -c \'import os, socket, sys\nh, p = os.environ["HTTP_PROXY"][7:].split(":")\n'
+    "for ask in sys.argv[1:]:\n s = socket.create_connection((h, int(p)), 5)\n"
+    ' s.sendall(ask.encode() + b" HTTP/1.1\\r\\n\\r\\n")\n r = s.recv(4096)\n'
+    ' print("ESCAPED" if b" 200 " in r[:13] else r)\' '
+)
 CALLS = "{python} -I -S -c 'import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); "
 TRIES = {
     # files
@@ -89,6 +97,8 @@ TRIES = {
     "to see the host's processes": "ls /proc/{pid}/cmdline && tr '\\0' ' ' < /proc/{pid}/cmdline | grep 987 && echo "
     "ESCAPED",
     "a signal to the host": "kill -9 {pid} && echo ESCAPED",
+    "the memory of its own worker": "for f in environ maps auxv; do head -c 1 /proc/$PPID/$f "
+    ">/dev/null && echo ESCAPED; done; : >> /proc/$PPID/mem && echo ESCAPED",
     "ptrace": CALLS + "print(\"ESCAPED\") if libc.ptrace(0, 0, 0, 0) == 0 else 0'",
     "the keys of the session": CALLS + "print(\"ESCAPED\") if libc.syscall({keyctl}, 0, -3, 1) > 0 else 0'",
     "io_uring": CALLS + "b = (ctypes.c_char * 256)(); "
@@ -124,6 +134,18 @@ TRIES = {
     "netlink": SOCKETS + "socket.socket(socket.AF_NETLINK); print(\"ESCAPED\")'",
     "a unix socket of the host": SOCKETS + "s = socket.socket(socket.AF_UNIX); "
     "s.connect(\"{socket}\"); print(\"ESCAPED\")'",
+    "the host through the proxy": ASKS + "'CONNECT 127.0.0.1:{port}' 'CONNECT [::1]:{port}' 'CONNECT localhost:{port}' "
+    "'GET http://127.0.0.1:{port}/'",
+    "the host by a name that is allowed": ASKS + "'CONNECT {near}:{port}' 'GET http://{near}:{port}/'",
+    "the host by numbers in disguise": ASKS + "'CONNECT 2130706433:{port}' 'CONNECT 0x7f000001:{port}' "
+    "'CONNECT 127.1:{port}' 'CONNECT [::ffff:127.0.0.1]:{port}' 'CONNECT 0177.0.0.1:{port}'",
+    "metadata through the proxy": ASKS + "'GET http://169.254.169.254/latest/' 'CONNECT 169.254.169.254:80' "
+    "'CONNECT [fd00:ec2::254]:80'",
+    "hosts and ports that are not allowed": ASKS + "'CONNECT example.org:443' 'CONNECT 8.8.8.8:53' 'CONNECT {far}:22' "
+    "'GET http://{far}:8080/'",
+    "the socket of the proxy": SOCKETS + "s = socket.socket(socket.AF_UNIX); s.connect(\"/retinue/proxy\"); "
+    "s.sendall(b\"CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\n\\r\\n\"); r = s.recv(99); "
+    "print(\"ESCAPED\" if b\" 200 \" in r[:13] else r)'",
 }  # fmt: skip
 LAST = {
     "a full workspace": "for i in $(seq 12); do head -c 15000000 /dev/zero > f$i; done; sleep 9; echo ESCAPED",

@@ -47,7 +47,7 @@ SKIPPED = {
 ETC = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
     "etc/group": "root:x:0:\nnobody:x:65534:\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 BUILD_SECONDS = 300.0
 _LIBRARY = re.compile(r"(/\S+) \(0x")

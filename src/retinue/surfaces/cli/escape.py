@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from retinue import build
@@ -23,7 +24,7 @@ from retinue.surfaces.cli import screen
 from retinue.surfaces.printer import safe
 
 WALLS: tuple[RuntimeName, ...] = ("isolated", "container")
-NEEDED = frozenset({"pid", "mount", "net", "caps", "no_new_privs"})
+NEEDED = frozenset({"pid", "mount", "net", "proxy", "caps", "no_new_privs"})
 USER_SECONDS = 300.0
 HELD, ESCAPED, UNKNOWN = "held", "ESCAPED", "no answer"
 WIDE = 11
@@ -100,7 +101,8 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     attempts = build.attempts()
     with attempts.planted(runtime) as made:
         parts = build.Parts(made.folder, made.folder / ".retinue", mode="yes", runtime=runtime, caps=attempts.CAPS)
-        started = build.placement(parts).runtime(runtime).started
+        parts = replace(parts, network=made.network, dialer=made.dialer)
+        started = build.placement(parts).runtime(runtime, "hosts").started
         walls = () if started is None else started.walls
         if not set(walls) >= NEEDED:
             raise NotTried(f"of its walls only these stand: {', '.join(walls)}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from retinue import build
 from retinue.config import trust
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
@@ -22,7 +24,8 @@ from retinue.surfaces.cli import prompts, screen
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
-Looks at the keys in the environment (never at their values), at git and at how the project is tested, and writes
+Looks at the keys in the environment (never at their values), at git, at how the project is tested and where the tools
+for that are installed, and writes
   retinue.yaml                                   every setting, most of them off, each with its meaning
   .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
 in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
@@ -32,6 +35,7 @@ examples:
   retinue init --yes --model openai:gpt-6.1-terra
   retinue init --profile scout services/api"""
 REVIEWER = "reviewer"
+NO_GIT = "not in a git repository: runs work in a copy of the folder"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Plan:
     model: str | None
     tests: tuple[str, ...]
     allowed: bool
+    exposed: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if exists(file):
             raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
     plan = _plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
-    text = settings_file(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed)
+    text = settings_file(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
     _write({agent: subagent_file(name, plan.tests), settings: text})
     for note in plan.notes:
         print(safe.line(note))
@@ -95,7 +100,7 @@ def _git_root(folder: Path) -> Path | None:
 
 
 def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
-    git = "in a git repository" if _git_root(folder) else "not in a git repository: edits cannot be undone"
+    git = "in a git repository: runs work in a worktree of it" if _git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
     model, why = _model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):
@@ -108,7 +113,12 @@ def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
     tests = tuple(one.test for one in found if one.installed)
     allowed = bool(tests) and (not asks or _may_test(tests))
     notes += [_tested(one, allowed=allowed) for one in found] or ["tests    no command found that tests this project"]
-    return Plan(folder, profile, model, tests, allowed, tuple(notes))
+    programs = [program for one in found if one.installed for program in one.programs]
+    exposed = tuple(build.exposing().needed(programs, folder, os.environ))
+    if exposed and asks and not _may_show(exposed):
+        exposed = ()
+    notes += [f"shown    {path} can be read behind the wall (expose_paths)" for path in exposed]
+    return Plan(folder, profile, model, tests, allowed, exposed, tuple(notes))
 
 
 def _model(*, asks: bool) -> tuple[str | None, str]:
@@ -138,6 +148,13 @@ def _why(provider: Provider, with_key: list[Provider]) -> str:
 def _may_test(tests: tuple[str, ...]) -> bool:
     commands = " and ".join(f"`{test}`" for test in tests)
     return prompts.agreed(f"May agents run {commands} without asking you?", default=True)
+
+
+def _may_show(paths: tuple[str, ...]) -> bool:
+    shown = "".join(f"\n  {safe.line(path)}" for path in paths)
+    print(f"Runs see nothing of this machine but the system and their own folder. Tools they need are in:{shown}",
+          file=sys.stderr)  # fmt: skip
+    return prompts.agreed("May they read that?", default=True)
 
 
 def _tested(one: Toolchain, *, allowed: bool) -> str:

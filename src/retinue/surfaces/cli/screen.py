@@ -13,7 +13,7 @@ from typing import Any
 
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
-from retinue.log.archive import Archive
+from retinue.log.archive import Archive, unlinked
 from retinue.log.lookup import Found, find
 from retinue.surfaces.printer import safe
 
@@ -35,11 +35,12 @@ def look_up(name: str | None) -> tuple[Archive, Found]:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if its name can stand in a log, which is UTF-8."""
+    """The folder, if its name can stand in a log, which is UTF-8, and its state is in it."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
+    unlinked(folder / ".retinue")
     return folder
 
 
