@@ -17,12 +17,12 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.runtime.folders import private_folder
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
-from retinue.runtime.staging import Roots, remove
-from retinue.supervisor.errands import STOPPED, Errand, Hosting, failed
+from retinue.runtime.staging import Roots, remove, sweep
+from retinue.supervisor.errands import STOPPED, Errand, Hosting, Turns, failed
 from retinue.supervisor.supervisor import Supervisor
 from retinue.wire import outbox as wire
 
@@ -43,7 +43,7 @@ class Watcher:
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
         try:
-            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state])
+            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state], never=[self._box.fd])
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
@@ -52,6 +52,7 @@ class Watcher:
             self._box.close()
             raise
         self._stage = private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._turns = Turns()
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
         self._odd: set[str] = set()
@@ -140,12 +141,20 @@ class Watcher:
             remove(path)
         for name in self._kept.names():
             if self._answer_of(name) == b"":
+                self._sweep(name)
                 self._answer(failed(name, FALLEN, "disconnected"))
             elif self._kept.age(name) > UNREAD_SECONDS and not self._box.exists(wire.request_name(name)):
                 for file in (wire.response_name(name), wire.events_name(name)):
                     self._box.remove(file)  # nobody has come for it
                 if self._kept.age(name) > RETENTION_DAYS * 24 * 3600:
                     self._kept.remove(name)
+
+    def _sweep(self, name: str) -> None:
+        """What a watcher that was killed had half written into the workspace of a request."""
+        with suppress(OSError, Unreadable, RetinueError):  # without it nobody can tell where that was
+            request = wire.parse_request(self._box.read(wire.request_name(name), most=wire.REQUEST_BYTES)[0], name)
+            with self._roots.opened(request.workspace, what="workspace") as fd:
+                sweep(fd)
 
     def _answer_of(self, name: str) -> bytes | None:
         """What is kept of an id: nothing, that it is claimed (no bytes), or its answer."""
@@ -174,7 +183,7 @@ class Watcher:
             if answer == b"" or not self._claim(name):
                 self._answer(failed(name, FALLEN, "disconnected"))
                 return
-            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._stage / name, name)
+            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._turns, self._stage / name)
             try:
                 response = await errand.response(self._trees, lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
