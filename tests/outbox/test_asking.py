@@ -45,6 +45,14 @@ def line(kind: str, *, run: int = 0, **fields: Any) -> bytes:
     return json.dumps({**event, "kind": kind, **fields}).encode() + b"\n"
 
 
+def _spawned(run: int, **fields: Any) -> bytes:
+    return line(
+        "run.spawned",
+        run=run,
+        **{"parent": 0, "label": "l", "task": "t", "subagent_id": "s", "workspace": "", **fields},
+    )
+
+
 def respond(outbox: Path, name: str, **fields: Any) -> None:
     data = {"version": 1, "id": name, "status": "done", "final_response": "fine", **fields}
     put(outbox, f"response_{name}.json", json.dumps(data).encode())
@@ -86,50 +94,10 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
             line("something.new", text="x"),
             b"not json\n",
             b"\xff\n",
-            line(
-                "run.spawned",
-                run=1,
-                parent=0,
-                agent="../evil",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
-            line(
-                "run.spawned",
-                run=2,
-                parent=0,
-                agent="sub",
-                label="l",
-                depth=0,
-                task="t",
-                subagent_id="s",
-                workspace="/x",
-            ),
-            line(
-                "run.spawned",
-                run=2,
-                parent=0,
-                agent="twice",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
-            line(
-                "run.spawned",
-                run=3,
-                parent=9,
-                agent="lost",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
+            _spawned(1, agent="../evil", depth=1),
+            _spawned(2, agent="sub", depth=0, workspace="/x"),
+            _spawned(2, agent="twice", depth=1),
+            _spawned(3, agent="lost", depth=1, parent=9),
             line("message", run=2, agent="sub", text="from below"),
             line("run.ended", run=2, status="weird", final_response="over", duration_ms=-1),
             line("message", run=2, agent="sub", text="after its end"),
