@@ -15,6 +15,7 @@ from tests.cli.shell import Project, one_line_error, read_until, until
 from tests.outbox.kit import ask
 from tests.outbox.test_kills import Place, stop
 from tests.runtime.places import needs_bubblewrap
+from tests.tree.kit import call
 
 SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_type": "explorer"}]}}]}
 
@@ -114,6 +115,31 @@ def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> 
         until((place.outbox / "response_a-1.json").exists)
     assert place.times() == 1
     assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "done"
+
+
+def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
+    go = place.outbox.parent / "go"
+    model = place.project.script(
+        {"explorer": [call("shell", command=f"until [ -e {go} ]; do sleep 0.05; done"), {"text": "over"}]}
+    )
+    (place.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
+    project = container(place)
+    watcher = place.watcher()
+    argv = ("run", "go", "--yes", "--runtime", "delegated", "--delegation-directory", str(place.outbox))
+    try:
+        with project.running(*argv):
+            until(lambda: any(event["kind"] == "tool.call" and event["run"] == 1 for event in project.events()))
+            with project.running("send", "/main/explorer-1", "left, not right", "--wait", "30") as sending:
+                until(lambda: any(event["kind"] == "inbox" for event in place.project.events()))
+                go.touch()
+                assert sending.stdout is not None and sending.stdout.read() == "delivered at turn 2\n"
+    finally:
+        stop(watcher)
+    words = [event for event in [*project.events(), *place.project.events()] if event["kind"] == "inbox"]
+    assert [(each["text"], each["source"]) for each in words] == [
+        ("left, not right", "user"),
+        ("left, not right", "asker"),
+    ]
 
 
 @pytest.mark.parametrize(

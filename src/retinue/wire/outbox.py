@@ -25,8 +25,11 @@ REQUEST_BYTES = 1024 * 1024
 RESPONSE_BYTES = 4 * EVENT_BYTES
 LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
+MOST_STEERS = 1000
+ASKER = "asker"  # whose words they are, in the log of the host
 PATH_CHARACTERS = 4096
 _ID = re.compile(r"[a-z0-9-]{1,64}")
+_STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
 _KEYS = ("version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
@@ -100,6 +103,23 @@ def cancel_name(name: str) -> str:
     return f"cancel_{name}"
 
 
+def stopped_id(file: str) -> str | None:
+    """The id in the name of a file that cancels; None for every other file."""
+    name = file.removeprefix(cancel_name(""))
+    return name if name != file and _ID.fullmatch(name) else None
+
+
+def steer_name(name: str, number: int) -> str:
+    """Words for a run at work, the first with the number 0."""
+    return f"steer_{name}_{number:04}.json"
+
+
+def steered_id(file: str) -> str | None:
+    """The id in the name of a file with words for its run; None for every other file."""
+    found = _STEER.fullmatch(file)
+    return None if found is None else found[1]
+
+
 def claim_name(name: str) -> str:
     """The mark of a watcher that has taken the request."""
     return f"claim_{name}"
@@ -147,6 +167,19 @@ def parse_request(data: bytes, name: str) -> Request:
         depth=min(depth, 1000),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
+
+
+def encode_steer(run: int, text: str) -> bytes:
+    """Words for a run of the tree that a request has become, by its number there."""
+    return msgspec.json.encode({"version": VERSION, "run": run, "text": text})
+
+
+def parse_steer(data: bytes) -> tuple[int, str]:
+    fields = _object(data)
+    run = fields.get("run", 0)
+    if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
+        raise RequestError("words for a run need its number, and this version")
+    return run, _text(fields, "text")
 
 
 def encode_response(response: Response) -> bytes:
