@@ -5,9 +5,12 @@ import json
 import sys
 
 from tests.runtime.falls import FALLS
+from tests.runtime.leftovers import nothing_left
 from tests.runtime.places import make_image
 from tests.runtime.scenes import SCENES
 
 if sys.argv[2] == "container":
     make_image()
-print(json.dumps(asyncio.run({**SCENES, **FALLS}[sys.argv[1]](sys.argv[2]))))
+with nothing_left(sys.argv[2]):
+    facts = asyncio.run({**SCENES, **FALLS}[sys.argv[1]](sys.argv[2]))
+print(json.dumps(facts))

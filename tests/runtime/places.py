@@ -22,6 +22,7 @@ from tests.runtime.falls import FALLS
 from tests.runtime.scenes import SCENES
 
 REPO = Path(__file__).parents[2]
+IMAGE_LOCK = Path(tempfile.gettempdir(), "retinue-image.lock")
 ROOT = os.geteuid() == 0
 needs_containers = pytest.mark.skipif(
     command("podman") is None and command("docker") is None, reason="neither podman nor docker is installed"
@@ -33,7 +34,7 @@ needs_bubblewrap = pytest.mark.skipif(command("bwrap") is None, reason="bubblewr
 def make_image() -> None:
     """The default image, made once a machine, by whoever comes first."""
     made = engine()
-    with Path(tempfile.gettempdir(), "retinue-image.lock").open("w") as lock:
+    with IMAGE_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if made.call("image", "inspect", image.NAME).returncode:
             image.build(made.argv)
