@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -64,6 +65,37 @@ def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(pl
     assert place.project.rows()[0]["state"] == "done" and os.listdir(place.outbox) == []
 
 
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-2")
+@pytest.mark.parametrize(
+    ("mode", "primary", "child"),
+    [
+        (None, "isolated", "isolated"),
+        ("isolated", "isolated", "isolated"),
+        ("inherited", "inherited", "inherited"),
+        ("delegated", "inherited", "delegated"),
+    ],
+)
+def test_the_mode_is_one_of_three_and_a_wall_when_nobody_says_it(
+    place: Place, mode: str | None, primary: str, child: str
+) -> None:
+    coordination = {"subagent_runtime_mode": mode, "subagent_delegation_directory": str(place.outbox)}
+    project = container(place, orchestrator={"coordination": coordination} if mode else {})
+    (project.folder / "script.yaml").write_text(
+        json.dumps({"agents": {"main": [SPAWN, {"text": "over"}], "explorer": [{"text": "seen"}]}})
+    )
+    assert project.retinue("trust", "--yes").returncode == 0
+    place.script()
+    with contextlib.ExitStack() as watching:
+        if mode == "delegated":
+            watching.callback(stop, place.watcher("", "--runtime", "isolated"))
+        done = project.retinue("run", "go", "--yes")
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+    started = [event for event in project.events() if event["kind"] == "run.started"]
+    assert [event.get("runtime", "inherited") for event in started] == [primary, child]
+    assert [bool(event.get("walls")) for event in started] == [primary != "inherited", child != "inherited"]
+
+
 @pytest.mark.requirement("MASS-7")
 def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     project = container(place)
@@ -84,6 +116,7 @@ def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monke
 def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> None:
     settings = {"subagent_runtime_mode": "delegated"}
     project = container(place, orchestrator={"coordination": settings})
+    assert project.retinue("trust", "--yes").returncode == 0
     assert "--delegation-directory" in one_line_error(project.retinue("run", "go", "--yes"))
     gone = project.retinue("run", "go", "--yes", "--delegation-directory", "nowhere")
     assert "cannot open the outbox" in one_line_error(gone)
