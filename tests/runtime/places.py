@@ -50,10 +50,17 @@ class Place:
             if self.runtime == "container":
                 make_image()
             return await {**SCENES, **FALLS}[scene](self.runtime)
-        return json.loads(run_as_user([sys.executable, "-m", "tests.runtime", scene, self.runtime]))
+        return self.play_as_user(scene)[0]
+
+    def play_as_user(self, *scenes: str, seconds: float = 55) -> list[Any]:
+        """One after the other by the same ordinary user, who makes what they need for it once."""
+        argv = [sys.executable, "-m", "tests.runtime", self.runtime, *scenes]
+        played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
+        return played
 
 
-# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only.
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only, and
+# otherwise a sample (test_ordinary.py).
 USERS_CONTAINER = Place("container", ordinary=True)
 needs_users_containers = [
     needs_containers,

@@ -1,7 +1,7 @@
 """What a tree does wherever its runs live: each scene plays one and tells the facts of it, as plain values.
 
 A scene knows the name of the runtime and nothing else of it, so that every runtime can be held against `inherited`.
-`python -m tests.runtime SCENE RUNTIME` plays one for another user.
+`python -m tests.runtime RUNTIME SCENE ...` plays some for another user.
 """
 
 from __future__ import annotations
