@@ -118,9 +118,10 @@ class Watcher:
                 task.add_done_callback(partial(self._served, name))
             elif self._box.exists(wire.cancel_name(name)) and self._answer_of(name) is None:
                 self._answer(failed(name, STOPPED, "cancelled"))
+        awaited = {*asked, *self._serving}
         for file in files:
             about = wire.stopped_id(file) or wire.steered_id(file)
-            if about is not None and about not in (*asked, *self._serving) and self._kept.exists(about):
+            if about is not None and about not in awaited and self._kept.exists(about):
                 self._box.remove(file)  # it came too late
 
     def _complain(self, text: str) -> None:
