@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
+import subprocess
 
 import pytest
 
+from retinue.runtime.walls import ordinary
 from retinue.runtime.walls.attempts import TRIES
+from tests.cli.shell import until
+from tests.outbox.test_kills import running
 from tests.runtime.falls import FALLS
 from tests.runtime.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
 from tests.runtime.scenes import SCENES
@@ -45,3 +50,11 @@ def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, falls
 
 async def _in_process(scene: str) -> object:
     return await SCENES[scene]("inherited")
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_nothing_is_left_of_a_user_s_command_that_takes_too_long() -> None:
+    mark = f"9{secrets.randbelow(10**6):06}"
+    with pytest.raises(subprocess.TimeoutExpired):
+        ordinary.run(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
+    until(lambda: running(mark) == [])
