@@ -79,13 +79,13 @@ class Roots:
         parts, fd = self._below(path, what)
         fd = os.dup(fd)
         try:
+            self._check(fd, what, path)
             for number, part in enumerate(parts):
                 last = number == len(parts) - 1
                 inner = _step(fd, part, what, path, file=file and last)
                 os.close(fd)
                 fd = inner
                 self._check(fd, what, path)
-            self._check(fd, what, path)
             yield fd
         finally:
             os.close(fd)

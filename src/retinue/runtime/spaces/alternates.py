@@ -13,7 +13,7 @@ from pathlib import Path
 
 DEEPEST = 5  # as git goes itself
 LARGEST = 1024 * 1024
-_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp_.*|tmp-.*|incoming-.*")
+_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
