@@ -167,7 +167,8 @@ def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
                 go.touch()
                 assert sending.stdout is not None and sending.stdout.read() == "delivered at turn 2\n"
     finally:
-        stop(watcher)
+        _, said = stop(watcher)
+    assert "inbox of the side that asked" in said and "left, not right" in said
     words = [event for event in [*project.events(), *place.project.events()] if event["kind"] == "inbox"]
     assert [(each["text"], each["source"]) for each in words] == [
         ("left, not right", "user"),
