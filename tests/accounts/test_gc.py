@@ -56,6 +56,9 @@ async def test_old_trees_go_and_new_ones_stay(project: Project) -> None:
     assert project.retinue("gc").stdout == "Nothing here is older than 30 days.\n"
     (project.folder / "retinue.yaml").write_text("retention_days: 10\n")
     assert gc(project, "--older-than", "25d")["removed"] == []
+    untrusted = project.retinue("gc")
+    assert untrusted.stdout == "Nothing here is older than 30 days.\n" and "retention_days: 10" in untrusted.stderr
+    assert project.retinue("trust", "--yes").returncode == 0
     assert project.retinue("gc").stdout.startswith("Removed 1 tree older than 10 days; ")
     assert trees(project) == set()
 
@@ -185,6 +188,22 @@ async def test_what_cannot_be_removed_is_said_and_kept(project: Project) -> None
     assert done.returncode == 1 and "0009.db" in done.stderr
     assert trees(project) == set()
     assert foreign.read_bytes() == b"not a database"
+
+
+@pytest.mark.parametrize("version", [1, 3])
+async def test_a_log_of_another_version_is_left_in_one_line_and_is_no_failure(project: Project, version: int) -> None:
+    old = await spend(project, age=40 * DAY)
+    other = project.folder / ".retinue/logs/0009.db"
+    db = apsw.Connection(str(other))
+    db.execute(f"CREATE TABLE x (y); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = {version}")
+    db.close()
+    before = other.read_bytes()
+    done = project.retinue("gc")
+    assert done.returncode == 0 and done.stdout.startswith("Removed 1 tree")
+    [said] = done.stderr.splitlines()
+    assert f"0009.db was written by {'an older' if version == 1 else 'a newer'} retinue" in said and "left" in said
+    assert other.read_bytes() == before and old not in trees(project)
+    assert [str(other) in line for line in gc(project)["skipped"]] == [True]
 
 
 def test_a_lock_is_taken_once(tmp_path: Path) -> None:

@@ -209,6 +209,12 @@ def test_what_counts_as_loose() -> None:
         "profiles.a.limits.seconds: null",
         "profiles.b.limits.seconds: 1801",
     ]
+    asks = "orchestrator: {coordination: {subagent_runtime_mode: delegated, subagent_delegation_directory: box}}"
+    assert loose(asks) == ["subagent_runtime_mode: delegated", "subagent_delegation_directory: box"]
+    narrow = trust.held(parse_settings(asks, Path("retinue.yaml")))[0]
+    assert narrow.subagent_runtime_mode is narrow.subagent_delegation_directory is None
+    assert loose("retention_days: 29.5") == ["retention_days: 29.5"] and loose("retention_days: 31") == []
+    assert trust.held(parse_settings("retention_days: 0", Path("retinue.yaml")))[0].retention_days == 30
     assert loose("workspace_max_mib: 2049") == ["workspace_max_mib: 2049"]
     assert loose("workspace_max_mib: 2048") == []
 

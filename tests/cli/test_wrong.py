@@ -127,3 +127,26 @@ def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_pa
         "retinue: internal error: ValueError: two\\nlines \\x1b[31m (this is a bug; RETINUE_TRACE"
     )
     assert "Traceback" in project.retinue("ps", PYTHONPATH=path, RETINUE_TRACEBACK="1").stderr
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("file", ".retinue is not a folder"),
+        ("logs file", ".retinue/logs is not a folder"),
+        ("link", ".retinue is a link to nothing"),
+        ("logs link", ".retinue/logs is a link to nothing"),
+    ],
+)
+def test_logs_that_cannot_be_there_are_named_and_not_called_none(tmp_path: Path, made: str, said: str) -> None:
+    project = Project(tmp_path / "p")
+    where = project.folder / ".retinue"
+    if made.startswith("logs"):
+        where.mkdir()
+        where = where / "logs"
+    if made.endswith("link"):
+        where.symlink_to(tmp_path / "nowhere")
+    else:
+        where.touch()
+    for command in (["ps"], ["tail"], ["gc"]):
+        assert said in one_line_error(project.retinue(*command))

@@ -69,7 +69,7 @@ def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
 def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
     [config] = snippets(ROOT / "docs/delegated.md", "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
-    settings = load_project(tmp_path).settings
+    settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
     assert (settings.subagent_runtime_mode, settings.subagent_delegation_directory) == ("delegated", "/srv/box/outbox")
 
 

@@ -6,7 +6,7 @@ from tests.ledger.shape import Requirement
 
 REQUIREMENTS = [
     Requirement("MASS-1", "Each subagent has a workspace folder of its own.", "seed 004, Overview"),
-    Requirement("MASS-2", "`subagent_runtime_mode` in retinue.yaml is isolated (the default), inherited or delegated.", "seed 004, Runtime modes", waits_for="delegated outbox"),
+    Requirement("MASS-2", "`subagent_runtime_mode` in retinue.yaml is isolated (the default), inherited or delegated.", "seed 004, Runtime modes"),
     Requirement("MASS-3", "`subagent_runtime_fallback_mode` and `subagent_host_launch_prefix` are optional settings.", "seed 004, Runtime modes"),
     Requirement("MASS-4", "When a wall cannot be built and no fallback is set, the launch fails and says what to do.", "seed 004, Behavior"),
     Requirement("MASS-5", "When a wall cannot be built and the fallback is inherited, the run goes on with an explicit warning.", "seed 004, Behavior"),

@@ -264,6 +264,27 @@ def test_what_is_no_traceparent_counts_as_none(text: str) -> None:
     assert traceparent_of(f" 00-{'a' * 32}-{'b' * 16}-01\n") == f"00-{'a' * 32}-{'b' * 16}-01"
 
 
+@pytest.mark.parametrize("run", [1, 2])
+async def test_a_run_that_is_continued_is_below_the_parent_of_the_first_one(run: int) -> None:
+    memory = Memory()
+    agents = {
+        "main": [spawn({"task": "one"}), {"text": "all"}],
+        "/main/subagent-1": [spawn({"task": "two"}), {"text": "1"}],
+        "subagent": [{"text": "x"}],
+    }
+    async with retinue.open(telemetry=memory.telemetry, mode="yes") as r:
+        profile = main(agents)
+        first = await r.spawn(profile, "go")
+        await first.result()
+        again = await r.continue_run(f"{first.tree}/{run}", "go on", profiles=[profile])
+        await again.result()
+        recorder = r.supervisor.log._recorder  # type: ignore[attr-defined]
+    assert recorder._trees == {}
+    spans = {(span.attributes or {})["retinue.run"]: span for span in memory.spans if "invoke_agent" in span.name}
+    assert parent(spans[again.number]) == ids(spans[run - 1])[1]
+    assert len({ids(span)[0] for span in spans.values()}) == 1
+
+
 async def test_many_trees_at_once_keep_their_spans_apart() -> None:
     memory = Memory()
     async with retinue.open(mode="yes", telemetry=memory.telemetry) as r:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Event, Profile, Task
+from retinue import Event, Profile, Task, tool
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunSpawned, ToolCall, Warned
+from retinue.core.messages import Call, Reply
 from retinue.runtime import delegated
 from retinue.surfaces.library import Run
 from tests.outbox.kit import explorer, put, until
@@ -44,6 +45,14 @@ async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncI
 def line(kind: str, *, run: int = 0, **fields: Any) -> bytes:
     event = {"seq": 1, "tree": "theirs", "run": run, "path": "/evil", "agent": fields.pop("agent", "x"), "at": 1.0}
     return json.dumps({**event, "kind": kind, **fields}).encode() + b"\n"
+
+
+def _spawned(run: int, **fields: Any) -> bytes:
+    return line(
+        "run.spawned",
+        run=run,
+        **{"parent": 0, "label": "l", "task": "t", "subagent_id": "s", "workspace": "", **fields},
+    )
 
 
 def respond(outbox: Path, name: str, **fields: Any) -> None:
@@ -87,50 +96,10 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
             line("something.new", text="x"),
             b"not json\n",
             b"\xff\n",
-            line(
-                "run.spawned",
-                run=1,
-                parent=0,
-                agent="../evil",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
-            line(
-                "run.spawned",
-                run=2,
-                parent=0,
-                agent="sub",
-                label="l",
-                depth=0,
-                task="t",
-                subagent_id="s",
-                workspace="/x",
-            ),
-            line(
-                "run.spawned",
-                run=2,
-                parent=0,
-                agent="twice",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
-            line(
-                "run.spawned",
-                run=3,
-                parent=9,
-                agent="lost",
-                label="l",
-                depth=1,
-                task="t",
-                subagent_id="s",
-                workspace="",
-            ),
+            _spawned(1, agent="../evil", depth=1),
+            _spawned(2, agent="sub", depth=0, workspace="/x"),
+            _spawned(2, agent="twice", depth=1),
+            _spawned(3, agent="lost", depth=1, parent=9),
             line("message", run=2, agent="sub", text="from below"),
             line("run.ended", run=2, status="weird", final_response="over", duration_ms=-1),
             line("message", run=2, agent="sub", text="after its end"),
@@ -213,13 +182,91 @@ async def test_an_outbox_that_nobody_watches_is_told(tmp_path: Path, monkeypatch
         await run.result()
 
 
-async def test_words_for_a_run_on_the_host_are_not_lost_in_silence(tmp_path: Path) -> None:
+async def test_words_for_a_run_on_the_host_are_a_file_and_written_when_it_has_them(tmp_path: Path) -> None:
     async with asking(tmp_path) as (run, outbox, name):
-        await run.send("left, not right")
-        event = await until_event(run, Warned)
-        assert event.body.code == "not_delivered"  # type: ignore[union-attr]
+        put(outbox, f"events_{name}.ndjson", line("run.started", walls=["net"]))
+        sending = asyncio.create_task(run.send("left, not right"))
+        file = outbox / f"steer_{name}_0000.json"
+        await until(file.exists)
+        assert json.loads(file.read_bytes()) == {"version": 1, "run": 0, "text": "left, not right"}
+        with (outbox / f"events_{name}.ndjson").open("ab") as events:
+            events.write(line("inbox", text="left", source="asker") + line("turn.started", turn=3))
+        receipt = await sending
+        assert receipt.state == "queued"
         respond(outbox, name)
-        assert "left, not right" in ((await run.result()).warning or "")
+        told = [event async for event in run.events()]
+        [words] = _bodies(told, retinue.core.events.Inbox)
+        assert (words.text, words.source) == ("left, not right", "user")
+        [turn] = [event for event in told if event.kind == "turn.started"]
+        assert receipt.seq < turn.seq
+        await run.result()
+        assert os.listdir(outbox) == []
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    monkeypatch.setattr(delegated, "STEER_SECONDS", 0.1)
+    async with asking(tmp_path) as (run, outbox, name):
+        sending = asyncio.create_task(run.send("left, not right"))
+        file = outbox / f"steer_{name}_0000.json"
+        await until(file.exists)
+        if taken:
+            file.unlink()
+        receipt = await sending
+        assert receipt.state == "too_late" and ("has not said" if taken else "taken back") in receipt.why
+        assert not file.exists()
+        respond(outbox, name)
+        assert [event.kind async for event in run.events()].count("inbox") == 0
+
+
+async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    @tool(tier="observe")
+    async def hold() -> str:
+        """Waits until it may go on."""
+        await go.wait()
+        return "held"
+
+    heard: list[str] = []
+
+    class Listening:
+        name = "listening"
+
+        async def complete(self, request: Any, on_delta: Any) -> Reply:
+            heard.extend(turn.text for turn in request.thread if getattr(turn, "source", "") == "asker")
+            return Reply("", (Call("c1", "hold", {}),)) if request.turn == 1 else Reply("thanks")
+
+    child = Profile("listener", model=Listening(), tools=[hold])
+    above = explorer([call("subagent_listener", task="x"), {"text": "over"}], tools=[child])
+    async with (
+        host(tmp_path, profiles=[above], runtime="inherited") as there,
+        retinue.open(path=tmp_path / ".retinue", outbox=there.outbox, mode="yes") as r,
+    ):
+        run = await r.spawn(HERE, "go")
+        async for event in run.events():
+            if isinstance(event.body, ToolCall) and event.body.name == "hold":
+                break
+        receipt = await r.supervisor.send(run.tree, event.run, "turn left")
+        assert receipt.state == "queued" and event.run == 1
+        go.set()
+        await run.result()
+    assert heard == ["turn left"]
+
+
+async def test_words_that_were_sent_before_it_began_are_part_of_what_is_asked(tmp_path: Path) -> None:
+    outbox = tmp_path / "outbox"
+    outbox.mkdir()
+    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
+        run = await r.spawn(HERE, "look")
+        assert (await run.send("left, not right")).state == "queued"
+        await until(lambda: bool(os.listdir(outbox)))
+        [file] = outbox.iterdir()
+        assert json.loads(file.read_bytes())["task"] == "look\n\nleft, not right"
+        respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
+        await run.result()
 
 
 async def test_while_the_host_asks_its_user_the_clock_stands(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.cli.shell import Project, one_line_error, read_until, until
 from tests.outbox.kit import ask
 from tests.outbox.test_kills import Place, stop
 from tests.runtime.places import needs_bubblewrap
+from tests.tree.kit import call
 
 SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "look", "subagent_type": "explorer"}]}}]}
 
@@ -63,6 +65,37 @@ def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(pl
     assert place.project.rows()[0]["state"] == "done" and os.listdir(place.outbox) == []
 
 
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-2")
+@pytest.mark.parametrize(
+    ("mode", "primary", "child"),
+    [
+        (None, "isolated", "isolated"),
+        ("isolated", "isolated", "isolated"),
+        ("inherited", "inherited", "inherited"),
+        ("delegated", "inherited", "delegated"),
+    ],
+)
+def test_the_mode_is_one_of_three_and_a_wall_when_nobody_says_it(
+    place: Place, mode: str | None, primary: str, child: str
+) -> None:
+    coordination = {"subagent_runtime_mode": mode, "subagent_delegation_directory": str(place.outbox)}
+    project = container(place, orchestrator={"coordination": coordination} if mode else {})
+    (project.folder / "script.yaml").write_text(
+        json.dumps({"agents": {"main": [SPAWN, {"text": "over"}], "explorer": [{"text": "seen"}]}})
+    )
+    assert project.retinue("trust", "--yes").returncode == 0
+    place.script()
+    with contextlib.ExitStack() as watching:
+        if mode == "delegated":
+            watching.callback(stop, place.watcher("", "--runtime", "isolated"))
+        done = project.retinue("run", "go", "--yes")
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+    started = [event for event in project.events() if event["kind"] == "run.started"]
+    assert [event.get("runtime", "inherited") for event in started] == [primary, child]
+    assert [bool(event.get("walls")) for event in started] == [primary != "inherited", child != "inherited"]
+
+
 @pytest.mark.requirement("MASS-7")
 def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     project = container(place)
@@ -83,6 +116,7 @@ def test_what_a_person_has_set_goes_before_what_is_found_out(place: Place, monke
 def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> None:
     settings = {"subagent_runtime_mode": "delegated"}
     project = container(place, orchestrator={"coordination": settings})
+    assert project.retinue("trust", "--yes").returncode == 0
     assert "--delegation-directory" in one_line_error(project.retinue("run", "go", "--yes"))
     gone = project.retinue("run", "go", "--yes", "--delegation-directory", "nowhere")
     assert "cannot open the outbox" in one_line_error(gone)
@@ -114,6 +148,32 @@ def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> 
         until((place.outbox / "response_a-1.json").exists)
     assert place.times() == 1
     assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "done"
+
+
+def test_words_sent_in_the_container_are_read_on_the_host(place: Place) -> None:
+    go = place.outbox.parent / "go"
+    model = place.project.script(
+        {"explorer": [call("shell", command=f"until [ -e {go} ]; do sleep 0.05; done"), {"text": "over"}]}
+    )
+    (place.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
+    project = container(place)
+    watcher = place.watcher()
+    argv = ("run", "go", "--yes", "--runtime", "delegated", "--delegation-directory", str(place.outbox))
+    try:
+        with project.running(*argv):
+            until(lambda: any(event["kind"] == "tool.call" and event["run"] == 1 for event in project.events()))
+            with project.running("send", "/main/explorer-1", "left, not right", "--wait", "30") as sending:
+                until(lambda: any(event["kind"] == "inbox" for event in place.project.events()))
+                go.touch()
+                assert sending.stdout is not None and sending.stdout.read() == "delivered at turn 2\n"
+    finally:
+        _, said = stop(watcher)
+    assert "inbox of the side that asked" in said and "left, not right" in said
+    words = [event for event in [*project.events(), *place.project.events()] if event["kind"] == "inbox"]
+    assert [(each["text"], each["source"]) for each in words] == [
+        ("left, not right", "user"),
+        ("left, not right", "asker"),
+    ]
 
 
 @pytest.mark.parametrize(

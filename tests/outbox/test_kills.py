@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 
 from tests.cli.shell import Project, environment, until
 from tests.outbox.kit import ask, hashes
+from tests.runtime.falls import cmdline
+from tests.runtime.places import make_image, needs_bubblewrap, needs_containers
+from tests.tree.kit import call
 
 POINTS = [
     "claimed", "marked", "checked", "spawned", "event_written", "copied_back", "answer_kept", "response_half_written",
@@ -64,6 +68,7 @@ def stop(watcher: subprocess.Popen[str], how: int = signal.SIGINT) -> tuple[int,
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
+    tmp_path.chmod(0o755)
     return Place(tmp_path)
 
 
@@ -118,6 +123,42 @@ def test_one_who_asks_and_is_killed_right_after_is_answered_all_the_same(place: 
     finally:
         stop(watcher)
     assert request not in os.listdir(place.outbox) and place.times() == 1
+
+
+@pytest.mark.requirement("P19")
+@pytest.mark.parametrize(
+    "runtime",
+    [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)],
+)
+def test_nothing_outlives_a_watcher_that_is_killed_and_its_tree_can_go_on(place: Place, runtime: str) -> None:
+    if runtime == "container":
+        make_image()
+    mark = f"9{secrets.randbelow(10**6):06}"
+    sleeps = f"[ -e on ] || {{ touch on; setsid sleep {mark} & sleep {mark}; }}"
+    model = place.project.script({"explorer": [call("shell", command=sleeps), {"text": "over"}]})
+    (place.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
+    watcher = place.watcher("", "--runtime", runtime)
+    ask(place.outbox, "a-1", workspace=str(place.work))
+    until(lambda: len(running(mark)) >= 2)
+    watcher.kill()
+    watcher.communicate()
+    until(lambda: running(mark) == [])
+    second = place.watcher("", "--runtime", runtime)
+    try:
+        until(lambda: _settled(place))
+    finally:
+        stop(second)
+    assert json.loads((place.outbox / "response_a-1.json").read_bytes())["status"] == "disconnected"
+    assert place.project.rows()[0]["state"] == "interrupted"
+    done = place.project.retinue("resume", "--yes", "--runtime", runtime)
+    assert (done.returncode, done.stdout.strip()) == (0, "over"), done.stderr
+    assert "its request a-1 is answered `disconnected`" in done.stderr
+    assert list(place.work.iterdir()) == [] and "unknown_after_crash" in json.dumps(place.project.events())
+
+
+def running(mark: str) -> list[int]:
+    found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in found if cmdline(pid).startswith(f"sleep {mark} ")]
 
 
 def test_two_watchers_of_two_projects_and_the_first_is_killed(place: Place, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retinue.core.errors import RetinueError
 from retinue.wire import outbox as wire
 
-FINE = {"task": "look", "profile": "explorer", "workspace": "/work/x"}
+FINE = {"task": "look", "profile": "explorer", "workspace": "/shared/x"}
 
 
 def parse(**fields: Any) -> wire.Request:
@@ -42,9 +42,12 @@ def test_what_is_not_said_is_narrow() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "image", "network", "network_mode", "mounts", "volumes", "env", "environment", "user", "uid", "privileged",
-        "config", "yaml_config", "command", "command_line_docker_image", "command_line_execution_mode", "cap_add",
-        "runtime", "Runtime", "run-time", "tools", "model", "mode", "approvals", "limits", "max_cost", "api_key", "",
+        "image", "network", "network_mode", "networkMode", "mounts", "volumes", "env", "ENV", "environment",
+        "extra_env", "user", "user_id", "uid", "privileged", "config", "yaml_config", "command",
+        "command_line_docker_image", "command_line_execution_mode", "commandLineDockerImage", "cap_add",
+        "security_opt", "runtime", "Runtime", "run-time", "subagent_runtime_mode", "tools", "allowed_tools", "model",
+        "mode", "approvals", "limits", "max_cost", "api_key", "APIKey", "ports", "mcp_servers", "expose_paths",
+        "orchestrator", "docker.image", "", "--", "\u200b",
     ],
 )  # fmt: skip
 def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> None:
@@ -53,8 +56,16 @@ def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> No
 
 
 @pytest.mark.requirement("MASS-17")
-def test_a_key_that_nobody_knows_is_ignored_and_named() -> None:
-    assert parse(color="red", answer_format={"a": 1}).ignored == ("answer_format", "color")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "color", "answer_format", "caption", "keywords", "key_points", "planet", "escape", "modern", "envelope",
+        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace",
+        "requested_by", "note", "\u0446\u0432\u0435\u0442", "x-request-id", "delimiter",
+    ],
+)  # fmt: skip
+def test_a_key_that_nobody_knows_is_ignored_and_named(key: str) -> None:
+    assert parse(**{key: {"image": "x"}, "task": "look"}).ignored == (key,)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retinue import Limits
-from retinue.core.events import RunSpawned
+from retinue.core.events import Inbox, RunSpawned
 from retinue.supervisor.errands import Hosting
 from retinue.supervisor.timeouts import Timeouts
 from retinue.supervisor.watcher import HELD, Watcher
@@ -205,6 +205,51 @@ async def test_cancel_is_honoured_before_during_and_after(work: Path) -> None:
         assert len(there.trees) == 1
 
 
+def _words(path: Path) -> None:
+    put(path.parent, path.name, b'{"run": 0, "text": "left"}')
+
+
+@pytest.mark.requirement("P34", "P35")
+@pytest.mark.parametrize(
+    ("write", "heard"),
+    [
+        (_words, ["left"]),
+        (ODD["a link to a secret"], []),
+        (ODD["a folder with something in it"], []),
+        (ODD["a pipe"], []),
+        (ODD["too much"], []),
+        (ODD["a hard link"], []),
+        (ODD["deep"], []),
+        (lambda path: put(path.parent, path.name, b'{"run": 9, "text": "left"}'), []),
+        (lambda path: put(path.parent, path.name, b'{"run": -1, "text": "left"}'), []),
+        (lambda path: put(path.parent, path.name, b'{"run": 0, "text": ""}'), []),
+    ],
+)
+async def test_words_reach_a_run_as_those_of_the_side_that_asked(
+    work: Path, write: Callable[[Path], Any], heard: list[str]
+) -> None:
+    waits = explorer([call("shell", command="until [ -e go ]; do sleep 0.02; done"), {"text": "over"}])
+    async with inherited(work, profiles=[waits]) as there:
+        (there.outbox / "steer_other_0000.json").write_text("{}")
+        ask(there.outbox, "a-1", workspace=str(work))
+        await until(lambda: bool(there.trees))
+        node = there.supervisor.trees[there.trees[0]].nodes[0]
+        write(there.outbox / "steer_a-1_0000.json")
+        await until(lambda: not (there.outbox / "steer_a-1_0000.json").is_file())
+        put(there.outbox, "steer_a-1_0001.json", b'{"run": 0, "text": "go"}')
+        await until(lambda: not (there.outbox / "steer_a-1_0001.json").exists())
+        await until(Path(node.folders.path).exists)
+        (Path(node.folders.path) / "go").touch()
+        assert (await answer(there.outbox, "a-1"))["status"] == "done"
+        events = there.supervisor.log.read(there.trees[0])
+        assert [(e.body.text, e.body.source) for e in events if isinstance(e.body, Inbox)] == [
+            (text, "asker") for text in [*heard, "go"]
+        ]
+        put(there.outbox, "steer_a-1_0002.json", b'{"run": 0, "text": "late"}')
+        await until(lambda: not (there.outbox / "steer_a-1_0002.json").exists())
+        assert (there.outbox / "steer_other_0000.json").exists()
+
+
 async def test_a_request_that_waits_for_its_turn_can_be_cancelled(work: Path) -> None:
     hangs = explorer([{"hang": True}])
     async with inherited(work, profiles=[hangs], limits=Limits(concurrent=1)) as there:
@@ -222,8 +267,7 @@ async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
         second = Watcher(there.supervisor, _hosting(there, work, tmp_path / "other", said))
         waiting = asyncio.create_task(second.watch())
         for number in range(20):
-            (work / str(number)).mkdir()
-            ask(there.outbox, f"a-{number}", workspace=str(work / str(number)))
+            ask(there.outbox, f"a-{number}", workspace=str(work))
         for number in range(20):
             assert (await answer(there.outbox, f"a-{number}"))["status"] == "done"
         assert len(there.trees) == 20 and said == [HELD]

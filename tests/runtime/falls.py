@@ -80,12 +80,13 @@ async def left(runtime: str) -> list[str]:
     """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
     engine cleans up after its client has gone, and has 10 s for it."""
     deadline = time.monotonic() + (10 if runtime == "container" else 0)
-    while (found := _left()) and time.monotonic() < deadline:
+    while (found := remains()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     return found + (containers() if runtime == "container" else [])
 
 
-def _left() -> list[str]:
+def remains() -> list[str]:
+    """Living processes and control groups of any run of this process."""
     processes = [line for pid in everybody() if (line := cmdline(pid))]
     parents = cgroups.parents() or []
     return processes + [path.name for folder in parents for path in folder.glob(f"retinue-{os.getpid()}-*")]

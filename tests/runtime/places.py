@@ -22,6 +22,7 @@ from tests.runtime.falls import FALLS
 from tests.runtime.scenes import SCENES
 
 REPO = Path(__file__).parents[2]
+IMAGE_LOCK = Path(tempfile.gettempdir(), "retinue-image.lock")
 ROOT = os.geteuid() == 0
 needs_containers = pytest.mark.skipif(
     command("podman") is None and command("docker") is None, reason="neither podman nor docker is installed"
@@ -33,7 +34,7 @@ needs_bubblewrap = pytest.mark.skipif(command("bwrap") is None, reason="bubblewr
 def make_image() -> None:
     """The default image, made once a machine, by whoever comes first."""
     made = engine()
-    with Path(tempfile.gettempdir(), "retinue-image.lock").open("w") as lock:
+    with IMAGE_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if made.call("image", "inspect", image.NAME).returncode:
             image.build(made.argv)
@@ -49,10 +50,17 @@ class Place:
             if self.runtime == "container":
                 make_image()
             return await {**SCENES, **FALLS}[scene](self.runtime)
-        return json.loads(run_as_user([sys.executable, "-m", "tests.runtime", scene, self.runtime]))
+        return self.play_as_user(scene)[0]
+
+    def play_as_user(self, *scenes: str, seconds: float = 55) -> list[Any]:
+        """One after the other by the same ordinary user, who makes what they need for it once."""
+        argv = [sys.executable, "-m", "tests.runtime", self.runtime, *scenes]
+        played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
+        return played
 
 
-# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only.
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only, and
+# otherwise a sample (test_ordinary.py).
 USERS_CONTAINER = Place("container", ordinary=True)
 needs_users_containers = [
     needs_containers,

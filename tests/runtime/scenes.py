@@ -1,7 +1,7 @@
 """What a tree does wherever its runs live: each scene plays one and tells the facts of it, as plain values.
 
 A scene knows the name of the runtime and nothing else of it, so that every runtime can be held against `inherited`.
-`python -m tests.runtime SCENE RUNTIME` plays one for another user.
+`python -m tests.runtime RUNTIME SCENE ...` plays some for another user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 import retinue
-from retinue import Allow, Context, Deny, Event, Limits, Profile, Result, tool
+from retinue import Allow, Context, Deny, Event, Limits, Result, tool
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
@@ -292,27 +292,32 @@ async def background(runtime: str) -> Facts:
 
 @scene
 async def steering(runtime: str) -> Facts:
-    """Words sent while a tool runs are read at the next turn."""
+    """Words sent while a tool runs are read at the next turn, and are in the log before it."""
     heard: list[str] = []
+    receipts: list[str] = []
+    go = asyncio.Event()
+
+    @tool(tier="observe")
+    async def hold() -> str:
+        """Waits until it may go on."""
+        await go.wait()
+        return "held"
 
     class Listening:
         name = "listening"
 
         async def complete(self, request: Any, on_delta: Any) -> Any:
-            heard.extend(turn.text for turn in request.thread[1:] if getattr(turn, "source", "") == "user")
-            if request.turn == 1:
-                return Reply("", (Call("c1", "shell", {"command": "until [ -e go ]; do sleep 0.02; done"}),))
-            return Reply("thanks")
+            heard.extend(turn.text for turn in request.thread if getattr(turn, "source", "") in {"user", "asker"})
+            return Reply("", (Call("c1", "hold", {}),)) if request.turn == 1 else Reply("thanks")
 
-    folder = project()
-    async with removing(folder), retinue.open(mode="yes", path=folder / ".retinue", runtime=runtime) as r:  # type: ignore[arg-type]
-        run = await r.spawn(Profile("main", model=Listening(), workspace="scratch"), "go")
+    async def steer(run: Run) -> None:
         await until(run, ToolCall)
-        receipt = await run.send("left, not right")
-        workspace = Path(r.supervisor.trees[run.tree].nodes[0].folders.path)
-        (workspace / "go").touch()
-        result = await run.result()
-    return {"heard": heard, "receipt": receipt.state, "text": result.final_response, "turns": result.total_turns}
+        receipts.append((await run.send("left, not right")).state)
+        go.set()
+
+    result, events = await play(runtime, {}, during=steer, fields={"model": Listening(), "tools": [hold]})
+    kinds = [event.kind for event in events if event.kind in {"inbox", "turn.started"}]
+    return {"heard": heard, "receipts": receipts, "kinds": kinds, "text": result.final_response}
 
 
 @scene

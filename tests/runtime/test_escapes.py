@@ -9,13 +9,10 @@ import pytest
 from retinue.build import Parts
 from retinue.runtime.walls.attempts import TRIES, OneByOne, planted
 from retinue.surfaces.cli.escape import NotTried, play, print_table, try_all
-from tests.runtime.places import PLACES, USERS_CONTAINER, Place, needs_users_containers
+from tests.runtime.places import PLACES, Place
 
 
-@pytest.mark.parametrize(
-    "place",
-    [*PLACES[:-1], pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=needs_users_containers)],
-)
+@pytest.mark.parametrize("place", PLACES[:-1])  # by an ordinary user in a container: test_ordinary.py
 async def test_no_way_out(place: Place) -> None:
     told = await place.play("escapes")
     assert len(TRIES) >= 60

@@ -70,6 +70,25 @@ async def fill(log: Log, count: int, *, tree: str = "t", end: bool = True) -> No
         await written
 
 
+async def test_who_waits_for_a_tree_sees_it_begin_and_leaves_nothing_when_none_does(opened) -> None:  # type: ignore[no-untyped-def]
+    async with opened() as log:
+        log.watch("never", after=0)
+        for name in ("nosuch", "soon"):
+            watching = log.watch(name)
+            waiting = asyncio.ensure_future(anext(watching))
+            await asyncio.sleep(0)
+            if name == "soon":
+                await fill(log, 3, tree=name)
+                first = await waiting
+                assert [first.seq, *[e.seq async for e in watching]] == [1, 2, 3]
+                continue
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await watching.aclose()
+            assert log._feeds == {}
+        assert log.trees() == ["soon"]
+
+
 async def test_what_was_appended_is_read_in_order(opened) -> None:  # type: ignore[no-untyped-def]
     async with opened() as log:
         await fill(log, 1500)

@@ -14,8 +14,10 @@ from retinue.runtime.spaces import ignores, merging, spaces, swapping, walk
 from retinue.runtime.spaces.store import Import, Store
 from retinue.runtime.spaces.walk import Entry, Walker, forbidden, open_entry
 from retinue.supervisor import takeover
+from tests.runtime.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
-from tests.workspaces.kit import LINES, changes, copied, hashed, repository, take_over, work
+from tests.tree.kit import call
+from tests.workspaces.kit import LINES, changes, copied, hashed, repository, seen, shell, take_over, work
 
 SECRET = "a secret of the user"
 
@@ -91,6 +93,34 @@ X
     assert {name: value for name, value in after.items() if name.startswith(".git/")} == git_before
     assert not (project / "sub/.git").exists() and not (project / "nested/.git").exists()
     assert not harm.exists()
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("P31")
+async def test_a_worktree_is_held_by_the_wall_whatever_git_or_a_link_is_told(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path.parent):
+        folder.chmod(0o755)
+    project = repository(tmp_path / "p")
+    before, there = hashed(project), f"GIT_DIR={project}/.git GIT_WORK_TREE={project}"
+    commands = f"""
+    git -C {project} -c user.name=t -c user.email=t@t commit --allow-empty -m evil
+    {there} git update-ref refs/heads/evil HEAD; {there} git config core.hooksPath /tmp; {there} git gc --prune=now
+    git worktree add {project}/evil; git clone -q . {project}/evil; cd / && git -C {project} checkout -f --orphan evil
+    cd "$HOME"; ln -s {project} link; echo evil > link/a.txt; ln -s {project}/.git/objects o; rm -rf o/* link/.git
+    touch {project}/.git/objects/evil {project}/.git/hooks/post-commit; echo first > mine"""
+    tools = [
+        call("edit", path=f"{project}/a.txt", old_string="line 1\n", new_string="evil\n"),
+        call("write", path="link/a.txt", content="evil"),
+        call("write", path=f"{project}/.git/hooks/post-commit", content="evil"),
+    ]
+    agents = {"main": [shell(commands), *tools, {"text": "done"}]}
+    first, _ = await seen(project, agents, kind="worktree", runtime="isolated")
+    assert (first.status, first.tool_count, first.runtime) == ("done", 4, "isolated")
+    assert hashed(project) == before
+    second = await work(project, "ls -A", "git branch --all; git log --oneline", runtime="isolated")
+    assert second.workspace != first.workspace and (Path(first.workspace) / "mine").read_text() == "first\n"
+    assert changes(second) == {} and "mine" not in os.listdir(second.workspace)
+    assert hashed(project) == before
 
 
 async def test_a_git_that_is_a_file_pointing_elsewhere_is_not_looked_at(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from retinue.runtime.spaces.space import Space
 from retinue.runtime.spaces.spaces import Spaces, settle
 from retinue.supervisor.places import default_kind
 from retinue.testing import scripted
+from tests.runtime.places import needs_bubblewrap
 from tests.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import LINES, changes, copied, git, hashed, repository, seen, shell, work
 
@@ -43,6 +44,35 @@ async def test_a_worktree_starts_from_the_working_state(tmp_path: Path) -> None:
     assert (made / ".git/objects/info/alternates").read_text() == f"{project}/.git/objects\n"
     assert changes(result) == {"branch": "added", "log": "added", "status": "added"}
     assert hashed(project) == before and git(project, "status", "--porcelain") == status
+
+
+@pytest.mark.parametrize("runtime", ["inherited", pytest.param("isolated", marks=needs_bubblewrap)])
+async def test_a_repository_that_reads_another_s_objects_is_whole_in_a_worktree(tmp_path: Path, runtime: str) -> None:
+    for folder in (tmp_path, tmp_path.parent):
+        folder.chmod(0o755)
+    repository(tmp_path / "first one")
+    git(tmp_path, "clone", "-q", "--shared", "first one", "second")
+    (tmp_path / "second" / "b.txt").write_text("b\n")
+    git(tmp_path / "second", "add", "-A")
+    git(tmp_path / "second", "commit", "-q", "-m", "next")
+    git(tmp_path, "clone", "-q", "--shared", "second", "p")
+    project, secret = tmp_path / "p", tmp_path / "secret"
+    (secret / "pack").mkdir(parents=True)
+    (secret / "key").write_text("planted")
+    named = project / ".git/objects/info/alternates"
+    relative = "../../../second/.git/objects"
+    named.write_text(f"# theirs\n{relative}\n{secret}\n/nowhere\n\0\n" + f'"{tmp_path}/first\\040one/.git/objects"\n')
+    result = await work(
+        project,
+        "git fsck --full > fsck 2>&1; git log --format=%s > log; git status --porcelain > status",
+        runtime=runtime,
+    )
+    assert result.status == "done", result.error_details
+    made = workspace(result)
+    assert (made / "log").read_text() == "next\nfirst\n" and "missing" not in (made / "fsck").read_text()
+    assert (made / "status").read_text() == "?? fsck\n?? log\n?? status\n"
+    objects = [f"{tmp_path}/{name}/.git/objects" for name in ("p", "second", "first one")]
+    assert (made / ".git/objects/info/alternates").read_text().splitlines() == objects
 
 
 async def test_a_copy_has_what_git_ignores_too_but_no_git_and_nothing_of_ours(tmp_path: Path) -> None:

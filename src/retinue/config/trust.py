@@ -1,7 +1,8 @@
 """Whether what a project's retinue.yaml loosens is in force: only when the user has said so of exactly this text.
 
 A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in any
-case; what it loosens (mode yes, allow, hosts, a setup command, limits and sizes above the defaults) waits for a yes.
+case; what it loosens (mode yes, allow, hosts, a setup command, limits and sizes above the defaults, less of a wall,
+logs that go sooner) waits for a yes.
 The answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash
 of the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks
 nobody: surfaces do.
@@ -31,6 +32,7 @@ from retinue.core.limits import (
     DEFAULT_TURNS,
     MIB,
     MODEL_ASKED_SECONDS,
+    RETENTION_DAYS,
     SPAWNED_SECONDS,
     WORKSPACE_MIB,
     Caps,
@@ -40,6 +42,7 @@ from retinue.core.profiles import RUNTIMES
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
+UNWALLED = (LAX, "delegated")  # as a mode: subagents are asked of a host, and the primary has no wall
 _MAY: dict[str, float] = {"turns": DEFAULT_TURNS, "depth": DEFAULT_DEPTH, "concurrent": DEFAULT_CONCURRENT}
 _RUN_MAY = _MAY | {"seconds": SPAWNED_SECONDS}
 _TIMEOUTS = {
@@ -91,9 +94,12 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
         "expose_paths": (),
     }
     narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
-    narrower |= {"subagent_runtime_fallback_mode": None, "caps": caps}
-    if settings.subagent_runtime_mode == LAX:
+    narrower |= {"subagent_runtime_fallback_mode": None, "subagent_delegation_directory": None, "caps": caps}
+    if settings.subagent_runtime_mode in UNWALLED:
         narrower["subagent_runtime_mode"] = None
+    if settings.retention_days < RETENTION_DAYS:
+        words.append(f"retention_days: {settings.retention_days:g}")
+        narrower["retention_days"] = RETENTION_DAYS
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
 
 
@@ -107,8 +113,10 @@ def _reach(settings: Settings) -> Iterator[str]:
 
 def _laxer(settings: Settings) -> Iterator[str]:
     """What would have runs without a wall, in words."""
-    if settings.subagent_runtime_mode == LAX:
-        yield f"subagent_runtime_mode: {LAX}"
+    if settings.subagent_runtime_mode in UNWALLED:
+        yield f"subagent_runtime_mode: {settings.subagent_runtime_mode}"
+    if settings.subagent_delegation_directory is not None:
+        yield f"subagent_delegation_directory: {settings.subagent_delegation_directory}"
     if settings.subagent_runtime_fallback_mode is not None:
         yield f"subagent_runtime_fallback_mode: {settings.subagent_runtime_fallback_mode}"
     yield from (f"profiles.{given.name}.runtime: {LAX}" for given in settings.profiles.values() if given.runtime == LAX)

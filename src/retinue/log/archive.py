@@ -138,8 +138,14 @@ class Archive:
     def files(self) -> list[Path]:
         try:
             return sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".db")
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            for path in (self.folder.parent, self.folder):
+                if path.is_symlink() and not path.exists():
+                    raise LogError(f"cannot read the logs: {path} is a link to nothing ({path.readlink()})") from None
             return []
+        except NotADirectoryError:
+            path = self.folder if self.folder.parent.is_dir() else self.folder.parent
+            raise LogError(f"cannot read the logs: {path} is not a folder") from None
         except OSError as error:
             raise LogError(f"cannot read the logs in {self.folder}: {error.strerror or error}") from None
 

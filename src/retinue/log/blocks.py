@@ -113,8 +113,9 @@ class Blocks:
                 return self._titled(event, seen, (("plain", "thought trace"),), text)
             case Message(text=text, final=False):
                 return self._titled(event, seen, (("plain", "message"),), text)
-            case Inbox(text=text):
-                return self._titled(event, seen, (("plain", "inbox"),), text)
+            case Inbox(text=text, source=source):
+                title = "inbox of the side that asked" if source == "asker" else "inbox"
+                return self._titled(event, seen, (("plain", title),), text)
             case ApprovalAsked() as asked:
                 seen.asked[asked.approval_id] = asked
                 spans, body = question_spans(asked.label, asked.tool, asked.args), question_body(asked)

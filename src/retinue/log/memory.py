@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from functools import partial
 
 from retinue.core.events import Delta, Event
@@ -31,7 +32,22 @@ class MemoryLog:
             feed.show(delta)
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._feeds[tree].watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+        feed = self._feeds.get(tree)
+        if feed is None:
+            return self._watch_unknown(tree, after, deltas=deltas)
+        return feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+
+    async def _watch_unknown(self, tree: str, after: int, *, deltas: bool) -> AsyncGenerator[Event | Delta]:
+        """Waits for a tree to begin; when none has, nothing of the waiting is kept."""
+        feed = self._feeds[tree]
+        watching = feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+        try:
+            async with aclosing(watching):
+                async for event in watching:
+                    yield event
+        finally:
+            if not feed.events and not feed.watchers:
+                self._feeds.pop(tree, None)
 
     def read(self, tree: str, *, after: int = 0) -> list[Event]:
         feed = self._feeds.get(tree)

@@ -29,12 +29,14 @@ _TREE = re.compile(r"[0-9a-z]+")  # as we make them; what a file claims must not
 @dataclass
 class Report:
     """What was removed, or would be (then `freed_bytes` are those of folders only). `held` are files with old trees
-    that another process writes just now; `interrupted` are old trees that were kept because they can go on, `kept`
-    those with something in their folder that is still wanted."""
+    that another process writes just now, `skipped` tells of those that another version of us has written;
+    `interrupted` are old trees that were kept because they can go on, `kept` those with something in their folder that
+    is still wanted."""
 
     removed: list[str] = field(default_factory=list)
     freed_bytes: int = 0
     held: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     interrupted: list[str] = field(default_factory=list)
     kept: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -55,6 +57,8 @@ def collect(
     for file in archive.files():
         try:
             _collect(state, file, before, report, dry_run=dry_run, kept=kept, wanted=wanted)
+        except schema.OtherVersion as error:
+            report.skipped.append(str(error))
         except LogError as error:
             report.problems.append(str(error))
         except (apsw.Error, OSError) as error:

@@ -31,6 +31,10 @@ PRAGMA user_version = {VERSION};
 """
 
 
+class OtherVersion(LogError):
+    """A log that another version of us has written."""
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -94,7 +98,7 @@ def check(db: apsw.Connection, path: Path) -> None:
         raise LogError(f"{path} is not a log of retinue")
     if version != VERSION:
         age = "a newer" if version > VERSION else "an older"
-        raise LogError(f"{path} was written by {age} retinue (log version {version}, this one reads {VERSION})")
+        raise OtherVersion(f"{path} was written by {age} retinue (log version {version}, this one reads {VERSION})")
 
 
 def insert(db: apsw.Connection, *, begun: Iterable[str], lines: bytes) -> None:

@@ -100,6 +100,8 @@ class SqliteLog:
                 async for item in items:
                     yield item
         finally:
+            if not (feed.events or feed.watchers):  # it never began
+                self._feeds.pop(tree, None)
             self._forget(tree, feed)
 
     def read(self, tree: str, *, after: int = 0) -> list[Event]:

@@ -11,6 +11,7 @@ import asyncio
 import os
 import secrets
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ from retinue.core.errors import Disconnected, RetinueError
 from retinue.core.events import Event, Gap, RunEnded, RunSpawned, RunStarted, Warned, decode
 from retinue.core.limits import CANCEL_ASK_SECONDS, EVENT_BYTES, TERM_SECONDS
 from retinue.core.plans import Job
-from retinue.core.ports import Link
+from retinue.core.ports import Link, Receipt
 from retinue.core.profiles import Profile
 from retinue.core.results import Ending
 from retinue.runtime.folders import RunFolders
@@ -32,13 +33,16 @@ SIDE = "asks"
 POLL_SECONDS = 0.05
 UNCLAIMED_SECONDS = 10.0
 ANSWER_SECONDS = 10.0
+STEER_SECONDS = 5.0
 MOST_RUNS = 1000
 PIECE_BYTES = 1024 * 1024
 UNCLAIMED = (
     "no watcher has taken the request for {seconds:g} s: on the host, run "
     "`retinue watch --outbox {folder} --allow-root PATH`"
 )
-DEAF = "words for a run on the host do not reach it from here: {text}"
+ENOUGH = f"the host takes no more than {wire.MOST_STEERS} words for one request"
+UNTAKEN = "no watcher has taken the words for {seconds:g} s; they were taken back"
+UNHEARD = "the host has not said that the run has the words"
 
 
 class Delegated:
@@ -68,7 +72,8 @@ class _Errand:
         self._box = Mailbox(folder, SIDE)
         agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.ref.agent.lower())[:20]
         self._id = f"{agent}-{job.ref.tree}-{job.ref.run}-{secrets.token_hex(4)}"
-        self._runs: dict[int, Mirror] = {0: Mirror(mirrors)}
+        self._runs: dict[int, Mirror] = {0: self._mirror(0)}
+        self._steers = 0
         self._events: int | None = None
         self._rest = b""
         self._answered = False
@@ -106,9 +111,11 @@ class _Errand:
         assert isinstance(job.folders, RunFolders)
         depth, seconds = self._link.left()
         task = job.task
+        asked = [text for text in (task.context, task.text) if text]
+        asked += [words.text for words in self._link.inbox()]  # sent before it could begin
         request = wire.Request(
             id=self._id,
-            task=f"{task.context}\n\n{task.text}" if task.context else task.text,
+            task="\n\n".join(asked),
             profile=job.plan.profile.name,
             workspace=os.path.realpath(job.folders.workspace),
             context_paths=[os.path.realpath(path) for path in job.folders.readable if Path(path).exists()],
@@ -120,6 +127,31 @@ class _Errand:
             raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
         self._box.put(wire.request_name(self._id), data, reader=self._box.owner)
         reached("request_renamed")
+
+    def _mirror(self, run: int) -> Mirror:
+        return Mirror(self._mirrors, partial(self._steer, run))
+
+    async def _steer(self, run: int, mirror: Mirror, text: str) -> Receipt:
+        """Words for a run on the host, in a file of their own. Whoever takes the file away decides: the host has read
+        it then, or we have taken it back."""
+        if self._steers == wire.MOST_STEERS:
+            return Receipt("too_late", why=ENOUGH)
+        data, name = wire.encode_steer(run, text), wire.steer_name(self._id, self._steers)
+        if len(data) > wire.REQUEST_BYTES:
+            raise RetinueError(f"the words are larger than the {wire.REQUEST_BYTES} bytes of a message to the host")
+        self._steers += 1
+        try:
+            self._box.put(name, data, reader=self._box.owner)
+        except OSError as error:
+            return Receipt("too_late", why=f"cannot write to the outbox: {error.strerror or error}")
+        place = mirror.told(text)
+        await asyncio.wait([place], timeout=STEER_SECONDS)
+        if not place.done() and self._box.remove(name):
+            mirror.taken_back(place)
+            return Receipt("too_late", why=UNTAKEN.format(seconds=STEER_SECONDS))
+        await asyncio.wait([place], timeout=STEER_SECONDS)
+        heard = place.done() and place.result()
+        return Receipt("queued", heard) if heard else Receipt("too_late", why=UNHEARD)
 
     async def _read(self) -> None:
         """Hands on what the host writes until it has answered."""
@@ -133,8 +165,6 @@ class _Errand:
                     continue
                 if response is not None:
                     break
-                for words in self._link.inbox():
-                    self._link.emit(Warned(DEAF.format(text=words.text[:CHARACTERS]), code="not_delivered"))
                 if waited < UNCLAIMED_SECONDS <= waited + POLL_SECONDS and self._is_unclaimed():
                     text = UNCLAIMED.format(seconds=UNCLAIMED_SECONDS, folder=self._box.folder)
                     self._link.emit(Warned(text, code="unclaimed"))
@@ -205,7 +235,7 @@ class _Errand:
         parent = None if body.parent is None else self._runs.get(body.parent)
         if parent is None or event.run in self._runs or len(self._runs) >= MOST_RUNS:
             return
-        self._runs[event.run] = child = Mirror(self._mirrors)
+        self._runs[event.run] = child = self._mirror(event.run)
         parent.put(Child(child, event.agent, body))
 
     async def _cancel(self, reading: asyncio.Task[None]) -> None:
@@ -223,5 +253,7 @@ class _Errand:
                 box.mark(wire.cancel_name(name))
                 if box.exists(wire.claim_name(name)):
                     return
+            for number in range(self._steers):
+                box.remove(wire.steer_name(name, number))
             for file in (wire.request_name, wire.response_name, wire.events_name, wire.cancel_name):
                 box.remove(file(name))

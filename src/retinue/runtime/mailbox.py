@@ -148,15 +148,19 @@ class Mailbox:
             return False
         return True
 
-    def remove(self, name: str) -> None:
-        """Takes a name away, if it can be; an empty folder too."""
+    def remove(self, name: str) -> bool:
+        """Takes a name away, an empty folder too; False when it was gone already or cannot be: of two who try, one
+        does it."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except (IsADirectoryError, PermissionError):
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
+                return True
+            return False
         except OSError:
-            pass
+            return False
+        return True
 
     def sweep(self) -> None:
         """Removes what a writer of our side that was killed has left half written; of others what is old."""

@@ -6,7 +6,9 @@ Made by `delegated`, which reads what the host writes and hands it on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -33,9 +35,10 @@ from retinue.core.events import (
 )
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import Reply, Request
-from retinue.core.ports import Link, Order
+from retinue.core.ports import Link, Order, Receipt
 from retinue.core.profiles import Profile, Task, check_name
 from retinue.core.results import STATUSES, Ending
+from retinue.wire.outbox import ASKER
 
 FACTS = 100_000
 CHARACTERS = 200
@@ -44,6 +47,9 @@ SAID = (
     TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided, Inbox,
     UsageReported, TurnEnded, Warned, Gap,
 )  # fmt: skip
+
+
+Carry = Callable[[str], Awaitable[Receipt]]
 
 
 class HostLink(Link, Protocol):
@@ -58,6 +64,14 @@ class HostLink(Link, Protocol):
 
     def salvage(self, partial: str) -> None: ...
 
+    def relay(self, carry: Carry | None) -> None:
+        """How words reach the run; none once it is over."""
+        ...
+
+    def heard(self, words: str) -> int:
+        """Writes that the run has them; at which place of the order."""
+        ...
+
 
 class Child(msgspec.Struct, frozen=True):
     """A run that the host has made below another."""
@@ -71,10 +85,11 @@ _Item = Body | Child | Ending | BaseException
 
 
 class Mirror:
-    """One run on the host, as a run of our tree says it again."""
+    """One run on the host, as a run of our tree says it again. `carry` brings words to it."""
 
-    def __init__(self, mirrors: dict[Profile, Mirror]) -> None:
-        self._mirrors = mirrors
+    def __init__(self, mirrors: dict[Profile, Mirror], carry: Callable[[Mirror, str], Awaitable[Receipt]]) -> None:
+        self._mirrors, self._carry = mirrors, carry
+        self._words: deque[tuple[str, asyncio.Future[int]]] = deque()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._facts = 0
         self._closed = False
@@ -104,8 +119,18 @@ class Mirror:
         """The tree on the host has ended, whatever it said of this run."""
         self.put(Disconnected("the host did not say how it ended"))
 
+    def told(self, text: str) -> asyncio.Future[int]:
+        """Words are on their way; at which place they are written when the host has them, or 0 when it is over."""
+        place = asyncio.get_running_loop().create_future()
+        self._words.append((text, place))
+        return place
+
+    def taken_back(self, place: asyncio.Future[int]) -> None:
+        self._words = deque(each for each in self._words if each[1] is not place)
+
     async def play(self, link: Link) -> Ending:
         children: list[int] = []
+        cast(HostLink, link).relay(partial(self._carry, self))
         try:
             while True:
                 item = await self._queue.get()
@@ -121,6 +146,10 @@ class Mirror:
                 else:
                     self._say(item, cast(HostLink, link))
         finally:
+            cast(HostLink, link).relay(None)
+            for _, place in self._words:
+                if not place.done():
+                    place.set_result(0)
             if self._asked:
                 self._asked.clear()
                 cast(HostLink, link).person(False)
@@ -133,6 +162,12 @@ class Mirror:
                 link.emit(item)
 
     def _say(self, body: Body, link: HostLink) -> None:
+        if isinstance(body, Inbox) and body.source == ASKER and self._words:
+            text, place = self._words.popleft()
+            seq = link.heard(text)
+            if not place.done():
+                place.set_result(seq)
+            return
         before = bool(self._asked)
         if isinstance(body, ApprovalAsked):
             self._asked.add(body.approval_id)

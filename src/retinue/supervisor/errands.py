@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
@@ -17,7 +18,8 @@ from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.profiles import Profile, Task
 from retinue.runtime.folders import private_folder
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
-from retinue.runtime.staging import Copier, Known, Outside, Roots, known, remove
+from retinue.runtime.returns import Return
+from retinue.runtime.staging import FOLDER, Copier, Outside, Roots, Taken, remove
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
@@ -44,15 +46,28 @@ class Hosting:
     poll: float = POLL_SECONDS
 
 
+class Turns:
+    """Lets one request at a time copy a folder, there or back: none of ours sees half of what another brings back."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, folder: str) -> asyncio.Lock:
+        lock = self._locks.get(folder)
+        if lock is None:
+            lock = self._locks[folder] = asyncio.Lock()
+        return lock
+
+
 class Errand:
-    """One request that is ours to run. `owner` is whose file it was."""
+    """One request that is ours to run. `stage` is where its copies go, named as it is; `owner` is whose file it was."""
 
     def __init__(
-        self, supervisor: Supervisor, host: Hosting, box: Mailbox, roots: Roots, stage: Path, name: str
+        self, supervisor: Supervisor, host: Hosting, box: Mailbox, roots: Roots, turns: Turns, stage: Path
     ) -> None:
-        self._supervisor, self._host, self._box, self._roots = supervisor, host, box, roots
-        self._stage, self._name = stage, name
-        self._before: Known = {}
+        self._supervisor, self._host, self._box, self._roots, self._turns = supervisor, host, box, roots, turns
+        self._stage, self._name = stage, stage.name
+        self._taken: Taken = {}
         self._notes: list[str] = []
         self._lines = 0
         self.owner: int | None = None
@@ -68,7 +83,8 @@ class Errand:
             if self._box.exists(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
-            readable = await asyncio.to_thread(self._take, request)
+            async with self._turns.of(request.workspace):
+                readable = await asyncio.to_thread(self._take, request)
             reached("checked")
             if stopping() or self._box.exists(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")
@@ -89,7 +105,8 @@ class Errand:
             raise
         await node.join()
         result = node.result()
-        await asyncio.to_thread(self._give, request, Path(node.folders.path))
+        async with self._turns.of(request.workspace):
+            await asyncio.to_thread(self._give, request, Path(node.folders.path))
         reached("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
@@ -112,11 +129,10 @@ class Errand:
             raise Outside(f"its files could not be copied: {error.strerror or error}") from None
 
     def _copies(self, request: wire.Request) -> list[tuple[str, str]]:
-        copier, found = Copier(), []
+        copier, found = Copier(never=self._roots.never), []
         self._stage.mkdir(mode=0o700)
         with self._roots.opened(request.workspace, what="workspace") as fd:
-            copier.take(fd, self._stage / "workspace", what="workspace")
-        self._before = known(self._stage / "workspace")
+            self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
         context = private_folder(self._stage / "context")
         for index, path in enumerate(request.context_paths):
             what = f"context_paths[{index}]"
@@ -174,21 +190,22 @@ class Errand:
                 os.close(fd)
 
     def _give(self, request: wire.Request, workspace: Path) -> None:
-        copier = Copier()
+        back: Return | None = None
         try:
             with self._roots.opened(request.workspace, what="workspace") as target:
                 about = os.fstat(target)
                 owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None
-                source = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                back = Return(self._taken, copier=Copier(never=self._roots.never), owner=owner)
+                source = os.open(workspace, FOLDER)
                 try:
-                    copier.give(source, target, self._before, owner=owner)
+                    back.give(source, target)
                 finally:
                     os.close(source)
             remove(workspace)
         except (OSError, Outside) as error:
             self._notes.append(f"what it wrote could not all be brought back: {error}")
-        if copier.skipped:
-            self._notes.append(f"{copier.skipped} links or other things that are no plain files were not brought back")
+        if back is not None:
+            self._notes += back.notes()
 
 
 def failed(name: str, text: str, status: str = "failed") -> wire.Response:

@@ -13,9 +13,9 @@ import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import CallCancelled, ModelError, RetinueError, Stop, StreamCut, ToolError
-from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import Body, Delta, Inbox, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Row, Ticket
+from retinue.core.ports import Order, Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
@@ -182,6 +182,15 @@ class RunLink:
     def salvage(self, partial: str) -> None:
         """Text of a run that did not finish, as it is known elsewhere."""
         self.node.partial = partial
+
+    def relay(self, carry: Callable[[str], Awaitable[Receipt]] | None) -> None:
+        """How words reach the run while it lives elsewhere."""
+        self.node.relay = carry
+
+    def heard(self, words: str) -> int:
+        """The run has them, elsewhere; their place in the order."""
+        self.emit(Inbox(words, source="user"))
+        return self.tree.seq
 
     def _still_wanted(self) -> None:
         """A run that was told to stop, and did not listen, gets nothing more."""

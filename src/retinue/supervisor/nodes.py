@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from retinue.core.context import Context
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Past, Plan
-from retinue.core.ports import Order, Policy, Timer
+from retinue.core.ports import Order, Policy, Receipt, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
@@ -76,6 +76,7 @@ class Node(msgspec.Struct, eq=False):
     waiting: int = 0
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
+    relay: Callable[[str], Awaitable[Receipt]] | None = None  # how words reach a run that lives elsewhere
 
     @property
     def name(self) -> str:

@@ -13,8 +13,9 @@ SOURCE, NOTICE = "user", "notice"
 LONGEST = 256 * 1024
 
 
-async def send(tree: Tree | None, run: int, text: str) -> Receipt:
-    """Told and written in one step, so that the log has the words before the turn that reads them."""
+async def send(tree: Tree | None, run: int, text: str, *, source: str = SOURCE) -> Receipt:
+    """Told and written in one step, so that the log has the words before the turn that reads them. A run that lives
+    elsewhere gets them there, and they are written when it has them."""
     words = text.encode("utf-8", "replace").decode()
     if not words.strip():
         raise ConfigError("there is nothing to send: the text is empty")
@@ -27,9 +28,11 @@ async def send(tree: Tree | None, run: int, text: str) -> Receipt:
         return Receipt("too_late", why=f"the run has ended: {node.view.status}")
     if node.ending or node.stopping is not None:
         return Receipt("too_late", why="the run is stopping")
-    written = tree.write(node, Inbox(words, source=SOURCE), wait=True)
+    if node.relay is not None:
+        return await node.relay(words)
+    written = tree.write(node, Inbox(words, source=source), wait=True)
     seq = tree.seq
-    node.tell(UserTurn(words, SOURCE))
+    node.tell(UserTurn(words, source))
     if written is not None:
         await written
     return Receipt("queued", seq)

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.runtime.folders import private_folder
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
-from retinue.runtime.staging import Roots, remove
-from retinue.supervisor.errands import STOPPED, Errand, Hosting, failed
+from retinue.runtime.staging import Roots, remove, sweep
+from retinue.supervisor import steering
+from retinue.supervisor.errands import STOPPED, Errand, Hosting, Turns, failed
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.trees import Tree
 from retinue.wire import outbox as wire
 
 SIDE = "watches"
@@ -43,7 +45,7 @@ class Watcher:
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
         try:
-            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state])
+            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state], never=[self._box.fd])
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
@@ -52,8 +54,11 @@ class Watcher:
             self._box.close()
             raise
         self._stage = private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._turns = Turns()
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
+        self._heard: dict[str, int] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._odd: set[str] = set()
         self._said: set[str] = set()
         self._stopping = False
@@ -96,6 +101,8 @@ class Watcher:
         for name in list(self._serving):
             self._obey_cancel(name)
         files = self._box.names()
+        for file in files:
+            self._hear(file)
         asked = [name for name in map(wire.asked_id, files) if name is not None]
         self._odd &= set(asked)
         if asked and len(self._kept.names()) >= MOST_KEPT:
@@ -111,9 +118,10 @@ class Watcher:
                 task.add_done_callback(partial(self._served, name))
             elif self._box.exists(wire.cancel_name(name)) and self._answer_of(name) is None:
                 self._answer(failed(name, STOPPED, "cancelled"))
+        awaited = {*asked, *self._serving}
         for file in files:
-            name = file.removeprefix(wire.cancel_name(""))
-            if name != file and name not in asked and name not in self._serving and self._kept.exists(name):
+            about = wire.stopped_id(file) or wire.steered_id(file)
+            if about is not None and about not in awaited and self._kept.exists(about):
                 self._box.remove(file)  # it came too late
 
     def _complain(self, text: str) -> None:
@@ -140,12 +148,20 @@ class Watcher:
             remove(path)
         for name in self._kept.names():
             if self._answer_of(name) == b"":
+                self._sweep(name)
                 self._answer(failed(name, FALLEN, "disconnected"))
             elif self._kept.age(name) > UNREAD_SECONDS and not self._box.exists(wire.request_name(name)):
                 for file in (wire.response_name(name), wire.events_name(name)):
                     self._box.remove(file)  # nobody has come for it
                 if self._kept.age(name) > RETENTION_DAYS * 24 * 3600:
                     self._kept.remove(name)
+
+    def _sweep(self, name: str) -> None:
+        """What a watcher that was killed had half written into the workspace of a request."""
+        with suppress(OSError, Unreadable, RetinueError):  # without it nobody can tell where that was
+            request = wire.parse_request(self._box.read(wire.request_name(name), most=wire.REQUEST_BYTES)[0], name)
+            with self._roots.opened(request.workspace, what="workspace") as fd:
+                sweep(fd)
 
     def _answer_of(self, name: str) -> bytes | None:
         """What is kept of an id: nothing, that it is claimed (no bytes), or its answer."""
@@ -164,6 +180,36 @@ class Watcher:
             if node is not None and node.nodes[0].stop("cancelled"):
                 self._host.say(f"{name}: cancelled by the side that asked")
 
+    def _hear(self, file: str) -> None:
+        """Words of the side that asked, for a run of the tree that its request has become. Who takes the file away has
+        them: we, or the one who wrote it and waited too long."""
+        name = wire.steered_id(file)
+        tree = None if name is None else self._supervisor.trees.get(self._trees.get(name, ""))
+        if name is None or tree is None:
+            return
+        heard = self._heard[name] = self._heard.get(name, 0) + 1
+        try:
+            if heard > wire.MOST_STEERS:
+                raise Unreadable(f"is more than the {wire.MOST_STEERS} words that a request may send")
+            data, _ = self._box.read(file, most=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
+            run, text = wire.parse_steer(data)
+        except FileNotFoundError:
+            return
+        except (Unreadable, wire.RequestError) as error:
+            self._complain(f"{name}: words for it are not read: the file {error}")
+            self._box.remove(file)
+            return
+        if self._box.remove(file):
+            task = asyncio.create_task(self._tell(tree, run, text))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, tree: Tree, run: int, text: str) -> None:
+        try:
+            await steering.send(tree, run, text, source=wire.ASKER)
+        except RetinueError as error:
+            self._complain(f"{tree.id}: words for it are not read: {error}")
+
     async def _serve(self, name: str) -> None:
         """One request to its response; whatever happens, it is one."""
         try:
@@ -174,7 +220,7 @@ class Watcher:
             if answer == b"" or not self._claim(name):
                 self._answer(failed(name, FALLEN, "disconnected"))
                 return
-            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._stage / name, name)
+            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._turns, self._stage / name)
             try:
                 response = await errand.response(self._trees, lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
@@ -185,6 +231,7 @@ class Watcher:
             self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
         finally:
             self._trees.pop(name, None)
+            self._heard.pop(name, None)
             remove(self._stage / name)
 
     def _claim(self, name: str) -> bool:

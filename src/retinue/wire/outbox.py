@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,17 +25,35 @@ REQUEST_BYTES = 1024 * 1024
 RESPONSE_BYTES = 4 * EVENT_BYTES
 LINE_BYTES = 4 * EVENT_BYTES
 MOST_PATHS = 64
+MOST_STEERS = 1000
+ASKER = "asker"  # whose words they are, in the log of the host
 PATH_CHARACTERS = 4096
 _ID = re.compile(r"[a-z0-9-]{1,64}")
+_STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
 _KEYS = ("version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth")
-# Words of keys that say how something is launched or what it may do. A key with one of them is no harmless addition.
-_LAUNCH = (
-    "allow", "approv", "args", "argv", "bind", "budget", "cap", "command", "config", "container", "cost", "cwd",
-    "device", "docker", "entrypoint", "env", "exec", "host", "image", "key", "launch", "limit", "mode", "mount", "net",
-    "model", "permission", "podman", "policy", "prefix", "privileged", "root", "rule", "runtime", "sandbox", "script",
-    "secret", "security", "shell", "token", "tool", "uid", "user", "volume", "wall",
-)  # fmt: skip
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
+# A key with one of these words says how something is launched: it is no harmless addition.
+_LAUNCH = frozenset((
+    "apparmor", "argv", "cap", "capability", "capabilities", "cgroup", "cgroups", "command", "config", "configuration",
+    "container", "cwd", "device", "devices", "dns", "docker", "entrypoint", "env", "environment", "envs", "exec",
+    "execution", "expose", "fallback", "gid", "image", "ipc", "launch", "launcher", "mcp", "mount", "mounts", "net",
+    "network", "networks", "networking", "orchestrator", "permission", "permissions", "podman", "policy", "privilege",
+    "privileged", "privileges", "proxy", "runtime", "sandbox", "seccomp", "secret", "secrets", "selinux", "setting",
+    "settings", "sudo", "uid", "ulimit", "ulimits", "user", "userns", "volume", "volumes", "wall", "walls", "workdir",
+    "yaml",
+))  # fmt: skip
+# These do when nothing else is in the key: `tools` and `max_cost` do, `tool_hint` and `key_points` do not.
+_ALONE = frozenset((
+    "allow", "allowed", "api", "approval", "approvals", "approve", "approver", "args", "arguments", "bind", "binds",
+    "budget", "cost", "costs", "deny", "flags", "host", "hostname", "hosts", "key", "keys", "limit", "limits", "mode",
+    "model", "models", "port", "ports", "prefix", "provider", "root", "roots", "rule", "rules", "script", "security",
+    "server", "servers", "shell", "token", "tokens", "tool", "tools",
+))  # fmt: skip
+_BESIDE = frozenset((
+    "add", "default", "drop", "extra", "file", "files", "id", "line", "list", "max", "min", "name", "opt", "opts",
+    "options", "path", "paths", "subagent", "url", "yes",
+))  # fmt: skip
 
 
 class RequestError(RetinueError):
@@ -84,6 +103,23 @@ def cancel_name(name: str) -> str:
     return f"cancel_{name}"
 
 
+def stopped_id(file: str) -> str | None:
+    """The id in the name of a file that cancels; None for every other file."""
+    name = file.removeprefix(cancel_name(""))
+    return name if name != file and _ID.fullmatch(name) else None
+
+
+def steer_name(name: str, number: int) -> str:
+    """Words for a run at work, the first with the number 0."""
+    return f"steer_{name}_{number:04}.json"
+
+
+def steered_id(file: str) -> str | None:
+    """The id in the name of a file with words for its run; None for every other file."""
+    found = _STEER.fullmatch(file)
+    return None if found is None else found[1]
+
+
 def claim_name(name: str) -> str:
     """The mark of a watcher that has taken the request."""
     return f"claim_{name}"
@@ -131,6 +167,19 @@ def parse_request(data: bytes, name: str) -> Request:
         depth=min(depth, 1000),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
+
+
+def encode_steer(run: int, text: str) -> bytes:
+    """Words for a run of the tree that a request has become, by its number there."""
+    return msgspec.json.encode({"version": VERSION, "run": run, "text": text})
+
+
+def parse_steer(data: bytes) -> tuple[int, str]:
+    fields = _object(data)
+    run = fields.get("run", 0)
+    if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
+        raise RequestError("words for a run need its number, and this version")
+    return run, _text(fields, "text")
 
 
 def encode_response(response: Response) -> bytes:
@@ -224,8 +273,12 @@ def _check_text(value: Any) -> None:
 
 
 def _is_launch(key: str) -> bool:
-    plain = "".join(letter for letter in key.casefold() if letter.isalnum())
-    return not plain or any(word in plain for word in _LAUNCH)
+    """Whether a key that nobody knows names something of the launch; one without any word does too."""
+    words = [word.casefold() for word in _WORD.findall(key)]
+    joined = {first + second for first, second in pairwise(words)}  # run-time, sandBox
+    if not words or not (_LAUNCH.isdisjoint(words) and _LAUNCH.isdisjoint(joined)):
+        return True
+    return not _ALONE.isdisjoint(words) and _ALONE.union(_BESIDE).issuperset(words)
 
 
 def _quoted(keys: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.runtime.folders import private_folder
-from retinue.runtime.spaces import git
+from retinue.runtime.spaces import alternates, git
 from retinue.runtime.spaces.ignores import Ignores
 from retinue.runtime.spaces.store import Files, Held, Import, Store, name_of
 from retinue.runtime.spaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
@@ -66,8 +66,8 @@ def make(  # noqa: PLR0913 - each by name
             into.tree(ref, files)
         made = Made(files, walker.skipped)
         if kind == "worktree" and repository is not None:
-            _clone(workspace, project, repository)
-            made.objects = (repository.objects,)
+            made.objects = tuple(alternates.folders(repository.objects))
+            _clone(workspace, project, repository, made.objects)
     except OSError as error:
         shutil.rmtree(place, ignore_errors=True)
         raise RetinueError(f"cannot make the workspace {workspace}: {error.strerror or error}") from error
@@ -165,14 +165,14 @@ def _beside(top: int, path: str) -> Iterator[tuple[int, str]]:
         os.close(fd)
 
 
-def _clone(workspace: str, project: str, repository: git.Repository) -> None:
+def _clone(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
     """A `.git` in the workspace, which no run has seen yet: no remote, no hooks, no settings but git's own."""
     folder = f"{workspace}/.git"
     words = ("init", "-q", "--template=", f"--object-format={repository.format}", workspace)
     git.ours(*words, git_dir=folder, cwd=workspace)
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(os.fsencode(_escaped(repository.objects)) + b"\n")
+    (info / "alternates").write_bytes(alternates.lines(objects))
     if Path(repository.shallow).is_file():
         shutil.copyfile(repository.shallow, f"{folder}/shallow")
     whole = not repository.prefix
@@ -199,10 +199,3 @@ def _part(project: str, repository: git.Repository, folder: str) -> str:
         return ""
     message = f"{place} at {repository.head}"
     return git.ours("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()
-
-
-def _escaped(path: str) -> str:
-    """As a line of `alternates`: quoted when it could be read as something else."""
-    if not path.startswith(("#", '"')) and "\n" not in path:
-        return path
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

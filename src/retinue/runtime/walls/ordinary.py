@@ -1,7 +1,7 @@
 """Root runs a command as an ordinary user, who can reach this Python and this package wherever they are.
 
-In a mount namespace of its own: there the user has a name, further user ids as containers want them, and a way through
-folders that are closed to others, which show nothing else.
+In namespaces of its own for mounts and processes: there the user has a name, further user ids as containers want them,
+and a way through folders that are closed to others, which show nothing else.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 USER, NAME = 23_456, "retinue-ordinary"
 MORE_IDS = f"{NAME}:1879048192:65536\n"
 PACKAGE = Path(__file__).parents[3]
-PAUSE = "run/libpod/tmp/pause.pid"  # a process that podman leaves for the user's next command
+# Whatever it starts, and podman leaves some, is gone with it: also when it took too long.
+NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 
 
 def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -34,16 +33,17 @@ def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> sub
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": str(home), "HOME": str(home)}
     env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
-    script = "\n".join(["set -e", *_mounts(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also}), 'exec "$@"'])
+    mounts = _mounts(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
+    script = "\n".join(
+        ["set -e", *mounts, '"$@" || exit $?', "exit 0"]
+    )  # the shell stays, and buries who has no parent
     leave = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--inh-caps=-all"]
-    before = ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh", *leave]
+    before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
     try:
         return subprocess.run(
             [*before, *argv], cwd="/", env=env, capture_output=True, text=True, timeout=seconds, check=False
         )
     finally:
-        with suppress(OSError, ValueError):
-            os.kill(int((home / PAUSE).read_text()), signal.SIGKILL)
         shutil.rmtree(made, ignore_errors=True)
 
 

@@ -40,6 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
+    for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():
+        screen.warn(warning)
     state = screen.checked(project.folder) / ".retinue"
     wanted: Wanted = (lambda _: []) if args.force else unapplied
     report = collect(
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         )
     for file in report.held:
         screen.warn(f"{file} holds old trees and is being written by another process: left for later")
+    for skipped in report.skipped:
+        screen.warn(f"{skipped}: left as it is")
     if report.interrupted and not args.json:
         trees = ", ".join(report.interrupted)
         screen.warn(f"kept, because `retinue resume` can go on with them (--interrupted removes them too): {trees}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from retinue.core.errors import ConfigError, NotFound
 from retinue.log.archive import Archive
@@ -11,6 +12,7 @@ from retinue.log.lookup import find
 from retinue.surfaces.cli import going, screen
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.cli.run import project_parts
+from retinue.wire.outbox import asked_id, request_name
 
 EPILOG = """\
 Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
@@ -24,6 +26,11 @@ examples:
   retinue resume
   retinue resume toje555k2w --yes
   retinue resume toje --model anthropic:NAME --json"""
+
+ERRAND = (
+    "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
+    "was killed: what it does from here on stays in {workspace}"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         screen.warn_of_problems(archive)
     for warning in project.warnings:
         screen.warn(warning)
+    _tell_of_errand(project.folder / ".retinue", found)
     return going.in_tree(
         args,
         going.where(args, parts, project, found),
@@ -52,6 +60,14 @@ def run(args: argparse.Namespace) -> int:
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
         lambda door, unasked: door.resume(found.tree, model=model_of(args), unasked=unasked),
     )
+
+
+def _tell_of_errand(state: Path, found: Listing) -> None:
+    """Nobody waits for a run that a watcher, killed since, had taken out of an outbox: it is answered without it."""
+    spawned = found.runs.runs[0].spawned
+    request = asked_id(request_name(spawned.subagent_id))
+    if request is not None and any((state / "outbox").glob(f"*/{request}")):
+        screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
 def interrupted(archive: Archive, name: str | None) -> Listing:

@@ -82,6 +82,7 @@ class Observed(Wrapped):
             _LOG.warning("the telemetry of tree %s ends here: %s: %s", tree, type(error).__name__, error)
         finally:
             self._watching.pop(tree, None)
+            self._queue.put(partial(self._recorder.forget, tree))
 
     async def _done(self) -> None:
         """Until the thread has done all it was told so far."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -91,6 +91,16 @@ class _Run:
         self.usage = NO_USAGE
 
 
+class _Tree:
+    """What is open in one tree, and where the runs that are over stand: one that is continued has such a parent."""
+
+    __slots__ = ("over", "runs")
+
+    def __init__(self) -> None:
+        self.runs: dict[int, _Run] = {}
+        self.over: dict[int, SpanContext] = {}
+
+
 class Recorder:
     """Takes the events of any number of trees, each in its order, in one thread."""
 
@@ -109,23 +119,28 @@ class Recorder:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=names.TOKEN_BUCKETS,
         )
-        self._trees: dict[str, dict[int, _Run]] = {}
+        self._trees: dict[str, _Tree] = {}
 
     def apply(self, event: Event, *, news: bool) -> None:
         """One event. What is no news was told before: it is only remembered."""
-        runs = self._trees.setdefault(event.tree, {})
-        body, run = event.body, runs.get(event.run)
+        tree = self._trees.get(event.tree)
+        if tree is None:
+            tree = self._trees[event.tree] = _Tree()
+        body, run = event.body, tree.runs.get(event.run)
         if isinstance(body, RunSpawned):
-            runs[event.run] = self._spawned(event, body, runs)
+            tree.runs[event.run] = self._spawned(event, body, tree)
         elif run is None:
             return
         elif isinstance(body, RunEnded):
             self._ended(event, body, run, news=news)
-            del runs[event.run]
-            if event.run == 0:
-                del self._trees[event.tree]
+            tree.over[event.run] = run.span.get_span_context()
+            del tree.runs[event.run]
         else:
             self._inside(event, run, news=news)
+
+    def forget(self, tree: str) -> None:
+        """Nothing more comes of it; if something does, all its events come again."""
+        self._trees.pop(tree, None)
 
     def _inside(self, event: Event, run: _Run, *, news: bool) -> None:
         match event.body:
@@ -157,8 +172,8 @@ class Recorder:
             case _:
                 pass
 
-    def _spawned(self, event: Event, body: RunSpawned, runs: Mapping[int, _Run]) -> _Run:
-        parent = None if body.parent is None else runs.get(body.parent)
+    def _spawned(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
+        parent = None if body.parent is None else tree.runs.get(body.parent)
         provider, model = names.provider_and_model(body.model)
         attributes: dict[str, Any] = {
             names.OPERATION: names.INVOKE_AGENT,
@@ -174,7 +189,7 @@ class Recorder:
         if described:
             attributes[names.DESCRIPTION] = described
         links: Sequence[Link] = ()
-        above = _remote(body.traceparent)
+        above = _remote(body.traceparent) if body.parent is None else tree.over.get(body.parent)
         if parent is not None:
             above = parent.tools.get(body.call_id, parent.span).get_span_context()
             links = (Link(parent.asked),) if parent.asked is not None else ()

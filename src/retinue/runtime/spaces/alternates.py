@@ -1,0 +1,72 @@
+"""Where a repository keeps objects besides its own folder: one cloned with `--shared` or `--reference` reads those of
+another, which may do the same.
+
+A walled run is shown these folders, so only what looks like a folder of objects is taken for one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+DEEPEST = 5  # as git goes itself
+LARGEST = 1024 * 1024
+_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def folders(objects: str) -> list[str]:
+    """That folder and all it leads to, none twice, and no link in their paths."""
+    found = {os.path.realpath(objects): None}
+    layer = list(found)
+    for depth in range(DEEPEST):
+        layer = [path for folder in layer for path in _named(folder, relative=not depth) if path not in found]
+        found |= dict.fromkeys(layer)
+    return list(found)
+
+
+def lines(paths: Sequence[str]) -> bytes:
+    """The file that names them; one that could be read as something else is quoted."""
+    return b"".join(_quoted(os.fsencode(path)) + b"\n" for path in paths)
+
+
+def _named(objects: str, *, relative: bool) -> Iterator[str]:
+    try:
+        with Path(objects, "info", "alternates").open("rb") as file:
+            named = file.read(LARGEST).split(b"\n")
+    except OSError:
+        return
+    for line in named:
+        if not line or line.startswith(b"#") or b"\0" in _unquoted(line):
+            continue
+        path = os.fsdecode(_unquoted(line))
+        if (path.startswith("/") or relative) and _is_objects(real := os.path.realpath(os.path.join(objects, path))):  # noqa: PTH118
+            yield real
+
+
+def _is_objects(folder: str) -> bool:
+    try:
+        names = [path.name for path in Path(folder).iterdir()]
+    except OSError:
+        return False
+    return "pack" in names and all(map(_NAME.fullmatch, names))
+
+
+def _quoted(path: bytes) -> bytes:
+    if not path.startswith((b"#", b'"')) and b"\n" not in path:
+        return path
+    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+
+
+def _unquoted(line: bytes) -> bytes:
+    if not (line.startswith(b'"') and line.endswith(b'"') and len(line) > 1):
+        return line
+    return _ESCAPE.sub(_character, line[1:-1])
+
+
+def _character(found: re.Match[bytes]) -> bytes:
+    letter = found[1]
+    return bytes([int(letter, 8) & 0xFF]) if letter.isdigit() and len(letter) == 3 else _LETTERS.get(letter, letter)
