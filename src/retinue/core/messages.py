@@ -88,7 +88,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
     `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
     children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
-    of the model's.
+    of the model's. `server` is the MCP server a tool comes from.
     """
 
     name: str
@@ -99,6 +99,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     repeatable: bool = False
     waits: bool = False
     host: bool = False
+    server: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

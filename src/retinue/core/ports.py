@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -233,6 +233,28 @@ class Log(Protocol):
     def trees(self) -> list[str]: ...
 
     async def close(self) -> None: ...
+
+
+class Collector(Protocol):
+    """Where MCP servers that we start report the subagents they run, and what travels down to them.
+
+    The MCP client asks it for these; it adopts what arrives as runs of the calling run's tree."""
+
+    def environment(self, server: str) -> Mapping[str, str]:
+        """What a server gets beside its own variables: a new address of its own to report to, and how deep it may go."""
+        ...
+
+    def call(self, server: str, ref: RunRef, name: str) -> str:
+        """Mints the `runId` of one call of a subagent tool of that server, made by that run."""
+        ...
+
+    def meta(self, ref: RunRef) -> Mapping[str, Any]:
+        """The `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
+        ...
+
+    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+        """The call has come back, with None when it was given up: what is still open below it ends."""
+        ...
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
