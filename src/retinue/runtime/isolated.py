@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from retinue.agent.local import EDITING, LOCAL
+from retinue.agent.programs import callable_by_programs
 from retinue.core.errors import Disconnected, Limited, RetinueError
 from retinue.core.events import RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS, Caps
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.core.results import Ending
+from retinue.core.rules import CODE_MODE
 from retinue.runtime.channel import Channel
 from retinue.runtime.folders import RunFolders, private_folder
 from retinue.runtime.near import NearEnd
@@ -122,6 +124,7 @@ class Isolated:
             job.setup,
             past,
             len(os.listdir(box.outputs)),  # noqa: PTH208
+            callable_by_programs(job.plan) if CODE_MODE in walled else (),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -76,6 +76,8 @@ class Node(msgspec.Struct, eq=False):
     waiting: int = 0
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
+    asking: int = 0
+    persons: tuple[Callable[[bool], None], ...] = ()  # who wants to know that a person is waited for
 
     @property
     def name(self) -> str:
@@ -134,6 +136,9 @@ class Node(msgspec.Struct, eq=False):
         while node is not None:
             if node.deadline is not None:
                 node.deadline.pause()
+            node.asking += 1
+            for tell in node.persons:
+                tell(True)
             node = node.parent
         self.pause_stalls()
 
@@ -142,6 +147,9 @@ class Node(msgspec.Struct, eq=False):
         while node is not None:
             if node.deadline is not None:
                 node.deadline.resume()
+            node.asking -= 1
+            for tell in node.persons:
+                tell(False)
             node = node.parent
         self.resume_stalls()
 

@@ -1,0 +1,30 @@
+"""Which runs have code mode, and what their programs can call: the tools of MCP servers that the run itself has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retinue.core.messages import ToolSpec
+from retinue.core.plans import HostTool, Plan
+from retinue.core.ports import Tool
+from retinue.core.rules import CODE_MODE
+from retinue.tools.code import ExecutePython
+
+
+def offer(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
+    """Gives the tool that runs programs the run's own tools to call. A run that has none of those has no use for it,
+    unless its profile names it."""
+    if isinstance(tools.get(CODE_MODE), ExecutePython):
+        lent = _lent(tools, host)
+        if lent or named:
+            tools[CODE_MODE] = ExecutePython(lent)
+        else:
+            del tools[CODE_MODE]
+
+
+def callable_by_programs(plan: Plan) -> tuple[ToolSpec, ...]:
+    return _lent(plan.by_name, plan.host)
+
+
+def _lent(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
+    return tuple(tool.spec for name, tool in tools.items() if tool.spec.server and name in host)
