@@ -16,12 +16,13 @@ import sys
 import threading
 import types
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it, without importing `typing`
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
     from traceback import TracebackException
+    from typing import Any
 
 NAME = "program.py"
 LAST = "__last__"
