@@ -114,6 +114,16 @@ async def test_what_is_left_out_is_not_sent(tools: list[Any]) -> None:
     assert tools == [(name, {"b": "x", "c": 2}), (name, {"b": "x", "a": "y", "c": 5}), (name, {"b": None, "c": 2})]
 
 
+def test_a_result_in_a_field_of_its_own_is_the_result() -> None:
+    """As servers send what is no object."""
+    output = an_object("result", result={"type": "array", "items": {"type": "string"}})
+    made = spec("f", {}, output=output)
+    assert signature(made) == "f() -> list[str]"
+    assert "await _call('mcp__hub__f', {}, 'result')" in modules_of([made])[0].source
+    more = an_object("result", result={"type": "string"}, other={"type": "string"})
+    assert signature(spec("f", {}, output=more)) == "f() -> {result: str, other?: str}"
+
+
 async def test_names_that_python_does_not_take_are_mapped(tools: list[Any]) -> None:
     names = ["class", "content-type", "content_type", "1st", "", "self", "_call", "ünïcode", "\n'); boom("]
     schema = an_object(*names[:7], **{name: {"type": "string"} for name in names})

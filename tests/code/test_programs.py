@@ -114,6 +114,17 @@ except ToolError as error:
     ]
 
 
+async def test_a_result_that_was_wrapped_is_unwrapped_where_it_is_as_it_was_said() -> None:
+    def wrapped(good: bool) -> dict[str, int]:
+        """Keeps its word, or not."""
+        return {"result": 3} if good else {"other": 4}
+
+    output = {"type": "object", "properties": {"result": {"type": "integer"}}, "required": ["result"]}
+    code = "from tools import weather\nprint(await weather.wrapped(True), await weather.wrapped(False))"
+    given, _, _ = await run(code, tools=[served(wrapped, output=output)])
+    assert given == "3 {'other': 4}\n"
+
+
 async def test_calls_are_made_at_once() -> None:
     """Each waits until all have come."""
     here = 0

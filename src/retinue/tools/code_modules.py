@@ -21,6 +21,7 @@ SHOWN_DEEP = 3
 PARTS = 200
 CHOICES = 20
 TYPES = 40
+RESULT = "result"
 ABOUT = (
     "Run a Python program and give what it prints, and the value of its last expression. Top-level `await` works, and "
     "so does `asyncio.gather`. Prefer it to many tool calls: loop over them, make them at once, keep what is large in "
@@ -126,13 +127,15 @@ def _function(name: str, spec: ToolSpec, types: _Types) -> Function:
         whole.append("**more_: Any")
         compact.append("**arguments: Any")
         args = "**more_"
-    gives = types.reader(spec.output, f"{name}_result").annotation(spec.output)
+    wrapped = _wrapped(spec.output)
+    output = spec.output["properties"][RESULT] if wrapped else spec.output
+    gives = types.reader(spec.output, f"{name}_result").annotation(output)
     source = (
         f"async def {name}({', '.join(whole)}) -> {gives}:\n"
         f"    {_doc(_words(spec, properties, named))}\n"
-        f"    return await _call({spec.name!a}, {{{args}}})\n"
+        f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
     )
-    shown = _Reader(spec.output, _inline, deep=SHOWN_DEEP).annotation(spec.output)
+    shown = _Reader(spec.output, _inline, deep=SHOWN_DEEP).annotation(output)
     signature = f"{name}({', '.join(compact)}) -> {shown}"
     return Function(name, signature, _cut(spec.description, SUMMARY_CHARACTERS), source)
 
@@ -183,6 +186,11 @@ def _names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
     found = schema.get("properties")
     return {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+
+
+def _wrapped(output: dict[str, Any]) -> bool:
+    """Whether it is what servers make of a result that is no object: one field, since structured content must be."""
+    return list(_properties(output)) == [RESULT] and RESULT in _required(output)
 
 
 def _required(schema: dict[str, Any]) -> frozenset[str]:

@@ -55,12 +55,13 @@ class Channel:
         size = int.from_bytes(self._exactly(HEAD), "big")
         return json.loads(self._exactly(size))
 
-    async def call(self, tool: str, args: dict[str, Any]) -> Any:
-        """The tool's value. Arguments that were left out are `...`."""
+    async def call(self, tool: str, args: dict[str, Any], field: str = "") -> Any:
+        """The tool's value, or that of the one field it has. Arguments that were left out are `...`."""
         import asyncio  # noqa: PLC0415 - most of the time a program takes to start, and only calls need it
 
         given = {name: value for name, value in args.items() if value is not ...}
-        return await asyncio.wrap_future(self._ask(tool, given))
+        value = await asyncio.wrap_future(self._ask(tool, given))
+        return value[field] if field and isinstance(value, dict) and list(value) == [field] else value
 
     def _ask(self, tool: str, args: dict[str, Any]) -> Future[Any]:
         from concurrent.futures import Future  # noqa: PLC0415
