@@ -348,6 +348,22 @@ for city in (object(), float("nan"), "\\ud800"):
     assert len(bodies(events, ToolCall)) == 1
 
 
+async def test_arguments_that_are_nested_without_end_are_refused() -> None:
+    code = """
+from tools import ToolError, weather
+deep = []
+for _ in range(200):
+    deep = [deep]
+try:
+    await weather.report(deep)
+except ToolError as error:
+    print(error)
+"""
+    given, _, events = await run(code)
+    assert given == "Arguments can be nested 64 levels deep.\n"
+    assert len(bodies(events, ToolCall)) == 1
+
+
 async def test_a_result_is_whole_in_the_program_and_cut_in_the_log(tmp_path: Path) -> None:
     def long(size: int) -> str:
         """So many letters."""

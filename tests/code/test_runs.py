@@ -258,6 +258,18 @@ async def test_a_child_has_it_with_the_tools_it_has_itself() -> None:
     assert names[1] == ["no"] * 4
 
 
+async def test_more_tools_than_a_link_carries_are_left_to_the_model() -> None:
+    def large(text: str) -> str:
+        return text
+
+    tools = []
+    for number in range(5):
+        large.__name__ = f"large_{number}"
+        tools.append(served(large, description="x" * 600_000))
+    given, _, _ = await run("from tools import weather\nweather.__all__", tools=tools)
+    assert given == "['large_0', 'large_1', 'large_2']\n"
+
+
 def told(spawned: RunSpawned) -> dict[str, str]:
     """The tools of a run and how they are described, as the log has them."""
     tools = spawned.tools if isinstance(spawned.tools, list) else msgspec.json.decode(spawned.tools)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from retinue.core.messages import ToolSpec
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Tool
 from retinue.core.rules import CODE_MODE
 from retinue.tools.code import ExecutePython
+
+LENT_BYTES = 2 * 1024 * 1024
 
 
 def offer(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
@@ -27,4 +31,10 @@ def callable_by_programs(plan: Plan) -> tuple[ToolSpec, ...]:
 
 
 def _lent(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
-    return tuple(tool.spec for name, tool in tools.items() if tool.spec.server and name in host)
+    """As many as a link carries at once; who has more than that has the others still as tools of its own."""
+    found, left = [], LENT_BYTES
+    for name, tool in tools.items():
+        if tool.spec.server and name in host:
+            left -= len(msgspec.json.encode(tool.spec))
+            found += [tool.spec] if left >= 0 else []
+    return tuple(found)

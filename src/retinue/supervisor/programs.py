@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
 
 CALLS = 1000
+DEEP = 64
 VALUE_BYTES = 2 * 1024 * 1024
 UNKNOWN = "There is no tool '{name}' that a program of this run can call."
 TOO_MANY = f"A program can make {CALLS} calls, and this one has made them."
+TOO_DEEP = f"Arguments can be nested {DEEP} levels deep."
 TOO_LARGE = f"The result of {{name}} is {{size}} bytes; a program can be given {VALUE_BYTES}."
 NO_JSON = "The result of {name} is no JSON: {error}"
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
@@ -84,6 +86,8 @@ class Program:
             return Made(error=UNKNOWN.format(name=name[:200]))
         if self._made >= CALLS:
             return Made(error=TOO_MANY)
+        if _is_deep(args):
+            return Made(error=TOO_DEEP)
         self._made += 1
         return await self._make(tool, Call(self._minted(), name, args, within=self._outer.id))
 
@@ -139,6 +143,21 @@ class Program:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
             return Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
+
+
+def _is_deep(args: Any) -> bool:
+    """Whether it is nested deeper than copying and writing it should have to follow."""
+    level = [args]
+    for _ in range(DEEP):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _value(name: str, outcome: Outcome) -> Made:

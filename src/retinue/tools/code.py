@@ -13,13 +13,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from retinue.core.errors import Stop, ToolError
+from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Maker, Outcome
@@ -166,10 +165,9 @@ class _Running:
                 return False
             return True
         finally:
-            exited.cancel()
-            with suppress(asyncio.CancelledError):
-                await exited
             writer.transport.abort()
+            exited.cancel()
+            await asyncio.wait((exited,))
 
     async def stop(self) -> None:
         """Gives up the calls it still waits for."""
@@ -228,9 +226,9 @@ class _Running:
     async def _answer(self, asked: _Asked, writer: asyncio.StreamWriter, make: Maker) -> None:
         try:
             made = await make(asked.tool, asked.args)
-        except Stop as stop:
+        except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
             if not self._over.done():
-                self._over.set_exception(stop)
+                self._over.set_exception(error)
             return
         finally:
             self._room.release()
