@@ -301,7 +301,7 @@ async def test_a_question_that_nobody_waits_for_is_closed_with_the_program() -> 
     asked = asyncio.Event()
 
     async def person(question: Approval) -> Allow:
-        if question.tool != NAME:
+        if question.tool == "mcp__sky__report":
             asked.set()
             await asyncio.get_running_loop().create_future()
         return Allow()
