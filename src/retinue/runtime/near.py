@@ -1,8 +1,9 @@
 """The host's end of a link to another process: its frames become calls on the run's Link, which writes, asks and pays.
 
 Nothing a worker says is believed. It names turns and calls in the order a loop has them, and what does not fit ends
-the run; the thread, the arguments and the answer are the host's own. So a worker that was taken over can do no more
-than its run may, and what the log says the model saw is what it saw.
+the run; the thread, the arguments and the answer are the host's own. What it says a program wants called (`_make`) is
+asked about like any call of the run. So a worker that was taken over can do no more than its run may, and what the log
+says the model saw is what it saw.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def _asked(call: Call) -> tuple[str, float]:
     return code, min(seconds, float(MAX_SECONDS))
 
 
-def _kept(folders: Folders) -> Any:
+def _kept(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
     def kept(call: Call, outcome: Outcome) -> Outcome:
         """What the log keeps of a result the program got whole."""
         if outcome.file:
@@ -203,7 +203,7 @@ class _Running:
             self.problem = problem
             self._over.set_result(None)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -209,11 +209,8 @@ def _default(schema: Any, root: dict[str, Any]) -> str:
     allowed = tuple(kind for each in kinds for kind in _KINDS.get(each, ()))
     fits = isinstance(default, allowed) and (bool in allowed or not isinstance(default, bool))
     choices = schema.get("enum")
-    return (
-        _literal(default)
-        if _is_literal(default) and (fits or (isinstance(choices, list) and default in choices))
-        else "..."
-    )
+    chosen = isinstance(choices, list) and default in choices
+    return _literal(default) if _is_literal(default) and (fits or chosen) else "..."
 
 
 class _Reader:

@@ -3,7 +3,8 @@ the bytes is somebody else.
 
 On the wire a frame is four bytes of length and so many bytes of JSON: `[number, acknowledged, frame]`. Numbers count
 from 1 without a gap in each direction; `acknowledged` is the last number taken from the other side. The host holds
-the thread, the calls and their arguments: a worker names them and cannot make them up.
+the thread, the calls and their arguments: a worker names them and cannot make them up. What a program wants called is
+the worker's to say (`Make`), and the host's to judge like any call of the run.
 """
 
 from __future__ import annotations
