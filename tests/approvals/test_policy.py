@@ -82,21 +82,24 @@ async def test_spawning_asks_also_from_a_child() -> None:
 def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
     rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
     policy = RulePolicy(rules, mode="walled")
+    plain = inside(RulePolicy(Rules(), mode="walled"))
 
     def verdicts(policy: Policy) -> list[str]:
         calls = [
             ("shell", {"command": "make"}), ("shell", {"command": "git push"}), ("write", {"path": "a"}),
             ("edit", {"path": "b"}), ("edit", {"path": "secret"}), ("apply_subagent", {}), ("spawn_subagents", {}),
+            ("execute_python_code", {"code": "1"}),
         ]  # fmt: skip
         specs = [(ToolSpec(name, "", {}, tier="confirm"), args) for name, args in calls]
         return [policy.judge(spec, args, primary=True, workspace="/tmp").what for spec, args in specs]
 
-    assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
-    assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask"]
+    assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask", "ask"]
+    assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
     stricter = narrowed(policy, Rules(mode="ask"), "")
-    assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
+    assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="walled"), "")
-    assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask"]
+    assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     policy.learn(parse_rule("apply_subagent"))
     assert verdicts(inside(policy))[5] == "allow"
 

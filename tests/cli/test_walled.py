@@ -148,6 +148,21 @@ def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project
     assert done.returncode == 1 and "requested confirmation" in done.stderr
 
 
+@needs_bubblewrap
+def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) -> None:
+    config = project.folder / "retinue.yaml"
+    config.write_text("approvals: {mode: walled}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n")
+    code = "open('b.txt', 'w').write('x')\nimport os\nprint(os.listdir('.'), os.path.exists('/etc/shadow'))"
+    program = {"tools": [{"name": "execute_python_code", "args": {"code": code, "executionTimeout": 20}}]}
+    agents, given = {"coder": [program, {"text": "{{last_result}}"}]}, ("--config", str(config), "--profile", "coder")
+    done = project.run(*given, agents=agents)  # there is nobody to ask
+    assert done.returncode == 0 and "b.txt" in done.stdout and "False" in done.stdout, done.stderr
+    assert f"#### [tool call] (timeout: 20s)\nexecute_python_code\n{code}\n" in done.stderr
+    assert "#### Code execution output:\n" in done.stderr
+    done = project.run(*given, "--runtime", "inherited", agents=agents)
+    assert done.returncode == 1 and "requested confirmation" in done.stderr
+
+
 @without_bubblewrap
 @pytest.mark.requirement("MASS-4")
 def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: Project) -> None:

@@ -16,6 +16,7 @@ from retinue.core.events import RunSpawned, ToolCall, TurnStarted
 from retinue.core.traces import span_id_of, traceparent_of
 from retinue.surfaces.otel.recorder import Recorder
 from retinue.testing import ManualClock, scripted
+from tests.code import kit as code_mode
 from tests.otel.kit import Memory, ids, links, parent
 from tests.tree.kit import call, main, spawn, tree, until
 
@@ -53,6 +54,16 @@ async def test_a_tree_of_depth_three_has_the_ids_of_its_events_and_the_right_par
             assert links(agent) == [ids(asked)[1]]
     assert len({ids(span)[0] for span in memory.spans}) == 1
     assert len({ids(span)[1] for span in memory.spans}) == len(memory.spans) == 4 + 8 + 4
+
+
+async def test_the_calls_of_a_program_are_below_the_call_that_runs_it() -> None:
+    memory = Memory()
+    code = "from tools import weather\nawait weather.report('Rome')"
+    await code_mode.run(code, telemetry=memory.telemetry)
+    outer, inner = memory.span(f"execute_tool {code_mode.NAME}", 0), memory.span("execute_tool mcp__weather__report", 0)
+    assert parent(inner) == ids(outer)[1]
+    assert outer.end_time is not None and inner.end_time is not None
+    assert inner.end_time <= outer.end_time
 
 
 @pytest.mark.requirement("SDK-55")

@@ -26,6 +26,7 @@ from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
 from retinue.surfaces.library import Run
+from tests.code.kit import NAME, TOOLS, report, served
 from tests.runtime.hosts import play_elsewhere
 from tests.tree.kit import call, main, spawn, until
 
@@ -171,6 +172,91 @@ async def host_tools(runtime: str) -> Facts:
     found = facts(result, events)
     assert found["result"]["children"][0]["children"][0]["children"][0]["status"] == "done"
     return found
+
+
+PROGRAM = """
+import asyncio, os
+from tools import ToolError, weather
+
+reports = await asyncio.gather(*(weather.forecast(city) for city in ("Rome", "Oslo", "Bern")))
+print(sum(each["degrees"] for each in reports), await weather.report(city="Rome"))
+try:
+    await weather.broken("Rome")
+except ToolError as error:
+    print("failed:", error)
+open("made.txt", "w").write("by the program")
+os.path.exists("made.txt")
+"""
+
+
+@scene
+async def programs(runtime: str) -> Facts:
+    """Code mode at depth 2: a program with five calls, and programs that fail."""
+    worker = [
+        call(NAME, code=PROGRAM, executionTimeout=30),
+        call(NAME, code="from tools import weather\nawait weather.forecast()"),
+        call(NAME, code="raise SystemExit(3)"),
+        call(NAME, code="x ="),
+        call(NAME, code="while True: pass", executionTimeout=1),
+        call(NAME, code=""),
+        call("read", path="made.txt"),
+        {"text": "{{last_result}}"},
+    ]
+    agents = {"main": [spawn({"task": "work"}), {"text": "over"}], "subagent": worker}
+    names = ["spawn_subagents", "read", NAME, *TOOLS]
+    return facts(*await play(runtime, agents, fields={"tools": names}))
+
+
+@scene
+async def programs_that_ask(runtime: str) -> Facts:
+    """A call of a program is asked about like any other: one allowed, one denied, one changed; its clock stands."""
+    asked: list[tuple[str, str, str]] = []
+
+    async def person(question: Approval) -> Allow | Deny:
+        asked.append((question.tool, json.dumps(question.args), question.preview))
+        await asyncio.sleep(0.8)  # a slow person: three answers take longer than the program may
+        match question.args.get("city"):
+            case "Oslo":
+                return Deny("not there")
+            case "Bern":
+                return Allow(args={"city": "Roma"})
+        return Allow()
+
+    code = """
+from tools import ToolError, sky
+for city in ("Rome", "Oslo", "Bern"):
+    try:
+        print(await sky.report(city))
+    except ToolError as error:
+        print("no:", error)
+"""
+    agents = {"main": [call(NAME, code=code, executionTimeout=2), {"text": "{{last_result}}"}]}
+    tools = [NAME, served(report, server="sky", tier="confirm")]
+    found = facts(*await play(runtime, agents, fields={"tools": tools}, mode="ask", approver=person))
+    return found | {"asked": [list(question) for question in asked]}
+
+
+@scene
+async def programs_that_leave(runtime: str) -> Facts:
+    """A program that ends before its calls do: they are given up, in the log before its own result."""
+
+    async def never(city: str) -> str:
+        await asyncio.get_running_loop().create_future()
+        return city
+
+    code = """
+import asyncio
+from tools import weather
+waiting = asyncio.create_task(weather.never("Rome"))
+await weather.report("Rome")
+raise SystemExit(0)
+"""
+    agents = {"main": [call(NAME, code=code), call("list_agents"), {"text": "over"}]}
+    tools = [NAME, "list_agents", served(report), served(never)]
+    result, events = await play(runtime, agents, fields={"tools": tools})
+    order = [event.body.name for event in events if isinstance(event.body, ToolResult)]
+    assert order == ["mcp__weather__report", "mcp__weather__never", NAME, "list_agents"]
+    return facts(result, events)
 
 
 @scene

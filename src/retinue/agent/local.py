@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from retinue.core.messages import ToolSpec
 from retinue.core.ports import Tool
+from retinue.core.rules import CODE_MODE
+from retinue.tools.code import ExecutePython
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.search import Glob, Grep
 from retinue.tools.shell import Shell
 
 LOCAL: dict[str, Callable[[], Tool]] = {
-    "read": Read, "write": Write, "edit": Edit, "glob": Glob, "grep": Grep, "shell": Shell,
+    "read": Read, "write": Write, "edit": Edit, "glob": Glob, "grep": Grep, "shell": Shell, CODE_MODE: ExecutePython,
 }  # fmt: skip
 EDITING = frozenset({"write", "edit"})
+
+
+def local(name: str, lent: Sequence[ToolSpec]) -> Tool:
+    """One of them, in the process that runs it; `lent` are the host's tools that programs can call."""
+    return ExecutePython(lent) if name == CODE_MODE else LOCAL[name]()

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.agent import programs
 from retinue.agent.local import LOCAL
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
@@ -20,6 +21,7 @@ from retinue.core.network import Hosts, is_full, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.rules import CODE_MODE
 from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
@@ -110,6 +112,7 @@ class ProfilePlanner:
         runtime, floor = self._runtimes(profile, parent, network)
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         notes = self._web(profile, tools, host, network, model)
+        programs.offer(tools, host, named=CODE_MODE in (profile.tools or ()))
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)

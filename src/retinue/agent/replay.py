@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from retinue.core.events import Body, Inbox, Message, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.plans import Plan, Planner, Runtime
-from retinue.core.ports import Link, Order, Outcome, Row, Ticket
+from retinue.core.ports import Link, Maker, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, TurnRecord, difference_lines, plain
 from retinue.core.results import Ending, Result, ending_texts, unconfirmed_texts
@@ -192,7 +192,7 @@ class Part:
 
     async def _ask(self, step: CallRecord, link: Link) -> None:
         body = step.body
-        call = Call(body.call_id, body.name, body.args)
+        call = Call(body.call_id, body.name, body.args, within=body.within)
         await link.begin(call, ToolSpec(body.name, "", {}, tier=body.tier, host=True), "")
         if step.result is not None:
             link.finish(call, Outcome(step.result.text, step.result.success), 0)
@@ -242,6 +242,8 @@ class ReplayLink:
         asks = record.asked is None or record.decided is not None
         decision = await self._link.begin(call, RecordedSpec.of(spec, _verdict(record) if asks else ALLOW), preview)
         if record.result is None:
+            if call.within:
+                return decision  # its program has no result either, and ends the run when all beside it are done
             if not spec.host:
                 await self._part.play(record.steps, self)
             self._done(call.id)
@@ -266,6 +268,11 @@ class ReplayLink:
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         return self._link.lend(call)
+
+    def program(
+        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
+    ) -> AbstractContextManager[Maker]:
+        return self._link.program(call, kept=kept, person=person)
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = await self._link.spawn(orders)

@@ -105,7 +105,8 @@ class Message(Body, frozen=True, gc=False, tag="message"):
 
 
 class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
-    """A tool is about to run (or to be asked about). `host` marks a host-side function's own question."""
+    """A tool is about to run (or to be asked about). `host` marks what is no call of the model's: a host-side
+    function's own question, or a call that the program of the call `within` makes."""
 
     kind: ClassVar[str] = "tool.call"
     call_id: str
@@ -116,6 +117,7 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     waits: bool = False
     timeout_seconds: float | None = None
     host: bool = False
+    within: str = ""
 
 
 class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):

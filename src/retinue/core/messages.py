@@ -22,12 +22,14 @@ class RunRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One tool call a model asks for, complete. A call with a `problem` never runs: the model reads the problem."""
+    """One tool call a model asks for, complete. A call with a `problem` never runs: the model reads the problem.
+    One that a program made names the call of that program in `within`."""
 
     id: str
     name: str
     args: dict[str, Any]
     problem: str = ""
+    within: str = ""
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -88,7 +90,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
     `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
     children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
-    of the model's.
+    of the model's. `server` is the MCP server a tool comes from, `output` the JSON schema of its structured content.
     """
 
     name: str
@@ -99,6 +101,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     repeatable: bool = False
     waits: bool = False
     host: bool = False
+    server: str = ""
+    output: dict[str, Any] = {}
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

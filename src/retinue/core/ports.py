@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,6 +27,18 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     success: bool = True
     data: Any = None
     file: str = ""
+
+
+class Made(msgspec.Struct, frozen=True, gc=False):
+    """What a program gets for a call it made: a value as JSON, or the words of what went wrong. `note` is for the
+    model, which did not see the call."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: str | None = None
+    note: str = ""
+
+
+Maker = Callable[[str, dict[str, Any]], Awaitable[Made]]
 
 
 class Model(Protocol):
@@ -147,6 +160,14 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
+    def program(
+        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
+    ) -> AbstractContextManager[Maker]:
+        """While the program of that call runs: makes its calls of the run's MCP tools, by name and arguments. Each is
+        a call of the run, written, asked about and run like any other; what it still waits for at the end is given
+        up. `kept` says what the log keeps of an outcome; `person` hears when somebody is asked, and was."""
+        ...
+
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         """Makes child runs, all or none; raises SpawnRefused."""
         ...
@@ -233,6 +254,28 @@ class Log(Protocol):
     def trees(self) -> list[str]: ...
 
     async def close(self) -> None: ...
+
+
+class Collector(Protocol):
+    """Where MCP servers that we start report the subagents they run, and what travels down to them.
+
+    The MCP client asks it for these; it adopts what arrives as runs of the calling run's tree."""
+
+    def environment(self, server: str) -> Mapping[str, str]:
+        """What a server gets beside its own variables: a new address of its own to report to, how deep it may go."""
+        ...
+
+    def call(self, server: str, ref: RunRef, name: str) -> str:
+        """Mints the `runId` of one call of a subagent tool of that server, made by that run."""
+        ...
+
+    def meta(self, ref: RunRef) -> Mapping[str, Any]:
+        """The `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
+        ...
+
+    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+        """The call has come back, with None when it was given up: what is still open below it ends."""
+        ...
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

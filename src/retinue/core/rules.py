@@ -21,7 +21,8 @@ Mode = Literal["ask", "strict", "walled", "yes"]
 MODES: tuple[Mode, ...] = ("ask", "strict", "walled", "yes")
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
-ALWAYS_ASK = ("edit", "write", "shell", "_edit_file", "_write_file", "_shell")
+CODE_MODE = "execute_python_code"
+ALWAYS_ASK = ("edit", "write", "shell", CODE_MODE, "_edit_file", "_write_file", "_shell")
 _RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:\((.*)\))?", re.DOTALL)
 _WITH_SUBJECT = "|".join(f"[A-Za-z0-9_*?.-]*{kind}" if kind[0] == "_" else kind for kind in (*SHELLS, *FILES))
 # What `parse_rule` takes, but for ranges that are none, as a JSON schema can say it.
@@ -137,7 +138,7 @@ def derive(tool: str, subject: str | None) -> Rule | None:
         rule = Rule(tool, escape(exact(line.parts[0]))) if line.plain and len(line.parts) == 1 else None
     elif is_a(tool, FILES):
         rule = Rule(tool, escape(subject)) if subject and not subject.startswith("/") else None
-    else:
+    elif tool != CODE_MODE:  # a yes to one program is none to all
         rule = Rule(tool)
     if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
         return None

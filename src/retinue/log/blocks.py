@@ -29,11 +29,11 @@ from retinue.core.events import (
     UsageReported,
     Warned,
 )
+from retinue.core.rules import CODE_MODE
 from retinue.log.spans import Span, call_spans, counted, pretty, question_body, question_spans, reformatted, seconds
 from retinue.log.summaries import shorten, summary
 
 FINAL_ANSWER = "final_answer"
-CODE_MODE = "execute_python_code"
 TASK_CHARACTERS = 80
 ERROR_CHARACTERS = 300
 
@@ -150,7 +150,7 @@ class Blocks:
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
-        body = f"{call.name}\n{pretty(call.args)}"
+        body = f"{call.name}\n{_shown(call)}"
         return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
 
     def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
@@ -168,6 +168,12 @@ class Blocks:
         brief = (*self._who(event, seen), *call_spans(result.name, args), ("plain", " -> "), said)
         more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
         return self._titled(event, seen, title, reformatted(result.text), tool=result.name, **more)
+
+
+def _shown(call: ToolCall) -> str:
+    """A program as it was written; the arguments of any other call as JSON."""
+    code = call.args.get("code")
+    return code if call.name == CODE_MODE and isinstance(code, str) else pretty(call.args)
 
 
 def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:

@@ -53,8 +53,11 @@ class _Tape:
     def turn(self) -> TurnRecord | None:
         return self.record.turns[-1] if self.record.turns else None
 
-    def steps(self) -> list[Any]:
-        """Where what a host-side function does belongs: the newest call that is open, else the run itself."""
+    def steps(self, within: str = "") -> list[Any]:
+        """Where what a host-side function does belongs: the call that it names, the newest that is open, or the run
+        itself."""
+        if within in self.open:
+            return self.open[within].steps
         calls = [call for call in self.open.values() if not call.body.host]
         return calls[-1].steps if calls else self.record.steps
 
@@ -140,7 +143,7 @@ def _call(tape: _Tape, body: ToolCall) -> None:
         _native(turn, Native(body.call_id, body.name, body.args, ""))
         return
     if body.host:
-        tape.steps().append(record)
+        tape.steps(body.within).append(record)
     elif turn is not None:
         turn.calls[body.call_id] = record
         reply = _replied(turn)

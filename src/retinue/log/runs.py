@@ -162,7 +162,7 @@ def _message(run: RunView, _: Event, body: Message) -> None:
 
 
 def _call(run: RunView, _: Event, body: ToolCall) -> None:
-    run.tool_count += not body.host
+    run.tool_count += not body.host or bool(body.within)
     run.calls += (body,)
 
 
@@ -170,7 +170,7 @@ def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
     call = _taken(run, body.call_id)
     about, shown = "", body.name
     if call is not None:
-        if call.host:
+        if call.host and not call.within:
             return
         about, shown = context(call.name, call.args), call.display_name or shown
     line = summary(body.name, body.text, body.success)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from retinue.core.rules import CODE_MODE
+
 _CONTEXT_ARGS = {
     "read": ("file_path", "path"),
     "write": ("file_path", "path"),
@@ -13,6 +15,7 @@ _CONTEXT_ARGS = {
     "web_search": ("query",),
     "bash": ("command",),
     "shell": ("command",),
+    CODE_MODE: ("code",),
 }
 _COUNTED = {"read": "lines", "glob": "files", "grep": "matches"}
 _ONE = {"lines": "line", "files": "file", "matches": "match"}
@@ -29,8 +32,15 @@ def context(name: str, args: dict[str, Any]) -> str:
     for key in _CONTEXT_ARGS.get(name, ()):
         value = args.get(key)
         if isinstance(value, str):
-            return shorten(value, 60, 57) if key == "command" else value
+            return shorten(value, 60, 57) if key == "command" else _program(value) if key == "code" else value
     return ""
+
+
+def _program(code: str) -> str:
+    """A program on one line: how it begins, and how long it is."""
+    lines = [line for line in lines_of(code) if line.strip()]
+    first = shorten(lines[0].strip(), 60, 57) if lines else ""
+    return first if len(lines) < 2 else f"{first} ... {len(lines)} lines"
 
 
 def lines_of(text: str) -> list[str]:

@@ -6,14 +6,15 @@ The host holds the thread, the arguments of what it runs and everybody's answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from retinue.core.approvals import Decision
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import Body
 from retinue.core.messages import Call, Reply, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Folders, Order, Outcome, Row, Ticket
+from retinue.core.ports import Folders, Made, Maker, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.runtime.channel import Channel
@@ -28,6 +29,7 @@ class FarLink:
         self._channel = channel
         self._asked = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._programs: dict[str, Callable[[bool], None]] = {}
         self.emit: Callable[[Body], Any] = self._emit
 
     def answer(self, frame: Any) -> None:
@@ -53,6 +55,26 @@ class FarLink:
         if answer.error:
             raise ToolError(answer.text)
         return Outcome(answer.text, answer.success, file=answer.file)
+
+    @contextmanager
+    def program(
+        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
+    ) -> Iterator[Maker]:
+        """What the log keeps of the calls is the host's to say; it ends them with the call itself."""
+
+        async def make(name: str, args: dict[str, Any]) -> Made:
+            answer = await self._ask(lambda number: wire.Make(number, call.id, name, args))
+            return Made(answer.value, answer.error, answer.note)
+
+        self._programs[call.id] = person
+        try:
+            yield make
+        finally:
+            del self._programs[call.id]
+
+    def person(self, frame: wire.Person) -> None:
+        if frame.call in self._programs:
+            self._programs[frame.call](frame.waits)
 
     def inbox(self) -> Sequence[UserTurn]:
         return ()  # the host puts words into the thread itself, in the moment the turn starts

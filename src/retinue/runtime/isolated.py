@@ -16,12 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from retinue.agent.local import EDITING, LOCAL
+from retinue.agent.programs import callable_by_programs
 from retinue.core.errors import Disconnected, Limited, RetinueError
 from retinue.core.events import RunStarted, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS, Caps
 from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.core.results import Ending
+from retinue.core.rules import CODE_MODE
 from retinue.runtime.channel import Channel
 from retinue.runtime.folders import RunFolders, private_folder
 from retinue.runtime.gates import Gate, Proxies
@@ -144,6 +146,7 @@ class Isolated:
             past,
             len(os.listdir(box.outputs)),  # noqa: PTH208
             PROXY if box.proxy else "",
+            callable_by_programs(job.plan) if CODE_MODE in walled else (),
         )
 
 

@@ -1,8 +1,9 @@
 """The host's end of a link to another process: its frames become calls on the run's Link, which writes, asks and pays.
 
 Nothing a worker says is believed. It names turns and calls in the order a loop has them, and what does not fit ends
-the run; the thread, the arguments and the answer are the host's own. So a worker that was taken over can do no more
-than its run may, and what the log says the model saw is what it saw.
+the run; the thread, the arguments and the answer are the host's own. What it says a program wants called (`_make`) is
+asked about like any call of the run. So a worker that was taken over can do no more than its run may, and what the log
+says the model saw is what it saw.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn
 from retinue.core.plans import SETUP, Job, Past
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.core.results import Ending
+from retinue.core.rules import CODE_MODE
+from retinue.runtime.programs import Programs
 from retinue.wire import link as wire
 from retinue.wire.link import LinkError
 
-SHELL = "shell"
+COMMANDS = ("shell", CODE_MODE)
 FACTS = 100_000
 WARNINGS = 1000
 TEXT = 64 * 1024
@@ -71,6 +74,7 @@ class NearEnd:
         self._reply: Reply | None = None
         self._open: dict[str, _Open] = {}
         self._results: dict[str, ToolTurn] = {}
+        self._programs = Programs(link, lambda call, outcome: inline(outcome, call, folders))
         self._answer: Outcome | None = None
         self._given: dict[str, Call] = {}  # answers of a run that goes on: it has them checked once more
         self._setup = "done" if job.setup is None else "due"
@@ -115,6 +119,7 @@ class NearEnd:
             return await self._over
         finally:
             self._over.cancel()
+            self._programs.drop()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -275,8 +280,9 @@ class NearEnd:
         _must(waiting is not None and waiting.state not in ("new", "asking"), "a result of a call that has not begun")
         assert waiting is not None
         self._check_result(frame.text, frame.file)
+        self._programs.close(frame.call)
         call, text = self._open.pop(frame.call).call, frame.text
-        if not frame.success and call.name == SHELL and (note := self.hint(text)):
+        if not frame.success and call.name in COMMANDS and (note := self.hint(text)):
             text = f"{text}\n{note}"
         self._results[call.id] = ToolTurn(call.id, call.name, text, frame.success)
         outcome = Outcome(text, frame.success, file=frame.file)
@@ -284,6 +290,11 @@ class NearEnd:
         if self._job.past is not None and call.name == ANSWER and frame.success:
             self._given[call.id] = call
         self._gather()
+
+    def _make(self, frame: wire.Make) -> None:
+        call = self._called(frame.call, "allowed").call
+        _must(call.name == CODE_MODE and CODE_MODE in self._walled, f"a call within {call.name!r}")
+        self._serve(self._programs.make(call, frame, self.send))
 
     def _check_result(self, text: str, file: str) -> None:
         _must(not file or self._is_output(file), "a result in a file that is not its own")
@@ -368,6 +379,7 @@ _TAKERS: dict[type[Any], Callable[[NearEnd, Any], None]] = {
     wire.Begin: NearEnd._begin,
     wire.Lend: NearEnd._lend,
     wire.Finish: NearEnd._finish,
+    wire.Make: NearEnd._make,
     wire.Idle: NearEnd._idle,
     wire.End: NearEnd._end,
 }

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from retinue.agent.jobs import run_job
-from retinue.agent.local import LOCAL
+from retinue.agent.local import local
 from retinue.agent.loop import REMINDER
 from retinue.core.errors import Limited, RetinueError
 from retinue.core.limits import Caps
@@ -109,13 +109,16 @@ class _Worker:
                 if self._task is None:
                     os._exit(0)
                 self._task.cancel()
+            case wire.Person():
+                if self._link is not None:
+                    self._link.person(frame)
             case _ if self._link is not None:
                 self._link.answer(frame)
 
 
 def job_of(start: wire.Start) -> Job:
     """The job as the loop takes it. What only the host needs of it is left empty."""
-    tools = {name: LOCAL[name]() if name in start.walled else LentTool(name) for name in start.tools}
+    tools = {name: local(name, start.lent) if name in start.walled else LentTool(name) for name in start.tools}
     profile = Profile(start.ref.agent)
     plan = Plan(
         profile=profile,

@@ -22,6 +22,7 @@ from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE
 from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import judged
 from retinue.supervisor.trees import Tree
 
@@ -51,8 +52,9 @@ class RunLink:
         if node.stopping is not None or node.ending:
             raise asyncio.CancelledError
         body = ToolCall(
-            call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host
-        )
+            call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host,
+            call.within,
+        )  # fmt: skip
         node.inflight += spec.host  # a model's calls are counted when its reply comes, all at once
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event.
@@ -136,6 +138,11 @@ class RunLink:
         if run is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
         return run(call.args, context)
+
+    def program(
+        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
+    ) -> Program:
+        return Program(self, call, kept, person)
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = self.supervisor.spawn_children(self.tree, self.node, orders)

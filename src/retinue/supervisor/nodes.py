@@ -77,6 +77,8 @@ class Node(msgspec.Struct, eq=False):
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
     relay: Callable[[str], Awaitable[Receipt]] | None = None  # how words reach a run that lives elsewhere
+    asking: int = 0
+    persons: tuple[Callable[[bool], None], ...] = ()  # who wants to know that a person is waited for
 
     @property
     def name(self) -> str:
@@ -135,6 +137,9 @@ class Node(msgspec.Struct, eq=False):
         while node is not None:
             if node.deadline is not None:
                 node.deadline.pause()
+            node.asking += 1
+            for tell in node.persons:
+                tell(True)
             node = node.parent
         self.pause_stalls()
 
@@ -143,6 +148,9 @@ class Node(msgspec.Struct, eq=False):
         while node is not None:
             if node.deadline is not None:
                 node.deadline.resume()
+            node.asking -= 1
+            for tell in node.persons:
+                tell(False)
             node = node.parent
         self.resume_stalls()
 

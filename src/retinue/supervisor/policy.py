@@ -16,6 +16,7 @@ from retinue.core.rules import (
     ALLOW,
     ALWAYS_ASK,
     ASK,
+    CODE_MODE,
     FILES,
     SHELLS,
     Mode,
@@ -33,16 +34,15 @@ from retinue.core.rules import (
 CACHED = 1024
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
-IN_WALLS = frozenset({"edit", "write", "shell"})
+IN_WALLS = frozenset({"edit", "write", "shell", CODE_MODE})
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class RulePolicy:
     """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell. `strict`: so does
     every tool of the primary. `walled`: as `ask`, and `inside` is the policy for what a run does in a walled workspace
-    of its own: there edit, write and shell do not ask. `yes`: nothing asks but by a rule. `config` is the file of the
-    rules themselves: it is
-    never edited without a question, or an agent could give itself rules."""
+    of its own: there edit, write, shell and programs do not ask. `yes`: nothing asks but by a rule. `config` is the
+    file of the rules themselves: it is never edited without a question, or an agent could give itself rules."""
 
     def __init__(
         self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
@@ -90,8 +90,15 @@ class RulePolicy:
         self._concerned.clear()
 
     def _rules_about(self, tool: str) -> tuple[tuple[Rule, ...], ...]:
-        every = (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
-        return tuple(tuple(rule for rule in rules if concerns(rule, tool)) for rules in every)
+        """What forbids a shell, or asks about it, holds for a program too: it can run any command."""
+        deny, allow, ask, protected = (
+            tuple(rule for rule in rules if concerns(rule, tool))
+            for rules in (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
+        )
+        if tool == CODE_MODE:
+            deny += tuple(rule for rule in self._rules.deny if concerns(rule, SHELLS[0]) and rule not in deny)
+            ask += tuple(rule for rule in self._rules.ask if concerns(rule, SHELLS[0]) and rule not in ask)
+        return deny, allow, ask, protected
 
     def _judge_by(
         self, concerned: tuple[tuple[Rule, ...], ...], key: tuple[str, str, bool], args: dict[str, Any], workspace: str

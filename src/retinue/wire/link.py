@@ -3,7 +3,8 @@ the bytes is somebody else.
 
 On the wire a frame is four bytes of length and so many bytes of JSON: `[number, acknowledged, frame]`. Numbers count
 from 1 without a gap in each direction; `acknowledged` is the last number taken from the other side. The host holds
-the thread, the calls and their arguments: a worker names them and cannot make them up.
+the thread, the calls and their arguments: a worker names them and cannot make them up. What a program wants called is
+the worker's to say (`Make`), and the host's to judge like any call of the run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from retinue.core.approvals import Allow, Deny
 from retinue.core.errors import RetinueError
 from retinue.core.events import Inbox, ToolCall, ToolResult, TurnEnded, TurnStarted, Warned, whole
 from retinue.core.limits import EVENT_BYTES, Caps
-from retinue.core.messages import Call, RunRef
+from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Setup
 
-VERSION = 1
+VERSION = 2
 HEAD = 4
 FRAME_BYTES = EVENT_BYTES + 64 * 1024
 ACK_FRAMES = 64
@@ -88,6 +89,15 @@ class Finish(Frame, frozen=True, gc=False, tag="finish"):
     file: str = ""
 
 
+class Make(Frame, frozen=True, gc=False, tag="make"):
+    """The program of this call wants a tool of the host to be called: by name, with arguments of its own."""
+
+    id: int
+    call: str
+    name: str
+    args: dict[str, Any]
+
+
 class Idle(Frame, frozen=True, gc=False, tag="idle"):
     """The worker has nothing to do while children of the run work."""
 
@@ -117,7 +127,8 @@ class Stopped(Frame, frozen=True, gc=False, tag="stopped"):
 
 class Start(Frame, frozen=True, gc=False, tag="start"):
     """The job: which tools there are, which of them run behind the wall, and the folders they see. An earlier process
-    has left `spilled` files in `outputs`. `proxy` is the socket through which hosts are reached, if any may be."""
+    has left `spilled` files in `outputs`. `proxy` is the socket through which hosts are reached, if any may be; programs
+    can call the tools `lent`."""
 
     version: int
     ref: RunRef
@@ -134,6 +145,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     past: Stopped | None = None
     spilled: int = 0
     proxy: str = ""
+    lent: tuple[ToolSpec, ...] = ()
 
 
 class Replied(Frame, frozen=True, gc=False, tag="replied"):
@@ -161,6 +173,22 @@ class Lent(Frame, frozen=True, gc=False, tag="lent"):
     error: bool = False
 
 
+class Made(Frame, frozen=True, gc=False, tag="made"):
+    """What became of a call that a program made, for the program."""
+
+    id: int
+    value: msgspec.Raw
+    error: str | None = None
+    note: str = ""
+
+
+class Person(Frame, frozen=True, gc=False, tag="person"):
+    """Somebody is asked, or was, while the program of this call runs: its time stands still meanwhile."""
+
+    call: str
+    waits: bool
+
+
 class News(Frame, frozen=True, gc=False, tag="news"):
     """The answer to `Idle`: whether there is something new to look at."""
 
@@ -172,8 +200,8 @@ class Stop(Frame, frozen=True, gc=False, tag="stop"):
     """End what is running and leave."""
 
 
-Up = Hello | Fact | Ask | Begin | Lend | Finish | Idle | End | Ack
-Down = Start | Replied | Decided | Lent | News | Stop | Ack
+Up = Hello | Fact | Ask | Begin | Lend | Finish | Make | Idle | End | Ack
+Down = Start | Replied | Decided | Lent | Made | Person | News | Stop | Ack
 
 
 class _UpEnvelope(msgspec.Struct, frozen=True, gc=False, array_like=True):

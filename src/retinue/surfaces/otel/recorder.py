@@ -1,8 +1,9 @@
 """Events in, spans and metrics out. Knows the API of OpenTelemetry and our events; not where either comes from or goes.
 
-A run is one `invoke_agent` span. The model calls (`chat`) and tool calls (`execute_tool`) in it are its children; a
-child run is below the tool call that asked for it and linked to the model call that wanted it. No content (prompts,
-arguments, results, labels) is recorded. The ids are those of the events, whoever provides the tracer.
+A run is one `invoke_agent` span. The model calls (`chat`) and tool calls (`execute_tool`) in it are its children, and
+the calls that a program makes are below the call that runs it; a child run is below the tool call that asked for it
+and linked to the model call that wanted it. No content (prompts, arguments, results, labels) is recorded. The ids are
+those of the events, whoever provides the tracer.
 """
 
 from __future__ import annotations
@@ -152,13 +153,15 @@ class Recorder:
                 if run.chat is not None:
                     run.chat.set_attributes(_tokens(usage))
                     run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
-            case ToolCall(host=False) as call:
+            case ToolCall() as call if not call.host or call.within in run.tools:
                 if call.tier != "provider":  # such a one ran inside the model call
                     self._answered(run, news=news)
                 kind = "extension" if call.tier == "provider" else "function"
                 attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: kind}
+                attributes[names.OPERATION] = names.EXECUTE_TOOL
+                above = run.tools.get(call.within, run.span)
                 run.tools[call.call_id] = self._start(
-                    f"{names.EXECUTE_TOOL} {call.name}", event, run, {names.OPERATION: names.EXECUTE_TOOL, **attributes}
+                    f"{names.EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
                 )
             case ToolResult(call_id=call_id, success=success) if call_id in run.tools:
                 _finish(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
@@ -200,10 +203,12 @@ class Recorder:
         )  # fmt: skip
         return _Run(body, span)
 
-    def _start(self, name: str, event: Event, run: _Run, attributes: dict[str, Any]) -> Span:
+    def _start(
+        self, name: str, event: Event, run: _Run, attributes: dict[str, Any], *, above: Span | None = None
+    ) -> Span:
         IDS.set(run.spawned.trace_id, span_id_of(run.spawned.span_id, event.seq))
         kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
-        below = _below(run.span.get_span_context())
+        below = _below((above or run.span).get_span_context())
         return self._tracer.start_span(name, below, kind, attributes | _who(event), (), _nanoseconds(event))
 
     def _answered(self, run: _Run, *, news: bool) -> None:

@@ -1,0 +1,332 @@
+"""MCP tools as Python: one module per server, one async function per tool, typed from the tools' JSON schemas.
+
+Makes source text and a compact list for the model; runs nothing. Names, descriptions and schemas are a server's words:
+every piece of them stands in the source as a literal or as a checked identifier, never as code.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from retinue.core.messages import ToolSpec
+
+DESCRIPTION_CHARACTERS = 12_000
+SUMMARY_CHARACTERS = 100
+DOC_CHARACTERS = 4000
+DEEP = 8
+SHOWN_DEEP = 3
+PARTS = 200
+CHOICES = 20
+TYPES = 40
+RESULT = "result"
+ABOUT = (
+    "Run a Python program and give what it prints, and the value of its last expression. Top-level `await` works, and "
+    "so does `asyncio.gather`. Prefer it to many tool calls: loop over them, make them at once, keep what is large in "
+    "variables and print only what you need. It runs in the workspace, has no input, and what it leaves in the "
+    "background is ended. "
+)
+CALLING = (
+    "Tools are async functions in one module per server; what they need is asked and shown as if you had called them. "
+    "A tool that fails raises `tools.ToolError`. `...` marks what may be left out; `help(tools.NAME)` tells more.\n"
+)
+NO_TOOLS = "There are no tools for it to call."
+_SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+_OURS = frozenset({"Any", "Literal", "NotRequired", "ToolError", "TypedDict", "annotations"})
+
+
+class Function(NamedTuple):
+    """One tool. `signature` is how the model reads it, `source` how Python does."""
+
+    name: str
+    signature: str
+    summary: str
+    source: str
+
+
+class Module(NamedTuple):
+    """One server."""
+
+    name: str
+    server: str
+    functions: tuple[Function, ...]
+    source: str
+
+
+def modules_of(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
+    """The modules of these tools, with names that are Python's and no two the same."""
+    servers: dict[str, list[ToolSpec]] = {}
+    for spec in specs:
+        servers.setdefault(spec.server, []).append(spec)
+    names = _names(list(servers), taken=_OURS)
+    return tuple(_module(names[server], server, found) for server, found in servers.items())
+
+
+def description(modules: Sequence[Module]) -> str:
+    """What the model is told; with many tools less of each."""
+    if not modules:
+        return ABOUT + NO_TOOLS
+    for line in (_whole_line, _short_line, _name_line):
+        listed = "\n".join(
+            "\n".join((f"from tools import {module.name}", *(line(module, each) for each in module.functions)))
+            for module in modules
+        )
+        if len(listed) <= DESCRIPTION_CHARACTERS:
+            return ABOUT + CALLING + listed
+    left = listed[:DESCRIPTION_CHARACTERS].rpartition("\n")[0]
+    return f"{ABOUT}{CALLING}{left}\n[{listed.count(chr(10)) - left.count(chr(10))} more lines: see `help(tools)`]"
+
+
+def _whole_line(module: Module, function: Function) -> str:
+    about = f"  # {function.summary}" if function.summary else ""
+    return f"await {module.name}.{function.signature}{about}"
+
+
+def _short_line(module: Module, function: Function) -> str:
+    return f"await {module.name}.{function.signature}"
+
+
+def _name_line(module: Module, function: Function) -> str:
+    return f"{module.name}.{function.name}"
+
+
+def _module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
+    names = _names([_own_name(spec) for spec in specs], taken=_OURS)
+    types = _Types(taken=set(names.values()) | _OURS)
+    functions = tuple(_function(names[_own_name(spec)], spec, types) for spec in specs)
+    parts = [
+        _doc(f"Tools of the MCP server {server!r}."),
+        "from __future__ import annotations\n\nfrom typing import Any, Literal, NotRequired, TypedDict\n\n"
+        "from tools import ToolError, _call\n",
+        f"__all__ = {[*names.values(), *types.names]!a}\n",
+        *types.sources,
+        *(function.source for function in functions),
+    ]
+    return Module(name, server, functions, "\n\n".join(parts))
+
+
+def _function(name: str, spec: ToolSpec, types: _Types) -> Function:
+    schema = spec.schema
+    properties, required = _properties(schema), _required(schema)
+    ordered = sorted(properties, key=lambda each: each not in required)
+    named = _names(ordered, taken=frozenset({"_call", "more_"}))
+    compact, whole = [], []
+    for each in ordered:
+        default = "" if each in required else f" = {_default(properties[each], schema)}"
+        kind = types.reader(schema, f"{name}_{each}").annotation(properties[each])
+        whole.append(f"{named[each]}: {kind}{default}")
+        kind = _Reader(schema, _inline, deep=SHOWN_DEEP).annotation(properties[each])
+        compact.append(f"{named[each]}: {kind}{default}")
+    args = ", ".join(f"{each!a}: {named[each]}" for each in ordered)
+    if schema.get("additionalProperties") and not properties:
+        whole.append("**more_: Any")
+        compact.append("**arguments: Any")
+        args = "**more_"
+    wrapped = _wrapped(spec.output)
+    output = spec.output["properties"][RESULT] if wrapped else spec.output
+    gives = types.reader(spec.output, f"{name}_result").annotation(output)
+    source = (
+        f"async def {name}({', '.join(whole)}) -> {gives}:\n"
+        f"    {_doc(_words(spec, properties, named))}\n"
+        f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
+    )
+    shown = _Reader(spec.output, _inline, deep=SHOWN_DEEP).annotation(output)
+    signature = f"{name}({', '.join(compact)}) -> {shown}"
+    return Function(name, signature, _cut(spec.description, SUMMARY_CHARACTERS), source)
+
+
+def _own_name(spec: ToolSpec) -> str:
+    """The name a tool has on its server."""
+    return spec.name.removeprefix(f"mcp__{spec.server}__")
+
+
+def _words(spec: ToolSpec, properties: dict[str, Any], named: dict[str, str]) -> str:
+    lines = [spec.description.strip()[:DOC_CHARACTERS] or f"The tool {_own_name(spec)!r}."]
+    told = [
+        f"    {named[each]}: {_cut(schema['description'], 500)}"
+        for each, schema in properties.items()
+        if isinstance(schema, dict) and isinstance(schema.get("description"), str) and schema["description"].strip()
+    ]
+    return "\n".join([*lines, *(["", "Parameters:", *told] if told else [])])
+
+
+def _cut(text: str, most: int) -> str:
+    """On one line, and no longer than that."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _doc(text: str) -> str:
+    """The text as a literal: over several lines where that reads the same."""
+    pretty = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
+    plain = all(each.isprintable() or each == "\n" for each in text) and not ("\\" in text or '"""' in f'{text}""')
+    return pretty if plain else ascii(text)
+
+
+def _names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
+    """For each a name that Python takes, none of them twice and none that begins with `_`."""
+    found: dict[str, str] = {}
+    used = set(taken)
+    for each in wanted:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", each).strip("_") or "unnamed"
+        name = f"n{name}" if name[0].isdigit() else f"{name}_" if keyword.iskeyword(name) else name
+        number, free = 2, name
+        while free in used:
+            free, number = f"{name}_{number}", number + 1
+        used.add(free)
+        found[each] = free
+    return found
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+
+
+def _wrapped(output: dict[str, Any]) -> bool:
+    """Whether it is what servers make of a result that is no object: one field, since structured content must be."""
+    return list(_properties(output)) == [RESULT] and RESULT in _required(output)
+
+
+def _required(schema: dict[str, Any]) -> frozenset[str]:
+    found = schema.get("required")
+    return frozenset(each for each in found if isinstance(each, str)) if isinstance(found, list) else frozenset()
+
+
+def _default(schema: Any, root: dict[str, Any]) -> str:
+    """The default where it is a plain value of the parameter's own type. Others are left to the server: it is not
+    sent what was not given."""
+    schema = _resolved(schema, root)
+    if not isinstance(schema, dict) or "default" not in schema:
+        return "..."
+    default = schema["default"]
+    kinds = [each for option in _options(schema) for each in _type_names(_resolved(option, root))]
+    allowed = tuple(kind for each in kinds for kind in _KINDS.get(each, ()))
+    fits = isinstance(default, allowed) and (bool in allowed or not isinstance(default, bool))
+    choices = schema.get("enum")
+    chosen = isinstance(choices, list) and default in choices
+    return _literal(default) if _is_literal(default) and (fits or chosen) else "..."
+
+
+class _Reader:
+    """Reads the types of one schema's parts. `objects` says how those with fields are named, `deep` how far to look;
+    a schema that goes on and on is `Any` from some point."""
+
+    def __init__(self, root: dict[str, Any], objects: Callable[[dict[str, Any], _Reader], str], *, deep: int) -> None:
+        self._root, self._objects, self._deep = root, objects, deep
+        self._left = PARTS
+
+    def annotation(self, schema: Any) -> str:
+        schema = _resolved(schema, self._root)
+        self._left -= 1
+        if not isinstance(schema, dict) or not schema or not self._deep or self._left < 0:
+            return "Any"
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list) and 0 < len(choices) <= CHOICES and all(map(_is_literal, choices)):
+            return f"Literal[{', '.join(map(_literal, choices))}]"
+        self._deep -= 1
+        try:
+            options = _options(schema)
+            if options != [schema]:
+                return _union([self.annotation(option) for option in options])
+            return _union([self._plain(kind, schema) for kind in _type_names(schema)])
+        finally:
+            self._deep += 1
+
+    def _plain(self, kind: str, schema: dict[str, Any]) -> str:
+        if kind == "array":
+            return f"list[{self.annotation(schema.get('items', {}))}]"
+        if kind == "object":
+            if _properties(schema):
+                return self._objects(schema, self)
+            return f"dict[str, {self.annotation(schema.get('additionalProperties', {}))}]"
+        return _SCALARS.get(kind, "Any")
+
+
+def _union(kinds: list[str]) -> str:
+    return "Any" if "Any" in kinds or not kinds else " | ".join(dict.fromkeys(kinds))
+
+
+def _options(schema: dict[str, Any]) -> list[Any]:
+    """The schemas of which a value must fit one."""
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            options: list[Any] = schema[key]
+            return options
+    both = schema.get("allOf")
+    return both if isinstance(both, list) and len(both) == 1 else [schema]
+
+
+def _type_names(schema: Any) -> list[str]:
+    if not isinstance(schema, dict):
+        return []
+    kind = schema.get("type", "object" if _properties(schema) else None)
+    return [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
+
+
+def _resolved(schema: Any, root: dict[str, Any]) -> Any:
+    """What a reference within the same schema means; one that leads nowhere, or around, means nothing."""
+    for _ in range(DEEP):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            return schema
+        found: Any = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            found = found.get(step) if isinstance(found, dict) else None
+        schema = found
+    return {}
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or (isinstance(value, str) and len(value) <= 100)
+
+
+def _literal(value: Any) -> str:
+    return repr(value) if not isinstance(value, str) or value.isprintable() else ascii(value)
+
+
+def _inline(schema: dict[str, Any], reader: _Reader) -> str:
+    """An object as the model reads it: `{title: str, labels?: list[str]}`."""
+    needed = _required(schema)
+    fields = (
+        f"{_cut(name, 60)}{'' if name in needed else '?'}: {reader.annotation(each)}"
+        for name, each in list(_properties(schema).items())[:CHOICES]
+    )
+    return f"{{{', '.join(fields)}}}"
+
+
+class _Types:
+    """The TypedDicts of one module."""
+
+    def __init__(self, *, taken: set[str]) -> None:
+        self._taken = taken
+        self._known: dict[int, str] = {}
+        self.names: list[str] = []
+        self.sources: list[str] = []
+
+    def reader(self, root: dict[str, Any], about: str) -> _Reader:
+        return _Reader(root, lambda schema, reader: self._named(schema, reader, about), deep=DEEP)
+
+    def _named(self, schema: dict[str, Any], reader: _Reader, about: str) -> str:
+        if id(schema) in self._known:
+            return self._known[id(schema)]
+        if len(self._known) >= TYPES:
+            return "dict[str, Any]"
+        wanted = schema["title"] if isinstance(schema.get("title"), str) else about
+        camel = "".join(part[:1].upper() + part[1:] for part in re.split(r"[^A-Za-z0-9]+", wanted))
+        name = _names([camel], taken=frozenset(self._taken))[camel]
+        self._taken.add(name)
+        self.names.append(name)
+        self._known[id(schema)] = name
+        needed, fields = _required(schema), []
+        for each, part in _properties(schema).items():
+            kind = reader.annotation(part)
+            fields.append(f"{each!a}: {kind if each in needed else f'NotRequired[{kind}]'!a}")
+        self.sources.append(f"{name} = TypedDict({name!a}, {{{', '.join(fields)}}})\n")
+        return name

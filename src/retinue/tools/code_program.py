@@ -1,0 +1,233 @@
+"""Runs one program of code mode, in a process of its own that is started for it and imports nothing of ours.
+
+Started as a script with the number of one descriptor: the channel to whoever started it. A frame on it is four bytes
+of length and so many bytes of JSON. The first is the program and the source of the modules it can import from `tools`;
+then each call of a tool goes up with a number, and its answer comes down with the same. What the program prints, and
+the value of its last expression, is its output. Answers are read by a thread, so that calls work from any event loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import sys
+import threading
+import types
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # as type checkers know it, without importing `typing`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+    from traceback import TracebackException
+    from typing import Any
+
+NAME = "program.py"
+LAST = "__last__"
+HEAD = 4
+FRAME_BYTES = 4 * 1024 * 1024
+COROUTINE = 0x80  # inspect.CO_COROUTINE, without its imports
+
+
+class ToolError(Exception):
+    """A tool said no or failed; the text is its words."""
+
+
+ToolError.__module__ = "tools"
+
+
+class Channel:
+    """Calls go out under a lock; one thread takes the answers to who waits for them."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._asked = 0
+        self._reader: threading.Thread | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    def receive(self) -> Any:
+        size = int.from_bytes(self._exactly(HEAD), "big")
+        return json.loads(self._exactly(size))
+
+    async def call(self, tool: str, args: dict[str, Any], field: str = "") -> Any:
+        """The tool's value, or that of the one field it has. Arguments that were left out are `...`."""
+        import asyncio  # noqa: PLC0415 - most of the time a program takes to start, and only calls need it
+
+        given = {name: value for name, value in args.items() if value is not ...}
+        value = await asyncio.wrap_future(self._ask(tool, given))
+        return value[field] if field and isinstance(value, dict) and list(value) == [field] else value
+
+    def _ask(self, tool: str, args: dict[str, Any]) -> Future[Any]:
+        from concurrent.futures import Future  # noqa: PLC0415
+
+        if os.getpid() != self._process:
+            raise ToolError("tools can be called from the program's first process only")
+        waiting: Future[Any] = Future()
+        with self._lock:
+            self._asked += 1
+            body = json.dumps(
+                {"id": self._asked, "tool": tool, "args": args}, ensure_ascii=False, allow_nan=False
+            ).encode()
+            if len(body) > FRAME_BYTES:
+                raise ToolError(f"the arguments are {len(body)} bytes; a call can have {FRAME_BYTES}")
+            if self._closed:
+                raise ToolError("the channel to the tools is closed")
+            self._waiting[self._asked] = waiting
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read, daemon=True)
+                self._reader.start()
+            try:
+                self._socket.sendall(len(body).to_bytes(HEAD, "big") + body)
+            except OSError as error:
+                raise ToolError(f"the channel to the tools is closed: {error}") from None
+        return waiting
+
+    def _read(self) -> None:
+        try:
+            while True:
+                answer = self.receive()
+                waiting = self._waiting.pop(answer["id"], None)
+                if waiting is None or not waiting.set_running_or_notify_cancel():
+                    continue
+                if answer.get("error") is None:
+                    waiting.set_result(answer.get("value"))
+                else:
+                    waiting.set_exception(ToolError(answer["error"]))
+        except (EOFError, OSError, ValueError):
+            with self._lock:
+                self._closed = True
+            for waiting in self._waiting.values():
+                if waiting.set_running_or_notify_cancel():
+                    waiting.set_exception(ToolError("the channel to the tools is closed"))
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return bytes(data)
+
+
+class Modules:
+    """Finds and loads `tools.NAME` from the sources that came with the program."""
+
+    def __init__(self, sources: dict[str, str], call: Any) -> None:
+        self._sources = {f"tools.{name}": source for name, source in sources.items()}
+        tools = types.ModuleType("tools", _about(sources))
+        tools.__path__ = []
+        tools.__dict__.update(ToolError=ToolError, _call=call, __all__=[*sources, "ToolError"], __getattr__=self._get)
+        sys.modules["tools"] = tools
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, origin=_file(name)) if name in self._sources else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__file__ = _file(module.__name__)
+        exec(compile(self._sources[module.__name__], module.__file__, "exec", dont_inherit=True), module.__dict__)
+
+    def get_source(self, name: str) -> str:
+        return self._sources[name]
+
+    def _get(self, name: str) -> Any:
+        if f"tools.{name}" not in self._sources:
+            known = ", ".join(full.partition(".")[2] for full in self._sources) or "none"
+            raise AttributeError(f"module 'tools' has no {name!r}; there is {known}")
+        __import__(f"tools.{name}")
+        return sys.modules[f"tools.{name}"]
+
+
+def _about(sources: dict[str, str]) -> str:
+    return "The tools of this run's MCP servers, one module each: " + (", ".join(sources) or "there is none") + "."
+
+
+def _file(name: str) -> str:
+    return name.replace(".", "/") + ".py"
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
+    channel = Channel(int(sys.argv[1]))
+    start = channel.receive()
+    Modules(start["modules"], channel.call)
+    sys.argv[:] = [NAME]
+    code = start["code"]
+    try:
+        body = _compiled(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        _say(error, only=True)
+        sys.exit(1)
+    import linecache  # noqa: PLC0415
+
+    linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(keepends=True), NAME)
+    sys.exit(_run(body))
+
+
+def _compiled(code: str) -> types.CodeType:
+    """The program, with the value of its last expression under a name of ours."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree: ast.Module = compile(code, NAME, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        kept = ast.Assign([ast.Name(LAST, ast.Store())], last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(kept, last))
+    body: types.CodeType = compile(tree, NAME, "exec", flags, dont_inherit=True)
+    return body
+
+
+def _run(body: types.CodeType) -> int:
+    program = types.ModuleType("__main__")
+    program.__dict__["__file__"] = NAME
+    sys.modules["__main__"] = program
+    try:
+        if body.co_flags & COROUTINE:
+            import asyncio  # noqa: PLC0415
+
+            asyncio.run(eval(body, program.__dict__))
+        else:  # no loop runs, so that a program can have its own: asyncio.run(main())
+            exec(body, program.__dict__)
+        value = program.__dict__.get(LAST)
+        if value is not None:
+            print(repr(value))
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the program raises is its output
+        _say(error)
+        return 1
+    return 0
+
+
+def _say(error: BaseException, *, only: bool = False) -> None:
+    """The error as Python says it, with the program's own lines and nobody else's."""
+    from traceback import TracebackException  # noqa: PLC0415
+
+    told = TracebackException.from_exception(error)
+    _trim(told, set())
+    sys.stdout.flush()
+    sys.stderr.write("".join(told.format_exception_only() if only or not told.stack else told.format()))
+
+
+def _trim(told: TracebackException, seen: set[int]) -> None:
+    if id(told) in seen:
+        return
+    seen.add(id(told))
+    told.stack[:] = [frame for frame in told.stack if frame.filename == NAME]
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if other is not None:
+            _trim(other, seen)
+
+
+if __name__ == "__main__":
+    main()
