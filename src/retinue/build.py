@@ -27,13 +27,14 @@ from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, Mode, Rules, parse_rule
+from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry, traceparent_of
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
-from retinue.sources import LatePrices, ModelSource
+from retinue.sources import LatePrices, ModelSource, servers_of
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -74,7 +75,7 @@ class Parts:
     profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
     runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `image`
     and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the folder
-    through which delegated runs are asked for."""
+    through which delegated runs are asked for. `mcp_servers` are those that runs may have tools from."""
 
     project: Path
     state: Path | None = None
@@ -108,6 +109,7 @@ class Parts:
     container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
     outbox: Path | None = None
+    mcp_servers: Sequence[McpServer] = ()
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -119,10 +121,12 @@ def supervisor(parts: Parts) -> Supervisor:
     policy, book = _approvals(parts)
     kept, trace = _observed(parts)
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+    servers = servers_of(parts.mcp_servers, parts.project, parts.state)
 
     async def close() -> None:
-        await spaces.close()
-        await models.close()
+        for each in (servers, spaces, models):
+            if each is not None:
+                await each.close()
 
     made = Supervisor(
         kept,
@@ -134,6 +138,7 @@ def supervisor(parts: Parts) -> Supervisor:
             skills=parts.skills,
             network=parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
+            servers=servers,
         ),
         state=state,
         clock=clock,
@@ -147,6 +152,7 @@ def supervisor(parts: Parts) -> Supervisor:
         trace=trace,
         on_close=close,
     )
+    made.servers = servers
     if cassette is not None:
         models.wrap = _taping(cassette, made, state)
     return made
@@ -330,6 +336,7 @@ def project_parts(
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
             "network": settings.network,
+            "mcp_servers": settings.mcp_servers,
             **given,
         },
     )

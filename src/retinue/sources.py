@@ -1,15 +1,18 @@
-"""Where models and prices come from, by name; loaded when first asked for. Part of the composition root (`build`)."""
+"""Where models, prices and the tools of MCP servers come from; loaded when first asked for. Part of the composition
+root (`build`)."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.ports import Clock, Model, Prices
+from retinue.core.ports import Clock, Collector, Model, Prices, ToolServers
+from retinue.core.servers import McpServer
 from retinue.core.usage import NoPrices, Usage
 
 
@@ -80,3 +83,25 @@ def _provider_model(name: str, clock: Clock) -> Model:
     made = importlib.import_module("retinue.models.providers").ProviderModel(name, clock=clock)
     model: Model = importlib.import_module("retinue.models.retries").Retrying(made, clock)
     return model
+
+
+def servers_from(given: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+    """MCP servers as a program names them, in the words of retinue.yaml; raises ConfigError."""
+    made: tuple[McpServer, ...] = importlib.import_module("retinue.config.servers").servers_from(given)
+    return made
+
+
+def servers_of(
+    servers: Sequence[McpServer], project: Path, state: Path | None, collector: Collector | None = None
+) -> ToolServers | None:
+    """The MCP servers, none of them started yet; their library is loaded only where there are some."""
+    if not servers:
+        return None
+    made: ToolServers = importlib.import_module("retinue.tools.mcp.servers").Servers(
+        servers,
+        project=str(project),
+        folder=None if state is None else state / "mcp",
+        hosting=importlib.import_module("retinue.supervisor.hosted").Hosted(),
+        collector=collector,
+    )
+    return made

@@ -17,8 +17,9 @@ from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.network import Hosts, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
-from retinue.core.ports import Model, Tool
+from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.servers import PREFIX
 from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
@@ -58,6 +59,7 @@ class ProfilePlanner:
         skills: Callable[[Profile], str],
         network: Hosts,
         dialer: Dialer,
+        servers: ToolServers | None = None,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -66,13 +68,14 @@ class ProfilePlanner:
         self._skills = skills
         self._network = network
         self._dialer = dialer
+        self._servers = servers
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
         if isinstance(profile, str):
             profile, given = self._named(profile, parent), False
         given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
-        key = (profile, parent, task.model, given)
+        key = (profile, parent, task.model, given, 0 if self._servers is None else self._servers.version)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
@@ -104,10 +107,12 @@ class ProfilePlanner:
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
         notes = self._web(profile, tools, host, network, model)
+        lacks = self._lacks(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)
-        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile), *notes) if part)
+        said = (profile.instructions, self._skills(profile), *notes, *(ours for ours, _ in lacks))
+        system = "\n\n".join(part for part in said if part)
         return Plan(
             profile=profile,
             system=system,
@@ -126,7 +131,7 @@ class ProfilePlanner:
             floor=floor,
             parse=parse,
             network=network,
-            notes=notes,
+            notes=(*notes, *(why for _, why in lacks)),
         )
 
     def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
@@ -154,7 +159,9 @@ class ProfilePlanner:
                 tools[name] = make()
             tools |= {name: Lent(spec) for name, spec in WEB.items()}
             tools |= self._spawning()
-            if parent is not None:
+            if parent is None:
+                self._add_served(None, tools, host)
+            else:
                 host |= parent.host
                 tools |= {name: parent.by_name[name] for name in parent.host}
         for entry in profile.tools or ():
@@ -174,6 +181,8 @@ class ProfilePlanner:
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
+        elif entry.startswith(PREFIX) and self._servers is not None:
+            self._add_served(entry, tools, host)
         elif entry in WEB:
             tools[entry] = Lent(WEB[entry])
         elif entry in LOCAL or entry in SPAWNING:
@@ -181,8 +190,20 @@ class ProfilePlanner:
         elif entry.startswith("subagent_"):
             tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
         else:
-            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME"])
+            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+
+    def _add_served(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+        """The tools of MCP servers that an entry means; all there are for None."""
+        for name, served in self._servers.find(entry).items() if self._servers is not None else ():
+            tools[name] = Lent(served.spec)
+            host[name] = served
+
+    def _lacks(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
+        """What of MCP servers it should have and has not; who has what its parent has was told of it there."""
+        if self._servers is None or (profile.tools is None and parent is not None):
+            return ()
+        return self._servers.lacks(profile.tools)
 
     def _web(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None

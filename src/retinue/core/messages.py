@@ -88,7 +88,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
     `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
     children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
-    of the model's. `server` is the MCP server a tool comes from.
+    of the model's. `server` is the MCP server a tool comes from, `seal` stands for what that server says of it.
     """
 
     name: str
@@ -100,6 +100,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     waits: bool = False
     host: bool = False
     server: str = ""
+    seal: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

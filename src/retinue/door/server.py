@@ -183,11 +183,13 @@ class DoorServer:
 
     async def _resume(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Resume)
+        await self._supervisor.prepare()
         return await self._begun(self._supervisor.resume(order.tree, self._given(order.model)))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
         given = self._given(order.model)
+        await self._supervisor.prepare()
         return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
 
     def _given(self, model: str | None) -> Given:

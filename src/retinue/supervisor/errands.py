@@ -69,6 +69,7 @@ class Errand:
                 return failed(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
             readable = await asyncio.to_thread(self._take, request)
+            await self._supervisor.prepare(profile)
             reached("checked")
             if stopping() or self._box.exists(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")

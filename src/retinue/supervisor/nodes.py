@@ -76,6 +76,7 @@ class Node(msgspec.Struct, eq=False):
     waiting: int = 0
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
+    seals: dict[str, str] | None = None  # what the calls of MCP tools that may run were judged as
 
     @property
     def name(self) -> str:

@@ -240,10 +240,10 @@ def _signal(proc: subprocess.Popen[bytes], number: int) -> bool:
 
 
 def _is_gone(proc: subprocess.Popen[bytes]) -> bool:
-    return proc.poll() is not None and not (_signal(proc, 0) and _has_living(proc.pid))
+    return proc.poll() is not None and not (_signal(proc, 0) and has_living(proc.pid))
 
 
-def _has_living(group: int) -> bool:
+def has_living(group: int) -> bool:
     """Tells the living from the dead of a group: in a container there may be nobody to reap orphans soon, or ever."""
     if not _PROC.joinpath("self/stat").exists():
         return True
