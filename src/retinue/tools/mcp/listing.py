@@ -50,15 +50,29 @@ class Listed:
     validator: Any
     runs_agents: bool
 
-    def check(self, args: dict[str, Any]) -> None:
-        """Raises ToolError for arguments that the tool does not take."""
+    def checked(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as they are sent: models write null for what they leave out. Raises ToolError for those that
+        the tool does not take; what only its server can tell (a schema with parts elsewhere) is left to it."""
+        properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
+        args = {
+            name: value
+            for name, value in args.items()
+            if value is not None or name in required or not self._refuses_null(properties.get(name))
+        }
         try:
             error = best_match(self.validator.iter_errors(args))
-        except (Unresolvable, RecursionError) as problem:
-            raise ToolError(f"{self.spec.name}: its schema cannot be followed: {words.reason(problem)}") from None
+        except (Unresolvable, RecursionError):
+            return args
         if error is not None:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
             raise ToolError(f"{self.spec.name}: {f'at {where}: ' if where else ''}{words.line(error.message)}")
+        return args
+
+    def _refuses_null(self, about: Any) -> bool:
+        try:
+            return isinstance(about, dict) and not self.validator.evolve(schema=about).is_valid(None)
+        except (Unresolvable, RecursionError):
+            return False
 
 
 def listed(

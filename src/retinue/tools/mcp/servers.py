@@ -50,7 +50,7 @@ class Tool:
             raise ToolError(connection.unavailable)
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
-        listed.check(args)
+        args = listed.checked(args)
         collector, hosting = self._servers.collector, self._servers.hosting
         seconds, run_id = connection.server.timeout, ""
         if listed.runs_agents:
