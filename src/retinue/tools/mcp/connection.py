@@ -45,8 +45,8 @@ for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings have wo
 
 
 class Connection:
-    """Starts when it is first waited for. `tools` are those of the server now, `error` why it is not there.
-    `on_change` is called when either has changed."""
+    """Starts when it is first waited for. `tools` are those of the server now, `error` why it is not there,
+    `revision` the one of MCP that is spoken. `on_change` is called when tools or state have changed."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Connection:
         self.server = server
         self.state: State = "idle"
         self.error = ""
+        self.revision = ""
         self.notes: list[str] = []
         self.tools: dict[str, Listed] = {}
         self._project = project
@@ -164,13 +165,14 @@ class Connection:
                     await self._list(client)
                     limit.reschedule(None)
                     self._client, self.state, self.error = client, "up", ""
+                    self.revision = client.protocol_version
                     self._tried.set()
                     self._on_change()
                     await self._stay(client)
         except TimeoutError:
             trouble = self._program.trouble if self._program is not None else ""
             why = f"it did not answer within {server.startup_timeout:g} s" + (f"; {trouble}" if trouble else "")
-            self._is_down("down", why)
+            self._is_down("down", self._broken or why)
         except CannotStart as error:
             self._is_down("down", str(error))
             return True
@@ -254,6 +256,8 @@ class Connection:
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or why
+        if self.state == "up":  # nobody calls it any more; the owner does the rest
+            self._client, self.state, self.error = None, "down", self._broken
         self._news.set()
 
     def _is_stale(self) -> None:

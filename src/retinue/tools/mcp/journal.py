@@ -44,15 +44,20 @@ class Journal:
             os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean(what)}\n".encode("utf-8", "replace"))
 
     def take(self, data: bytes) -> None:
+        """Words of the server."""
         self._tail = (self._tail + data[-TAIL:])[-TAIL:]
+        self._write(data)
+
+    def note(self, text: str) -> None:
+        """Words of ours about it."""
+        self._write(f"[{text}]\n".encode("utf-8", "replace"))
+
+    def _write(self, data: bytes) -> None:
         if self._fd is None or self._room <= 0:
             return
         self._room -= len(data)
         with suppress(OSError):  # a full disk is no reason to stop listening
             os.write(self._fd, clean(data.decode("utf-8", "replace")).encode() if self._room > 0 else CUT)
-
-    def note(self, text: str) -> None:
-        self.take(f"[{text}]\n".encode("utf-8", "replace"))
 
     @property
     def last_words(self) -> str:

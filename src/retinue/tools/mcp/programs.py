@@ -51,7 +51,7 @@ class Program:
         self._on_over = on_over
         self._garbage: list[str] = []
         self._said_something = False
-        self._leaving = False
+        self._leaving = self._over = False
 
     @property
     def trouble(self) -> str:
@@ -81,7 +81,7 @@ class Program:
                         with anyio.CancelScope(shield=True):
                             ours.close()  # so that the reader only drains from now on
                             streams[2].close()
-                            await end(process, leave=LEAVE_SECONDS)
+                            await end(process, leave=0 if self._over else LEAVE_SECONDS)
                         group.cancel_scope.cancel()
         finally:
             if process.poll() is None:  # the loop itself is being torn down
@@ -146,6 +146,7 @@ class Program:
                 buffer += rest
                 if len(buffer) > LARGEST_LINE:
                     why = f"it printed a line of more than {LARGEST_LINE // 1024 // 1024} MiB"
+            self._over = True
             if not self._leaving:
                 self._on_over(why or await self._ended(process))
         while await stdout.read(CHUNK):  # nobody must wait for us to read
