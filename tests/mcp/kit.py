@@ -80,22 +80,28 @@ async def until(test: Any, *, seconds: float = SECONDS) -> None:
             await asyncio.sleep(0.02)
 
 
-@asynccontextmanager
-async def http_server(name: str = "calm", *args: str) -> AsyncIterator[str]:
-    """A server at an address of its own on loopback."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def http_server(*command: str, port: int | None = None) -> AsyncIterator[str]:
+    """A server at an address of its own on loopback, the calm one unless named; its port is in its environment too."""
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SERVERS / f"{name}.py"), str(port), *args, stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"]},
-    )  # fmt: skip
+        *(command or (sys.executable, str(SERVERS / "calm.py"), str(port))),
+        env={"PATH": os.environ["PATH"], "PORT": str(port)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
         await until(lambda: _listens(port))
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
-        if process.returncode is None:
-            process.kill()
+        process.kill()
         await process.wait()
 
 

@@ -38,7 +38,6 @@ class Person:
 
 
 async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
-    child = Profile("child", "You are a child.", tools=["mcp__bad__one", "mcp__files__write_file"])
     bad = {"bad": program("bad", "lame", str(tmp_path))}
     script = {
         "main": [{"tools": [call("mcp__bad__one"), call("subagent_child", task="go")]}, {"text": "done"}],
@@ -47,7 +46,6 @@ async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
     person = Person(lambda _: Allow())
     fields = {"tools": ["mcp__bad__one", Profile("child", "You are a child.", tools=["mcp__bad__one"])]}
     await run(bad, script, mode="ask", approver=person, fields=fields)
-    assert child.name == "child"
     assert sorted((asked.run, asked.tool) for asked in person.asked) == [(0, "mcp__bad__one"), (0, "subagent_child")]
     # A rule can name them, by pattern too; what forbids wins.
     person.asked.clear()

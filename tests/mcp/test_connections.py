@@ -17,7 +17,7 @@ from retinue.core.servers import McpServer
 from retinue.supervisor.hosted import Hosted
 from retinue.tools.mcp.connection import FAILURES
 from retinue.tools.mcp.servers import Servers
-from tests.mcp.kit import alive, call, main, program, results, run, turns, until
+from tests.mcp.kit import alive, call, free_port, http_server, main, program, results, run, turns, until
 from tests.tree.kit import bodies
 
 ONE = call("mcp__bad__one")
@@ -76,7 +76,9 @@ async def test_a_server_that_fails_is_named_and_others_go_on(tmp_path: Path, mod
 async def test_a_command_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
     _, events = await run({"bad": {"command": "no-such-server"}}, turns())
     [told] = bodies(events, Warned)
-    assert told.text == "the MCP server 'bad' is not available: cannot start 'no-such-server': No such file or directory"
+    assert (
+        told.text == "the MCP server 'bad' is not available: cannot start 'no-such-server': No such file or directory"
+    )
     _, events = await run({"bad": program("calm", cwd=str(tmp_path / "away"))}, turns())
     assert bodies(events, Warned)[0].text.endswith(f"there is no folder {tmp_path / 'away'}")
 
@@ -119,6 +121,27 @@ async def test_there_is_an_end_to_starting_again(tmp_path: Path) -> None:
         )
     finally:
         await servers.close()
+
+
+async def test_an_address_that_goes_away_and_comes_back() -> None:
+    port = free_port()
+    one = {"main": turns(call("mcp__calm__say", text="here"))}
+    async with retinue.open(mode="yes", mcp_servers={"calm": {"url": f"http://127.0.0.1:{port}/mcp"}}) as r:
+
+        async def said() -> str:
+            going = await r.spawn(main(one), "go")
+            return results([event async for event in going.events()])[0].text
+
+        async with http_server(port=port):
+            assert await said() == "here"
+        assert await said() == "the MCP server 'calm' cannot be reached: All connection attempts failed"
+        assert (await said()).startswith(
+            "the MCP server 'calm' is not available: All connection attempts failed; it is"
+        )
+        async with http_server(port=port):
+            servers: Any = r.supervisor.servers
+            await until(lambda: servers.connections["calm"].state == "up")
+            assert await said() == "here"
 
 
 async def test_a_few_words_beside_the_protocol_do_no_harm(tmp_path: Path) -> None:

@@ -138,8 +138,7 @@ async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.M
 
 
 async def test_the_newest_revision_both_know_is_spoken() -> None:
-    async with http_server() as url:
-        async with retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
-            await r.supervisor.prepare()
-            servers: Any = r.supervisor.servers
-            assert servers.connections["calm"].revision == "2026-07-28"
+    async with http_server() as url, retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
+        await r.supervisor.prepare()
+        servers: Any = r.supervisor.servers
+        assert servers.connections["calm"].revision == "2026-07-28"

@@ -16,6 +16,7 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.rules import Verdict
+from retinue.core.servers import ServerReport
 from retinue.core.usage import Usage
 
 
@@ -281,7 +282,7 @@ class ToolServers(Protocol):
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         """Waits until every server that a run of the profile (None: any run) has tools from is there or has failed.
-        `say` is told what is waited for, and what failed."""
+        `say` is told what is waited for, and what is odd about what came."""
         ...
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
@@ -290,6 +291,10 @@ class ToolServers(Protocol):
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """What of these is not there: in our own words for the model, and in words for a person."""
+        ...
+
+    def reports(self) -> Sequence[ServerReport]:
+        """How each server was found that was tried."""
         ...
 
     async def close(self) -> None: ...

@@ -40,6 +40,17 @@ class McpServer(msgspec.Struct, frozen=True):
         return self.url or " ".join((self.command, *self.args))
 
 
+class ServerReport(msgspec.Struct, frozen=True):
+    """How a server was found: how many tools it offers and which revision it speaks, or the `error`."""
+
+    name: str
+    words: str
+    error: str = ""
+    tools: int = 0
+    revision: str = ""
+    notes: tuple[str, ...] = ()
+
+
 def check_server_name(name: str) -> str:
     """The name, if it can be a part of a tool's name."""
     if not _NAME.match(name):

@@ -97,7 +97,7 @@ class Supervisor:
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """To be awaited before a run is spawned or taken up: the MCP servers it has tools from are there then, or have
-        failed, which `say` is told. None stands for any profile."""
+        failed; `say` is told what is waited for. None stands for any profile."""
         if self.servers is not None:
             await self.servers.ready(profile, say)
 

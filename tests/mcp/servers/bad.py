@@ -4,8 +4,8 @@ They speak the protocol by hand, so that they can break it, and count their live
 
 import json
 import os
+import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,10 @@ def main() -> None:
     if MODE == "hangs":
         sys.stderr.write("loading the model\n")
         sys.stderr.flush()
-        time.sleep(600)
+        signal.pause()
     if MODE == "garbage":
-        while True:
-            print("Welcome to \x1b[31mthe server!")
-            sys.stdout.flush()
-            time.sleep(0.01)
+        print("Welcome to \x1b[31mthe server!\n" * 10, flush=True)
+        signal.pause()
     serve(life)
 
 

@@ -128,8 +128,11 @@ async def ask(answer: Annotated[ElicitationResult[Person], Resolve(person)]) -> 
 
 
 @server.tool(structured_output=False)
-def delegate(prompt: str, runId: str, ctx: Context) -> str:  # noqa: N803 - the seed's name
-    """Hands a task to a subagent."""
+async def delegate(prompt: str, runId: str, ctx: Context) -> str:
+    """Hands a task to a subagent, which waits when it is told to."""
+    word, _, marker = prompt.partition(" ")
+    if word == "wait":
+        return await wait(marker, ctx)
     meta = {key: value for key, value in (ctx.request_context.meta or {}).items() if key.startswith("retinue/")}
     return f"prompt={prompt} runId={runId} meta={meta}"
 

@@ -126,6 +126,8 @@ class Connection:
         owner = self._owner
         if owner is None:
             return
+        if self.state == "starting":
+            owner.cancel()  # it may not answer for long
         done, _ = await asyncio.wait({owner}, timeout=CLOSE_SECONDS)
         if not done:
             owner.cancel()
@@ -197,8 +199,9 @@ class Connection:
             yield client
 
     def _is_down(self, state: State, why: str) -> None:
+        if self.error != why:
+            self._journal.note(why)
         self.state, self.error = state, why  # what tools it has is remembered: they fail, and do not vanish
-        self._journal.note(why)
         self._tried.set()
         self._on_change()
 

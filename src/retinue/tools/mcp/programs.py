@@ -84,7 +84,7 @@ class Program:
                             await end(process, leave=0 if self._over else LEAVE_SECONDS)
                         group.cancel_scope.cancel()
         finally:
-            if process.poll() is None:  # the loop itself is being torn down
+            if not _is_gone(process):  # told to hurry, or the loop itself is being torn down
                 _signal(process, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(KILL_SECONDS)

@@ -13,7 +13,7 @@ from retinue.core.errors import NotFound, ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Collector, Hosting, Outcome, ServerTool
 from retinue.core.profiles import Profile
-from retinue.core.servers import PREFIX, McpServer, server_of
+from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.connection import BACK_OFF, Connection
 from retinue.tools.mcp.listing import RUN_ID, Listed
@@ -118,8 +118,9 @@ class Servers:
             for task in waiting:
                 task.cancel()
         if say is not None:
-            for problem in [problem for each in wanted for problem in problems(each)]:
-                say(f"warning: {problem}")
+            for each in wanted:  # that one is not there at all, the plans tell
+                for note in each.notes:
+                    say(f"warning: the MCP server '{each.server.name}': {note}")
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
         found: dict[str, ServerTool] = {}
@@ -145,6 +146,13 @@ class Servers:
                 found[LACKS_ONE.format(entry=entry)] = f"the MCP server '{name}' has no tool that {entry!r} means"
         return list(found.items())
 
+    def reports(self) -> Sequence[ServerReport]:
+        return [
+            ServerReport(name, each.server.words, each.error, len(each.tools), each.revision, tuple(each.notes))
+            for name, each in self.connections.items()
+            if each.state != "idle"
+        ]
+
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
@@ -168,13 +176,6 @@ class Servers:
 
     def _changed(self) -> None:
         self.version += 1
-
-
-def problems(connection: Connection) -> list[str]:
-    """What a person should know of a server that was tried."""
-    if connection.state != "up":
-        return [connection.unavailable]
-    return [f"the MCP server '{connection.server.name}': {note}" for note in connection.notes]
 
 
 def _means(entry: str, tool: str, server: str) -> bool:
