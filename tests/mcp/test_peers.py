@@ -1,4 +1,4 @@
-"""The reference servers that others wrote, as tool providers: by stdio, and by streamable HTTP of the older revision."""
+"""The reference servers that others wrote, as tool providers: by stdio, and by HTTP of the older revision."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ async def test_the_everything_server() -> None:
     assert '"temperature":33' in weather.text
     assert "Ann" in form_result.text and form_result.success
     assert "completed" in long.text
-    assert "mcp__all__trigger-sampling-request" not in offered(
-        events
-    )  # we offer no sampling, so it offers no such tool
+    assert "mcp__all__trigger-sampling-request" not in offered(events)  # for we offer none
 
 
 async def test_streamable_http_of_the_older_revision() -> None:
