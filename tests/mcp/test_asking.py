@@ -13,7 +13,11 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Deny, Profile
 from retinue.core.approvals import Decision
+from retinue.core.context import Context
+from retinue.core.errors import ToolError
 from retinue.core.events import ApprovalAsked, ApprovalDecided
+from retinue.core.messages import Call
+from retinue.core.ports import Outcome
 from retinue.core.rules import parse_rule
 from tests.mcp.kit import call, main, offered, program, results, run, turns, until
 from tests.tree.kit import bodies
@@ -184,3 +188,41 @@ async def test_who_is_asked_when_a_server_does_not_say_for_which_call(tmp_path: 
     assert asked.preview.endswith(
         "It does not say for which of these calls: mcp__bad__one of /main/child-1, mcp__bad__one of /main/child-2."
     )
+
+
+async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
+    """The tool changes between the yes and the call: then nothing is sent."""
+
+    async def agent(task: str, ctx: Context) -> str:
+        tools = r.supervisor.servers.find("mcp__odd")  # type: ignore[union-attr]
+        tool, spec = tools["mcp__odd__read"], tools["mcp__odd__read"].spec
+        allowed = Call("one", spec.name, {"path": "x"})
+        assert await ctx.link.begin(allowed, spec, "") == Allow()
+        morph = Call("two", "mcp__odd__morph", {})
+        await ctx.link.begin(morph, tools["mcp__odd__morph"].spec, "")
+        ctx.link.finish(morph, await ctx.link.lend(morph), 0)
+        await until(lambda: tool.spec.seal != spec.seal)
+        with pytest.raises(ToolError) as raised:
+            await ctx.link.lend(allowed)
+        ctx.link.finish(allowed, Outcome(str(raised.value), success=False), 0)
+        return str(raised.value)
+
+    async with retinue.open(mode="yes", mcp_servers=ODD) as r:
+        result = await r.run(Profile("main", call=agent, tools=["mcp__odd"]), "go")
+    assert result.final_response == (
+        "mcp__odd__read was changed by its server after this call was allowed, so it was not run. Call it again."
+    )
+
+
+@pytest.mark.parametrize("server", [program("calm"), program("bad", "asks")])
+async def test_a_question_goes_with_the_run_that_waits_for_its_answer(server: dict[str, Any], tmp_path: Path) -> None:
+    server = server if len(server["args"]) == 1 else {**server, "args": [*server["args"], str(tmp_path)]}
+    name = "mcp__it__ask" if len(server["args"]) == 1 else "mcp__it__one"
+    async with retinue.open(mode="yes", wait_approvals=60, mcp_servers={"it": server}) as r:
+        going = await r.spawn(main({"main": turns(call(name))}), "go")
+        await until(lambda: r.supervisor.pending(going.tree))
+        [question] = r.supervisor.pending(going.tree)
+        assert await going.cancel()
+        assert (await going.result()).status == "cancelled"
+        await until(lambda: not r.supervisor.pending())
+        assert r.supervisor.answer(question.id, Allow(), by="user") == "stale"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.shell import Project, interrupt, read_until
+from tests.cli.shell import Project, interrupt, read_until, until
 from tests.mcp.kit import alive, call, program, turns
 
 
@@ -106,3 +106,29 @@ def _parent(process: Path) -> int:
         return int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def test_a_killed_run_leaves_no_server_and_goes_on_with_it(project: Project, tmp_path: Path) -> None:
+    servers(project, bad=program("bad", "lame", str(tmp_path)))
+    assert project.retinue("trust", "--yes").returncode == 0
+    model = project.script({"main": turns(call("mcp__bad__one"))})
+    with project.running("run", "go", "--model", model, "--wait-approvals", "40") as running:
+        until(lambda: json.loads(project.retinue("approvals", "--json").stdout) != [])
+        children = _children(running.pid)
+        assert children
+        running.kill()
+        running.wait(20)
+    until(lambda: not any(alive(pid) for pid in children))
+    resumed = project.retinue("resume", "--yes", "--model", model)
+    assert (resumed.returncode, resumed.stdout) == (0, "done\n"), resumed.stderr
+    assert "life 2" in resumed.stderr
+    # What was recorded is played without any server.
+    assert project.retinue("replay").returncode == 0
+    assert (tmp_path / "lame.lives").read_text() == "xx"
+    # A tree whose server is gone goes on without it, and says so.
+    (tmp_path / "lame.lives").unlink()
+    servers(project, bad=program("bad", "exits", str(tmp_path)))
+    assert project.retinue("trust", "--yes").returncode == 0
+    more = project.script({"main": turns(call("mcp__bad__one"))})
+    done = project.retinue("continue", project.events()[0]["tree"], "again", "--yes", "--model", more)
+    assert done.returncode == 0 and "the MCP server 'bad' is not available" in done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +146,34 @@ async def test_the_newest_revision_both_know_is_spoken() -> None:
         await r.supervisor.prepare()
         servers: Any = r.supervisor.servers
         assert servers.connections["calm"].revision == "2026-07-28"
+
+
+@pytest.mark.parametrize("runtime", ["inherited", "isolated"])
+async def test_they_work_behind_a_wall(runtime: str, tmp_path: Path) -> None:
+    """A walled run has no network and no server of its own: the call goes over the link."""
+    script = turns(
+        call("mcp__calm__add", a=20, b=22), call("mcp__calm__large", size=200_000), call("mcp__calm__picture")
+    )
+    servers = {"calm": program("calm")}
+    (tmp_path / "project").mkdir()
+    given: dict[str, Any] = {"path": tmp_path / ".retinue", "project": tmp_path / "project", "runtime": runtime}
+    result, events = await run(servers, script, **given)
+    assert result.status == "done", result.error_details
+    added, large, picture = results(events)
+    assert '"total": 42' in added.text
+    assert len(large.text) <= INLINE_BYTES and Path(large.file).stat().st_size == 200_000
+    assert " in " in picture.text and "full_logs" in picture.text
+
+
+async def test_the_client_of_the_conformance_suite_calls_every_tool(tmp_path: Path) -> None:
+    """The suite itself is `make conformance`; here only that what it drives works."""
+    script = Path(__file__).parents[2] / "scripts" / "conformance-client"
+    wanted = {"toolCalls": [{"name": "add", "arguments": {"a": 1, "b": 1}}, {"name": "ask", "arguments": {}}]}
+    async with http_server() as url:
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), url, cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "MCP_CONFORMANCE_CONTEXT": json.dumps(wanted)},
+        )  # fmt: skip
+        said, _ = await client.communicate()
+    assert client.returncode == 0
+    assert b"mcp__peer__add: True: " in said and b"mcp__peer__ask: True: cancel: None" in said

@@ -297,6 +297,7 @@ COORDINATION = Shape(
     ),
 )
 ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))
+_SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 SETTINGS = Shape(
     "retinue.yaml: what agents in this project run on and what they may do",
     (
@@ -313,7 +314,7 @@ SETTINGS = Shape(
         Key("workspace_setup_timeout", POSITIVE, "its seconds", "600"),
         Key("workspace_max_mib", COUNT, "how large a copy or worktree may be", "2048"),
         Key("network", mapping(NETWORK, _hosts), "what may be reached on the network"),
-        Key("mcp_servers", SERVERS, "MCP servers that runs may have tools from, by name"),
+        Key("mcp_servers", SERVERS, "MCP servers that runs may have tools from, by name", _SERVER_EXAMPLE),
         Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
         Key("container_image", WORD, "of runtime container; it is never pulled", "localhost/retinue:py3.11-x86_64"),
         Key("container_flags", TEXTS, "for podman or docker run; those of the wall come after them", "[--cpus=2]"),

@@ -83,7 +83,7 @@ def environment() -> str:
 @server.tool(structured_output=False)
 def who() -> str:
     """Its process, the folder it is in, and a process it leaves behind."""
-    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)
+    left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], stdin=subprocess.DEVNULL)
     return f"{os.getpid()} {left.pid} {Path.cwd()}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mcp_types as types
@@ -38,17 +38,13 @@ class Made:
     seconds: float | None
     meta: dict[str, Any]
     limit: asyncio.Timeout | None = None
-    waiting: int = 0
+    asking: set[asyncio.Task[types.ElicitResult]] = field(default_factory=set)
 
     def heard(self) -> None:
         """The server is at work on it: its time begins again, unless a person is being waited for."""
         if self.limit is None or self.limit.expired() or self.seconds is None:
             return
-        self.limit.reschedule(None if self.waiting else asyncio.get_running_loop().time() + self.seconds)
-
-    def wait(self, more: int) -> None:
-        self.waiting += more
-        self.heard()
+        self.limit.reschedule(None if self.asking else asyncio.get_running_loop().time() + self.seconds)
 
 
 class Calls:
@@ -75,6 +71,8 @@ class Calls:
             raise MCPError(types.CONNECTION_CLOSED, "the connection was closed") from None
         finally:
             made.limit = None
+            for asking in made.asking:  # nobody waits for the answer any more
+                asking.cancel()
             del self._made[task]
 
     async def _call(self, client: Client, tool: str, args: dict[str, Any], made: Made) -> types.CallToolResult:
@@ -109,11 +107,16 @@ class Calls:
         if made is None:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is in flight, so nobody is asked")
         calls = ", ".join(f"{each.tool} of {each.link.ref.path}" for each in (made, *others)) if others else ""
-        made.wait(1)
+        asking = asyncio.create_task(self._ask(made, params, UNCERTAIN.format(calls=calls) if calls else ""))
+        made.asking.add(asking)
+        made.heard()
         try:
-            return await self._ask(made, params, UNCERTAIN.format(calls=calls) if calls else "")
+            await asyncio.wait({asking})
         finally:
-            made.wait(-1)
+            asking.cancel()
+            made.asking.discard(asking)
+            made.heard()
+        return types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     def _all(self) -> list[Made]:
         return [made for _, made in self._made.values()]

@@ -87,6 +87,10 @@ class Connection:
             self.state = "starting"
             self._owner = asyncio.create_task(self._own(), name=f"mcp {self.server.name}")
 
+    @property
+    def was_tried(self) -> bool:
+        return self._tried.is_set()
+
     async def tried(self) -> None:
         """Until it is there, or the first attempt has failed."""
         await self._tried.wait()

@@ -102,7 +102,8 @@ class Servers:
         self._tools: dict[str, Tool] = {}
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
-        wanted = [self.connections[name] for name in self.connections if name in self._wanted(profile)]
+        names = self._wanted(profile)
+        wanted = [each for name, each in self.connections.items() if name in names and not each.was_tried]
         for connection in wanted:
             connection.start()
         waiting = {asyncio.create_task(each.tried()): each for each in wanted}
