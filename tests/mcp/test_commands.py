@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,20 @@ def test_ctrl_c_while_a_server_is_waited_for(project: Project, tmp_path: Path) -
         interrupt(running)
         assert running.wait(20) == 130
     assert not any(alive(pid) for pid in children)
+
+
+def test_a_server_that_does_not_notice_that_we_were_killed_is_ended(project: Project, tmp_path: Path) -> None:
+    servers(project, slow=program("bad", "hangs", str(tmp_path), startup_timeout=50))
+    assert project.retinue("trust", "--yes").returncode == 0
+    model = project.script({"main": turns()})
+    with project.running("run", "go", "--model", model, "--yes") as running:
+        read_until(running.stderr, "waiting for the MCP server slow")
+        children = _children(running.pid)
+        running.kill()
+        running.wait(20)
+        killed = time.monotonic()
+        until(lambda: not any(alive(pid) for pid in children))
+    assert len(children) == 2 and time.monotonic() - killed < 10
 
 
 def test_the_worker_and_the_help_do_not_load_the_library() -> None:

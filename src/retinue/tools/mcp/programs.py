@@ -32,6 +32,8 @@ TERM_SECONDS = 2.0
 KILL_SECONDS = 2.0
 EXIT_SECONDS = 1.0
 POLL_SECONDS = 0.02
+# Reads until we are gone, however that came, and ends what then does not go by itself.
+GUARD = 'read _; sleep 3; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
 
 
 class Program:
@@ -65,6 +67,7 @@ class Program:
     async def streams(self) -> AsyncIterator[TransportStreams]:
         """Raises RetinueError when it cannot be started."""
         process, pipes = self._start()
+        guard = _guarded(process.pid)
         try:
             async with AsyncExitStack() as stack:
                 streams = await self._connect(stack, pipes)
@@ -88,6 +91,8 @@ class Program:
                 _signal(process, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(KILL_SECONDS)
+            guard.kill()
+            guard.communicate()
 
     def _start(self) -> tuple[subprocess.Popen[bytes], tuple[int, int, int]]:
         ends = [os.pipe() for _ in range(3)]
@@ -189,6 +194,18 @@ class Program:
 
 class CannotStart(RetinueError):
     """Trying again would not help."""
+
+
+def _guarded(group: int) -> subprocess.Popen[bytes]:
+    """A process that outlives us for as long as it takes to end that group."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, str(group)],
+        env={"PATH": os.defpath},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:

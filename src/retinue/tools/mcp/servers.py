@@ -102,8 +102,8 @@ class Servers:
         self._tools: dict[str, Tool] = {}
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
-        names = self._wanted(profile)
-        wanted = [each for name, each in self.connections.items() if name in names and not each.was_tried]
+        needed = self._wanted(profile)
+        wanted = [each for name, each in self.connections.items() if name in needed and not each.was_tried]
         for connection in wanted:
             connection.start()
         waiting = {asyncio.create_task(each.tried()): each for each in wanted}
