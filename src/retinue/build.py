@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.agent.plans import GENERIC, ProfilePlanner
+from retinue.config.chosen import detected, merged, outbox_of, setup_of
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
@@ -25,13 +26,14 @@ from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, Mode, Rules, parse_rule
+from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry, traceparent_of
 from retinue.runtime.folders import StateFolder, private_folder
 from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
-from retinue.sources import LatePrices, ModelSource, walled_runtime
+from retinue.sources import LatePrices, ModelSource, servers_of, walled_runtime
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -50,7 +52,6 @@ MAIN = Profile(
     "You are the primary agent. Do the task yourself or delegate parts of it to subagents, and end with the answer.",
     description="The primary agent of `retinue run`",
 )
-OUTBOX_VARIABLE = "RETINUE_DELEGATION_DIRECTORY"
 NO_OUTBOX = (
     "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
     "subagent_delegation_directory in retinue.yaml"
@@ -72,7 +73,7 @@ class Parts:
     whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that
     walled runs may read beside their folders, `launch_prefix` the words before the command that starts one of them,
     `image` and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the
-    folder through which delegated runs are asked for."""
+    folder through which delegated runs are asked for. `mcp_servers` are those that runs may have tools from."""
 
     project: Path
     state: Path | None = None
@@ -106,6 +107,7 @@ class Parts:
     container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
     outbox: Path | None = None
+    mcp_servers: Sequence[McpServer] = ()
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -117,10 +119,12 @@ def supervisor(parts: Parts) -> Supervisor:
     policy, book = _approvals(parts)
     kept, trace = _observed(parts)
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+    servers = servers_of(parts.mcp_servers, parts.project, parts.state)
 
     async def close() -> None:
-        await spaces.close()
-        await models.close()
+        for each in (servers, spaces, models):
+            if each is not None:
+                await each.close()
 
     made = Supervisor(
         kept,
@@ -132,6 +136,7 @@ def supervisor(parts: Parts) -> Supervisor:
             skills=parts.skills,
             network=None if parts.network is None else parse_hosts(parts.network),
             dialer=parts.dialer or SystemDialer(),
+            servers=servers,
         ),
         state=state,
         clock=clock,
@@ -145,6 +150,7 @@ def supervisor(parts: Parts) -> Supervisor:
         trace=trace,
         on_close=close,
     )
+    made.servers = servers
     if cassette is not None:
         models.wrap = _taping(cassette, made, state)
     return made
@@ -305,7 +311,7 @@ def project_parts(
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
-    outbox = _outbox(given.pop("outbox", None), settings, project.folder)
+    outbox = outbox_of(given.pop("outbox", None), settings, project.folder)
     parts = Parts(
         project=project.folder,
         **{
@@ -313,17 +319,17 @@ def project_parts(
             "profiles": project.profiles,
             "model": settings.model or default_model(os.environ),
             "limits": limits.over(settings.limits),
-            "rules": _merged(given.pop("rules", None), settings.rules),
+            "rules": merged(given.pop("rules", None), settings.rules),
             "rules_file": settings.file or project.folder / "retinue.yaml",
             "trusting": config is None,
             "approval_timeout": settings.approval_timeout,
-            "setup": _setup(settings),
+            "setup": setup_of(settings),
             "workspace_max_mib": settings.workspace_max_mib,
             "caps": settings.caps,
             "timeouts": Timeouts(
                 settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
             ),
-            "runtime": settings.subagent_runtime_mode or _detected(settings, outbox) or default_runtime,
+            "runtime": settings.subagent_runtime_mode or detected(settings, outbox) or default_runtime,
             "outbox": outbox,
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
@@ -333,6 +339,7 @@ def project_parts(
             "skills": lambda profile: skill_prompt(profile.skills, project.skills),
             "telemetry": _wants_telemetry(settings.telemetry),
             "network": settings.network,
+            "mcp_servers": settings.mcp_servers,
             **given,
         },
     )
@@ -344,26 +351,6 @@ def _wants_telemetry(said: bool | None) -> bool:
     if said is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
         return bool(importlib.import_module(f"{OTEL}.providers").asked_for(os.environ))
     return bool(said)
-
-
-def _setup(settings: Any) -> Setup | None:
-    command = settings.workspace_setup
-    return None if command is None else Setup(command, settings.workspace_setup_timeout)
-
-
-def _outbox(given: Path | None, settings: Any, project: Path) -> Path | None:
-    """The folder shared with the host: what was given, else the environment's, else the project's."""
-    named = given or os.environ.get(OUTBOX_VARIABLE)
-    if named:
-        return Path(named).absolute()
-    return None if settings.subagent_delegation_directory is None else project / settings.subagent_delegation_directory
-
-
-def _detected(settings: Any, outbox: Path | None) -> RuntimeName | None:
-    """Where nobody has said it: inside a container with a way to ask its host, the host."""
-    inside = "container" in os.environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-    said = settings.subagent_runtime_fallback_mode is not None or settings.subagent_host_launch_prefix
-    return "delegated" if inside and outbox is not None and not said else None
 
 
 def hosted(parts: Parts) -> Parts:
@@ -380,13 +367,6 @@ def named_profile(parts: Parts, name: str) -> Profile:
             return profile
     there = ", ".join(sorted(profile.name for profile in (*parts.profiles, GENERIC)))
     raise NotFound(f"unknown profile {name!r}; there is {there}")
-
-
-def _merged(given: Rules | None, base: Rules) -> Rules:
-    """Both sets of rules; the mode is that of the first which has one."""
-    if given is None:
-        return base
-    return Rules(given.mode or base.mode, base.allow + given.allow, base.ask + given.ask, base.deny + given.deny)
 
 
 def with_profiles(parts: Parts, profiles: Sequence[Profile]) -> Parts:

@@ -1,12 +1,12 @@
-"""Where models, prices and walls come from, by name; loaded when first asked for. Part of the composition root
-(`build`)."""
+"""Where models, prices, walls and the tools of MCP servers come from; loaded when first asked for. Part of the
+composition root (`build`)."""
 
 from __future__ import annotations
 
 import importlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Caps
 from retinue.core.plans import Runtime
-from retinue.core.ports import Clock, Model, Prices
+from retinue.core.ports import Clock, Collector, Model, Prices, ToolServers
+from retinue.core.servers import McpServer
 from retinue.core.usage import NoPrices, Usage
 from retinue.tools.dialing import Dialer
 
@@ -106,4 +107,26 @@ def walled_runtime(name: str, reach: str, *, dialer: Dialer, caps: Caps, **optio
     proxy = importlib.import_module("retinue.tools.proxy").Proxy if reach == "hosts" else None
     proxies = None if proxy is None else partial(proxy, dialer=dialer)
     made: Runtime = getattr(importlib.import_module(module), kind)(stands, caps=caps, proxies=proxies)
+    return made
+
+
+def servers_from(given: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+    """MCP servers as a program names them, in the words of retinue.yaml; raises ConfigError."""
+    made: tuple[McpServer, ...] = importlib.import_module("retinue.config.servers").servers_from(given)
+    return made
+
+
+def servers_of(
+    servers: Sequence[McpServer], project: Path, state: Path | None, collector: Collector | None = None
+) -> ToolServers | None:
+    """The MCP servers, none of them started yet; their library is loaded only where there are some."""
+    if not servers:
+        return None
+    made: ToolServers = importlib.import_module("retinue.tools.mcp.servers").Servers(
+        servers,
+        project=str(project),
+        folder=None if state is None else state / "mcp",
+        hosting=importlib.import_module("retinue.supervisor.hosted").Hosted(),
+        collector=collector,
+    )
     return made

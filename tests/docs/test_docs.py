@@ -73,6 +73,16 @@ def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
     assert (settings.subagent_runtime_mode, settings.subagent_delegation_directory) == ("delegated", "/srv/box/outbox")
 
 
+def test_what_the_page_of_mcp_servers_shows_works(tmp_path: Path) -> None:
+    page = ROOT / "docs/mcp-servers.md"
+    [config], [code] = snippets(page, "yaml"), snippets(page, "python")
+    (tmp_path / "retinue.yaml").write_text(config)
+    settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
+    assert [server.name for server in settings.mcp_servers] == ["files", "tracker"]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "done It is 5.\n"
+
+
 def test_the_example_script_does_what_its_page_says(tmp_path: Path) -> None:
     (tmp_path / "review.yaml").write_text((ROOT / "docs/examples/review.yaml").read_text())
     (tmp_path / "a.py").write_text("# TODO: more\n")

@@ -19,9 +19,10 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, is_full, meet, parse_hosts
 from retinue.core.plans import HostTool, Plan, Runtime
-from retinue.core.ports import Model, Tool
+from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
+from retinue.core.servers import PREFIX
 from retinue.models.scrubbed import Scrubbed
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
@@ -66,6 +67,7 @@ class ProfilePlanner:
         skills: Callable[[Profile], str],
         network: Hosts | None,
         dialer: Dialer,
+        servers: ToolServers | None = None,
     ) -> None:
         self._profiles = {profile.name.lower(): profile for profile in profiles}
         self._models = models
@@ -74,13 +76,14 @@ class ProfilePlanner:
         self._skills = skills
         self._network = network
         self._dialer = dialer
+        self._servers = servers
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
         if isinstance(profile, str):
             profile, given = self._named(profile, parent), False
         given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
-        key = (profile, parent, task.model, given)
+        key = (profile, parent, task.model, given, 0 if self._servers is None else self._servers.version)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
@@ -113,11 +116,13 @@ class ProfilePlanner:
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         notes = self._web(profile, tools, host, network, model)
         programs.offer(tools, host, named=CODE_MODE in (profile.tools or ()))
+        lacks = self._lacks(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, Scrubbed):
             model = Scrubbed(model)
-        system = "\n\n".join(part for part in (profile.instructions, self._skills(profile), *notes) if part)
-        warnings = [Warned(note, code="lacks_tools") for note in notes]
+        words = (profile.instructions, self._skills(profile), *notes, *(ours for ours, _ in lacks))
+        system = "\n\n".join(part for part in words if part)
+        warnings = [Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks))]
         said = profile.network is not None or (parent is None and self._network is not None)
         if said and "shell" in tools and not is_full(network) and runtime.name == "inherited":
             warnings.append(Warned(NOT_BOUND.format(runtime=runtime.name), code="network"))
@@ -167,7 +172,9 @@ class ProfilePlanner:
                 tools[name] = make()
             tools |= {name: Lent(spec) for name, spec in WEB.items()}
             tools |= self._spawning()
-            if parent is not None:
+            if parent is None:
+                self._add_served(None, tools, host)
+            else:
                 host |= parent.host
                 tools |= {name: parent.by_name[name] for name in parent.host}
         for entry in profile.tools or ():
@@ -187,6 +194,8 @@ class ProfilePlanner:
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
+        elif entry.startswith(PREFIX) and self._servers is not None:
+            self._add_served(entry, tools, host)
         elif entry in WEB:
             tools[entry] = Lent(WEB[entry])
         elif entry in LOCAL or entry in SPAWNING:
@@ -194,8 +203,20 @@ class ProfilePlanner:
         elif entry.startswith("subagent_"):
             tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
         else:
-            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME"])
+            known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
+
+    def _add_served(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+        """The tools of MCP servers that an entry means; all there are for None."""
+        for name, served in self._servers.find(entry).items() if self._servers is not None else ():
+            tools[name] = Lent(served.spec)
+            host[name] = served
+
+    def _lacks(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
+        """What of MCP servers it should have and has not; who has what its parent has was told of it there."""
+        if self._servers is None or (profile.tools is None and parent is not None):
+            return ()
+        return self._servers.lacks(profile.tools)
 
     def _web(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None

@@ -19,6 +19,8 @@ approval_timeout: 600            # seconds a question waits, then it is a no; nu
 expose_paths: [/usr/share]       # what walled runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
 container_flags: [--cpus=2]      # for podman or docker run; the flags of the wall come after them
+mcp_servers:                     # where tools come from beside our own: config/servers.py
+  files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
   mode: ask                      # strict: every tool of the primary asks; walled: nothing inside a wall; yes: nothing
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
@@ -61,6 +63,7 @@ from retinue.config.exposed import PATH_PATTERN, shown_path
 from retinue.config.files import read_text
 from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
+from retinue.config.servers import SERVERS, check_tools
 from retinue.config.shapes import (
     COUNT,
     DRAFT,
@@ -93,6 +96,7 @@ from retinue.core.limits import (
 )
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
+from retinue.core.servers import McpServer
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class Settings:
     workspace_setup_timeout: float = SETUP_SECONDS
     workspace_max_mib: int | None = None
     caps: Caps = Caps()  # noqa: RUF009 - frozen
+    mcp_servers: tuple[McpServer, ...] = ()
     profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
     file: Path | None = None
 
@@ -286,6 +291,7 @@ COORDINATION = Shape(
     ),
 )
 ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))
+_SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 SETTINGS = Shape(
     "retinue.yaml: what agents in this project run on and what they may do",
     (
@@ -308,6 +314,7 @@ SETTINGS = Shape(
             "what may be reached: hosts, none, or full (commands behind a wall too)",
             '[docs.python.org, "*.example.com"]',
         ),
+        Key("mcp_servers", SERVERS, "MCP servers that runs may have tools from, by name", _SERVER_EXAMPLE),
         Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
         Key("container_image", WORD, "of runtime container; it is never pulled", "localhost/retinue:py3.11-x86_64"),
         Key("container_flags", TEXTS, "for podman or docker run; those of the wall come after them", "[--cpus=2]"),
@@ -337,6 +344,7 @@ def _settings(section: Section, path: Path) -> Settings:
         caps=found.get("caps") or Caps(),
         telemetry=found.get("telemetry"),
         network=found.get("network"),
+        mcp_servers=found.get("mcp_servers") or (),
         expose_paths=found.get("expose_paths") or (),
         container_image=found.get("container_image"),
         container_flags=found.get("container_flags") or (),
@@ -345,6 +353,8 @@ def _settings(section: Section, path: Path) -> Settings:
         **given,
     )
     _check_bounds(settings, section)
+    for each in section.need("profiles").section().entries.values() if settings.profiles else ():
+        check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
     return settings
 
 

@@ -1,8 +1,8 @@
 """Whether what a project's retinue.yaml loosens is in force: only when the user has said so of exactly this text.
 
 A retinue.yaml in a clone was written by somebody else. What it narrows (deny, ask, smaller limits) holds in any
-case; what it loosens (mode yes, allow, hosts, a setup command, limits and sizes above the defaults, less of a wall,
-logs that go sooner) waits for a yes.
+case; what it loosens (mode yes, allow, hosts, a setup command, MCP servers, limits and sizes above the defaults, less
+of a wall, logs that go sooner) waits for a yes.
 The answer is kept outside the project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash
 of the text it was given for. A file that somebody named (`--config`, `config=` in Python) is trusted by that. Asks
 nobody: surfaces do.
@@ -39,6 +39,7 @@ from retinue.core.limits import (
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
+from retinue.core.servers import server_of
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
@@ -65,12 +66,14 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
             given,
             limits=_bounded(given.limits, _RUN_MAY, f"profiles.{given.name}.limits.", words),
             runtime=None if given.runtime == LAX else given.runtime,
+            tools=None if given.tools is None else tuple(tool for tool in given.tools if not server_of(tool)),
         )
         for key, given in settings.profiles.items()
     }
     words += _reach(settings)
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
+    words += [f"mcp_servers.{server.name}: {server.words}" for server in settings.mcp_servers]
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
     if settings.subagent_host_launch_prefix:
         words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
@@ -88,6 +91,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
     network = None if settings.network is None else ()
     narrower: dict[str, Any] = {
+        "mcp_servers": (),
         "network": network,
         "workspace_setup": None,
         "workspace_max_mib": size,

@@ -90,7 +90,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
     `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
     children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
-    of the model's. `server` is the MCP server a tool comes from, `output` the JSON schema of its structured content.
+    of the model's. `server` is the MCP server a tool comes from, `seal` stands for what that server says of it,
+    `output` is the JSON schema of its structured content.
     """
 
     name: str
@@ -103,6 +104,7 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     host: bool = False
     server: str = ""
     output: dict[str, Any] = {}
+    seal: str = ""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

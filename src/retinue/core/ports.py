@@ -17,6 +17,7 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.rules import Verdict
+from retinue.core.servers import ServerReport
 from retinue.core.usage import Usage
 
 
@@ -276,6 +277,57 @@ class Collector(Protocol):
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """The call has come back, with None when it was given up: what is still open below it ends."""
         ...
+
+
+class Hosting(Protocol):
+    """What a tool that lives with the supervisor may do for the run that called it, by the run's link."""
+
+    def spill(self, link: Link, name: str) -> Path:
+        """A new file of the run's own."""
+        ...
+
+    def alive(self, link: Link) -> None:
+        """Something happens in the call, though no event tells of it."""
+        ...
+
+    async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
+        """A question for a person, whatever the rules and the mode; None when nobody can be asked."""
+        ...
+
+
+class ToolServers(Protocol):
+    """The MCP servers there are, and the tools they have. `version` grows whenever those change."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
+        """Waits until every server that a run of the profile (None: any run) has tools from is there or has failed.
+        `say` is told what is waited for, and what is odd about what came."""
+        ...
+
+    def find(self, entry: str | None) -> Mapping[str, ServerTool]:
+        """The tools an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means all."""
+        ...
+
+    def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
+        """What of these is not there: in our own words for the model, and in words for a person."""
+        ...
+
+    def reports(self) -> Sequence[ServerReport]:
+        """How each server was found that was tried."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ServerTool(Protocol):
+    """A tool of a server; called with the arguments and the context of the run that calls. `spec` is as it is now."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    def __call__(self, args: dict[str, Any], context: Any, /) -> Awaitable[Outcome]: ...
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

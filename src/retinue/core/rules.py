@@ -1,7 +1,8 @@
 """Rules for what may run without asking: `shell(git status*)`, `edit(src/**)`, `read`, `mcp__*`. Parsed and matched.
 
 A rule is a tool's name and, in brackets, a pattern for the argument that matters: the command of a shell, the path of
-a file tool, or `name=pattern` for an argument of any other tool. Pure: which path a call really means (links, `..`)
+a file tool, or `name=pattern` for an argument of any other tool. `mcp__files__move@SEAL` allows a tool of an MCP server
+as long as it is what it was when somebody said yes to it. Pure: which path a call really means (links, `..`)
 is found out by whoever has the disk, and comes in as the call's `subject`.
 """
 
@@ -23,12 +24,13 @@ SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 CODE_MODE = "execute_python_code"
 ALWAYS_ASK = ("edit", "write", "shell", CODE_MODE, "_edit_file", "_write_file", "_shell")
-_RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:\((.*)\))?", re.DOTALL)
+_RULE = re.compile(r"([A-Za-z0-9_*?.-]+)(?:@([0-9a-f]{32}))?(?:\((.*)\))?", re.DOTALL)
+_SEAL = "(?:@[0-9a-f]{32})?"
 _WITH_SUBJECT = "|".join(f"[A-Za-z0-9_*?.-]*{kind}" if kind[0] == "_" else kind for kind in (*SHELLS, *FILES))
 # What `parse_rule` takes, but for ranges that are none, as a JSON schema can say it.
 RULE_PATTERN = (
-    rf"^\s*(?:[A-Za-z0-9_*?.-]+|(?:{_WITH_SUBJECT})\(\s*\S[\s\S]*\)"
-    r"|[A-Za-z0-9_*?.-]+\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
+    rf"^\s*(?:[A-Za-z0-9_*?.-]+{_SEAL}|(?:{_WITH_SUBJECT}){_SEAL}\(\s*\S[\s\S]*\)"
+    rf"|[A-Za-z0-9_*?.-]+{_SEAL}\([A-Za-z_][A-Za-z0-9_-]*=[\s\S]*\))\s*$"
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
@@ -36,15 +38,18 @@ _GLOB = "*?["
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
-    """`pattern` is None for a rule about every call of the tool; `argument` names the one it is held against."""
+    """`pattern` is None for a rule about every call of the tool; `argument` names the one it is held against. With a
+    `seal` it allows the tool only while that is its seal; what it forbids it forbids in any case."""
 
     tool: str
     pattern: str | None = None
     argument: str = ""
+    seal: str = ""
 
     def __str__(self) -> str:
         named = f"{self.argument}=" if self.argument else ""
-        return self.tool if self.pattern is None else f"{self.tool}({named}{self.pattern})"
+        tool = sealed(self.tool, self.seal)
+        return tool if self.pattern is None else f"{tool}({named}{self.pattern})"
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -58,11 +63,12 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What a call needs before it runs. `rule` is why, where it was not the mode and the tier alone; a `firm` ask is
-    not answered by what was said of other calls."""
+    not answered by what was said of other calls. `changed` says that a rule would allow the tool as it was."""
 
     what: Literal["allow", "ask", "deny"]
     rule: str = ""
     firm: bool = False
+    changed: bool = False
 
 
 ALLOW, ASK = Verdict("allow"), Verdict("ask")
@@ -73,26 +79,31 @@ def is_a(tool: str, kinds: tuple[str, ...]) -> bool:
     return tool in kinds or tool.endswith(tuple(kind for kind in kinds if kind[0] == "_"))
 
 
+def sealed(tool: str, seal: str) -> str:
+    """The tool as it is now, by name."""
+    return f"{tool}@{seal}" if seal else tool
+
+
 def parse_rule(text: str) -> Rule:
     """The rule; a ConfigError says what is wrong with it."""
     found = _RULE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
-    tool, pattern = found[1], found[2]
+    tool, seal, pattern = found[1], found[2] or "", found[3]
     try:
         _regex(pattern or "", True)
     except re.error:
         raise ConfigError(f"'{text}' has a range in [...] that is none") from None
     if pattern is None:
-        return Rule(tool)
+        return Rule(tool, seal=seal)
     if not pattern.strip():
         raise ConfigError(f"'{text}' has an empty pattern: leave the brackets out to mean every call")
     if is_a(tool, SHELLS) or is_a(tool, FILES):
-        return Rule(tool, pattern.strip())
+        return Rule(tool, pattern.strip(), seal=seal)
     named = _NAMED.fullmatch(pattern)
     if named is None:
         raise ConfigError(f"'{text}' must name the argument: {tool}(argument=pattern)")
-    return Rule(tool, named[2], named[1])
+    return Rule(tool, named[2], named[1], seal)
 
 
 def concerns(rule: Rule, tool: str) -> bool:
@@ -129,17 +140,17 @@ def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool
     return not subjects or (is_a(tool, SHELLS) and not all(read_command(subject).plain for subject in subjects))
 
 
-def derive(tool: str, subject: str | None) -> Rule | None:
+def derive(tool: str, subject: str | None, seal: str = "") -> Rule | None:
     """The narrowest rule that lets exactly this call pass the next time; None when there is none that a person can
     read and a file can hold."""
     rule: Rule | None = None
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
-        rule = Rule(tool, escape(exact(line.parts[0]))) if line.plain and len(line.parts) == 1 else None
+        rule = Rule(tool, escape(exact(line.parts[0])), seal=seal) if line.plain and len(line.parts) == 1 else None
     elif is_a(tool, FILES):
-        rule = Rule(tool, escape(subject)) if subject and not subject.startswith("/") else None
+        rule = Rule(tool, escape(subject), seal=seal) if subject and not subject.startswith("/") else None
     elif tool != CODE_MODE:  # a yes to one program is none to all
-        rule = Rule(tool)
+        rule = Rule(tool, seal=seal)
     if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
         return None
     try:

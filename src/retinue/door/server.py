@@ -187,11 +187,14 @@ class DoorServer:
 
     async def _resume(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Resume)
-        return await self._begun(self._supervisor.resume(order.tree, self._given(order)))
+        given = self._given(order)
+        await self._supervisor.prepare()
+        return await self._begun(self._supervisor.resume(order.tree, given))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
         given = self._given(order)
+        await self._supervisor.prepare()
         return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
 
     def _given(self, order: wire.Resume | wire.Continue) -> Given:

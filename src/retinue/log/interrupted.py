@@ -28,8 +28,8 @@ STANDING = ("run", "tool")
 
 
 class OpenCall:
-    """A tool call that has no result. `asked`: a person was asked. `decision`: what was answered. `started`: the
-    answer has taken effect, so the tool may have run."""
+    """A tool call that has no result. `asked`: a person was asked. `decision`: what was answered, of the tool
+    with this `seal`. `started`: the answer has taken effect, so the tool may have run."""
 
     def __init__(self, body: ToolCall) -> None:
         self.call_id = body.call_id
@@ -39,6 +39,7 @@ class OpenCall:
         self.asked = False
         self.started = False
         self.decision: Decision | None = None
+        self.seal = ""
 
     def may_have_run(self) -> bool:
         """Whether nobody knows if it ran. One that was asked about did not run before its answer took effect; one
@@ -82,6 +83,7 @@ class Interrupted:
                 self.open[call_id].asked = True
             case ApprovalDecided(call_id=call_id) if call_id in self.open:
                 self.open[call_id].decision = Allow(args=body.args) if body.allowed else Deny(body.reason)
+                self.open[call_id].seal = body.seal
             case ToolStarted(call_id=call_id) if call_id in self.open:
                 self.open[call_id].started = True
             case Inbox(about=int() as about):

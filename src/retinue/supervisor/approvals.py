@@ -17,9 +17,9 @@ from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, RuleBook
-from retinue.core.rules import Verdict
+from retinue.core.rules import Verdict, sealed
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.questions import CHANGED, Question, approval_of, asked_body, judged, minted, sound
+from retinue.supervisor.questions import ANOTHER, CHANGED, Question, approval_of, asked_body, judged, minted, sound
 from retinue.supervisor.trees import Tree
 
 REMEMBERED = 10_000
@@ -65,19 +65,22 @@ class Desk:
         self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
     ) -> Decision:
         """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
-        standing = self._stands(tree.id, node.ref.run, call.name, verdict)
+        tool = sealed(call.name, spec.seal)
+        standing = self._stands(tree.id, node.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
             allowed = verdict.what != "deny"
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             by = f"rule: {standing or verdict.rule}"
-            body = ApprovalDecided(minted(tree, node), call.id, allowed, reason, by, call.name)
+            body = ApprovalDecided(minted(tree, node), call.id, allowed, reason, by, call.name, seal=spec.seal)
             written = tree.write(node, body, wait=not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
             return Allow() if allowed else Deny(reason)
         if self.approver is None and not self._terms.wait:
             raise Unconfirmed(call.name)
-        approval = approval_of(tree, node, call, preview=preview, verdict=verdict, project=self._project)
+        if spec.seal and (verdict.changed or self._stood(tree.id, call.name)):
+            preview = f"{ANOTHER}\n{preview}".strip()
+        approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
         return await self._ask(Question(tree, node, call, spec, approval))
 
     async def _ask(self, question: Question) -> Decision:
@@ -189,7 +192,7 @@ class Desk:
 
     def _follow(self, question: Question, decision: Decision, *, by: str) -> None:
         """What the answer means for the questions that wait beside this one."""
-        tree, run, tool = question.tree.id, question.node.ref.run, question.call.name
+        tree, run, tool = question.tree.id, question.node.ref.run, sealed(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
             self._resolve_all(lambda q: same if (q.tree.id, q.node.ref.run) == (tree, run) else None, by, "pending")
@@ -204,7 +207,8 @@ class Desk:
 
     def stand(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
         """Remembers an answer for all calls of a tool, in a run or in its tree; the answer in words."""
-        words = f"{tool} in {'this run' if scope == 'run' else 'this tree'}, said by {by}"
+        where = "this run" if scope == "run" else "this tree"
+        words = f"{tool.partition('@')[0]} in {where}, said by {by}"
         self._standing[tree, run if scope == "run" else None, tool] = words
         return words
 
@@ -215,7 +219,8 @@ class Desk:
                 self._resolve(question, decision, by=by, scope=scope)
 
     def _stands_for(self, question: Question) -> str:
-        return self._stands(question.tree.id, question.node.ref.run, question.call.name, question.judged())
+        tool = sealed(question.call.name, question.spec.seal)
+        return self._stands(question.tree.id, question.node.ref.run, tool, question.judged())
 
     def _stands(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
         """The answer given before that covers this, in words."""
@@ -223,11 +228,16 @@ class Desk:
             return ""
         return self._standing.get((tree, run, tool)) or self._standing.get((tree, None, tool)) or ""
 
+    def _stood(self, tree: str, tool: str) -> bool:
+        """Whether a yes was given for the tool as it was."""
+        return any(its == tree and name.startswith(f"{tool}@") for its, _, name in self._standing)
+
     def _write(self, question: Question, decision: Decision, *, by: str, scope: str) -> None:
         allowed = isinstance(decision, Allow)
         reason, args = ("", decision.args) if isinstance(decision, Allow) else (decision.reason, None)
         call, approval = question.call, question.approval
-        body = ApprovalDecided(approval.id, call.id, allowed, reason, by, call.name, scope, args)
+        seal = question.spec.seal
+        body = ApprovalDecided(approval.id, call.id, allowed, reason, by, call.name, scope, args, seal)
         question.written = question.tree.write(question.node, body, wait=True)
 
     # Leaving

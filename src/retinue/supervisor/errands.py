@@ -85,6 +85,7 @@ class Errand:
             profile = self._host.find(request.profile)
             async with self._turns.of(request.workspace):
                 readable = await asyncio.to_thread(self._take, request)
+            await self._supervisor.prepare(profile)
             reached("checked")
             if stopping() or self._box.exists(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")

@@ -23,7 +23,7 @@ from retinue.core.usage import NO_USAGE
 from retinue.supervisor import seats, spending, takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
-from retinue.supervisor.questions import judged
+from retinue.supervisor.questions import current, judged
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
 APPLY = takeover.APPLY
 NOTHING = Deny("there is nothing to run")
+NO_SEAL = ToolSpec("", "", {})
+ANOTHER_TOOL = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
 
 
 class RunLink:
@@ -63,6 +65,8 @@ class RunLink:
                 await written
             if spec.tier == "none":
                 return NOTHING
+            if spec.server:
+                spec = self._seal(call, spec)
             verdict = judged(node, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
@@ -70,6 +74,14 @@ class RunLink:
         except BaseException:
             node.inflight -= 1
             raise
+
+    def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
+        """The tool of an MCP server as it is now: that, and nothing else, is judged, shown and run."""
+        node, now = self.node, current(self.node, spec)
+        if node.seals is None:
+            node.seals = {}
+        node.seals[call.id] = now.seal
+        return now
 
     async def _settle(self, call: Call, spec: ToolSpec, preview: str, verdict: Verdict) -> Decision:
         """What becomes of a call that the policy does not simply let pass."""
@@ -137,6 +149,8 @@ class RunLink:
             return takeover.apply_child(self, call)
         if run is None or context is None:
             raise ToolError(f"There is no host-side tool '{call.name}'.")
+        if self.node.seals and self.node.seals.pop(call.id, "") != getattr(run, "spec", NO_SEAL).seal:
+            raise ToolError(ANOTHER_TOOL.format(tool=call.name))
         return run(call.args, context)
 
     def program(

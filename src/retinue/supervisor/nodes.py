@@ -79,6 +79,7 @@ class Node(msgspec.Struct, eq=False):
     relay: Callable[[str], Awaitable[Receipt]] | None = None  # how words reach a run that lives elsewhere
     asking: int = 0
     persons: tuple[Callable[[bool], None], ...] = ()  # who wants to know that a person is waited for
+    seals: dict[str, str] | None = None  # what the calls of MCP tools that may run were judged as
 
     @property
     def name(self) -> str:

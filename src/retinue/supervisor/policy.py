@@ -39,10 +39,11 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class RulePolicy:
-    """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell. `strict`: so does
-    every tool of the primary. `walled`: as `ask`, and `inside` is the policy for what a run does in a walled workspace
-    of its own: there edit, write, shell and programs do not ask. `yes`: nothing asks but by a rule. `config` is the
-    file of the rules themselves: it is never edited without a question, or an agent could give itself rules."""
+    """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell; of MCP servers' tools
+    those of the primary. `strict`: so does every tool of the primary. `walled`: as `ask`, and `inside` is the policy
+    for what a run does in a walled workspace of its own: there edit, write, shell and programs do not ask. `yes`:
+    nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a question, or
+    an agent could give itself rules."""
 
     def __init__(
         self, rules: Rules, *, mode: Mode, project: str = "", config: str = "", unasked: frozenset[str] = frozenset()
@@ -61,9 +62,9 @@ class RulePolicy:
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
-        key = (spec.name, spec.tier, primary)
+        key = (spec.name, spec.seal if spec.server else spec.tier, primary)
         known = self._known.get(key)
-        return known if known is not None else self._judge(key, args, workspace)
+        return known if known is not None else self._judge(key, spec, args, workspace)
 
     def learn(self, rule: Rule) -> None:
         """One more rule that allows."""
@@ -73,14 +74,14 @@ class RulePolicy:
         if self.inside is not self:
             self.inside.learn(rule)
 
-    def _judge(self, key: tuple[str, str, bool], args: dict[str, Any], workspace: str) -> Verdict:
-        tool, _, _ = key
+    def _judge(self, key: tuple[str, str, bool], spec: ToolSpec, args: dict[str, Any], workspace: str) -> Verdict:
+        tool, _, primary = key
         concerned = self._concerned.get(tool)
         if concerned is None:
-            if len(self._concerned) >= CACHED:
+            if max(len(self._concerned), len(self._known)) >= CACHED:
                 self._forget()
             concerned = self._concerned[tool] = self._rules_about(tool)
-        verdict = self._judge_by(concerned, key, args, workspace)
+        verdict = self._judge_by(concerned, spec, args, primary=primary, workspace=workspace)
         if all(rule.pattern is None for rules in concerned for rule in rules):  # whatever the arguments are
             self._known[key] = verdict
         return verdict
@@ -101,10 +102,15 @@ class RulePolicy:
         return deny, allow, ask, protected
 
     def _judge_by(
-        self, concerned: tuple[tuple[Rule, ...], ...], key: tuple[str, str, bool], args: dict[str, Any], workspace: str
+        self,
+        concerned: tuple[tuple[Rule, ...], ...],
+        spec: ToolSpec,
+        args: dict[str, Any],
+        *,
+        primary: bool,
+        workspace: str,
     ) -> Verdict:
-        tool, _, _ = key
-        default = self._default(*key)
+        tool, default = spec.name, self._default(spec, primary=primary)
         deny, allow, ask, protected = concerned
         if not any(concerned):
             return default
@@ -117,14 +123,18 @@ class RulePolicy:
             return Verdict("ask", rule)
         if unclear((*deny, *ask, *protected), tool, subjects):
             return Verdict("ask", UNCLEAR.format(tool=tool))
-        if default.what == "ask" and (rule := allows(allow, tool, args, subjects[0] if subjects else None)):
-            return Verdict("allow", rule)
+        if default.what == "ask":
+            subject = subjects[0] if subjects else None
+            if rule := allows(tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject):
+                return Verdict("allow", rule)
+            return Verdict("ask", changed=bool(allows(allow, tool, args, subject)))
         return default
 
-    def _default(self, tool: str, tier: str, primary: bool) -> Verdict:
-        if self.mode == "yes" or tool in self._unasked:
+    def _default(self, spec: ToolSpec, *, primary: bool) -> Verdict:
+        if self.mode == "yes" or spec.name in self._unasked:
             return ALLOW
-        asks = tier != "observe" or is_a(tool, ALWAYS_ASK) or (self.mode == "strict" and primary)
+        confirm = primary if spec.server else spec.tier != "observe"  # what a server says of its tools is no reason
+        asks = confirm or is_a(spec.name, ALWAYS_ASK) or (self.mode == "strict" and primary)
         return ASK if asks else ALLOW
 
 

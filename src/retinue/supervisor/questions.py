@@ -17,6 +17,7 @@ from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
 from retinue.supervisor.trees import Tree
 
 CHANGED = "the call changed while it was being asked about"
+ANOTHER = "It was allowed before, but its server describes it differently now."
 
 
 class Question:
@@ -41,7 +42,9 @@ class Question:
 
     @property
     def changed(self) -> bool:
-        """Whether the call is no longer the one that was shown."""
+        """Whether the call, or the tool, is no longer the one that was shown."""
+        if self.spec.server and current(self.node, self.spec).seal != self.spec.seal:
+            return True
         return digest(self.tree, self.node, self.call) != self.approval.digest
 
     def judged(self) -> Verdict:
@@ -63,6 +66,12 @@ def judged(node: Node, spec: ToolSpec, call: Call) -> Verdict:
     return policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
 
 
+def current(node: Node, spec: ToolSpec) -> ToolSpec:
+    """A tool of an MCP server as the server describes it now."""
+    now: ToolSpec = getattr(node.plan.host.get(spec.name), "spec", spec)
+    return now
+
+
 def _is_walled_in(node: Node) -> bool:
     """Whether what it changes is in a folder of its own, with a wall around it that is closed to the network."""
     started = node.plan.runtime.started
@@ -79,7 +88,9 @@ def digest(tree: Tree, node: Node, call: Call) -> str:
     return digest_of(tree.id, run=node.ref.run, call_id=call.id, tool=call.name, args=call.args)
 
 
-def approval_of(tree: Tree, node: Node, call: Call, *, preview: str, verdict: Verdict, project: str) -> Approval:
+def approval_of(
+    tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str
+) -> Approval:
     ref = node.ref
     return Approval(
         minted(tree, node),
@@ -92,18 +103,18 @@ def approval_of(tree: Tree, node: Node, call: Call, *, preview: str, verdict: Ve
         clean(call.id),
         label=None if node.parent is None else ref.label,
         preview=clean(preview),
-        rule="" if verdict.rule else _rule(node, call, project),
+        rule="" if verdict.rule else _rule(node, call, project, spec.seal),
         digest=digest(tree, node, call),
     )
 
 
-def _rule(node: Node, call: Call, project: str) -> str:
+def _rule(node: Node, call: Call, project: str, seal: str) -> str:
     """The rule for this call in the whole project. There is none for a file of a workspace that is not the project:
     under the same name the rule would be about another file."""
     if is_a(call.name, FILES) and node.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=node.folders.path, project=project)
-    rule = derive(call.name, subjects[0] if subjects else None)
+    rule = derive(call.name, subjects[0] if subjects else None, seal)
     return "" if rule is None else str(rule)
 
 

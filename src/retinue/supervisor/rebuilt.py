@@ -16,6 +16,7 @@ from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import Rules
+from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
 from retinue.runtime.inherited import Inherited
 
@@ -110,7 +111,7 @@ class Plans:
                 plan = self._with_model(profile, spawned, parent, given=given)
             except NotFound as error:
                 raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
-            missing = wanted - set(plan.by_name)
+            missing = {name for name in wanted - set(plan.by_name) if not name.startswith(PREFIX)}  # told by the plan
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))

@@ -22,6 +22,7 @@ from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.rules import sealed
 from retinue.log.interrupted import interrupted, standing
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
@@ -154,7 +155,8 @@ class Revival:
             tree.labels[view.label] = 1
         self._count_spent(tree)
         for run, body in standing(self._events):
-            host.supervisor.desk.stand(self.id, run, body.tool, scope=body.scope, by=body.by)
+            tool = sealed(body.tool, body.seal)
+            host.supervisor.desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
         concurrent = self._whole(given.limits, tree.nodes[0]).concurrent
         assert concurrent is not UNSET
         tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))

@@ -45,14 +45,16 @@ class ResumedLink(RunLink):
         node = self.node
         if spec.tier == "none":
             return NOTHING
+        if spec.server:
+            spec = self._seal(call, spec)
         said = before.decision
         if isinstance(said, Deny):
             return said
         edited = None if said is None else said.args
         verdict = judged(node, spec, call if edited is None else Call(call.id, call.name, edited))
         if (
-            said is not None and verdict.what != "deny" and call.name != APPLY
-        ):  # that yes was to files as they were then
+            said is not None and verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal
+        ):  # that yes was to files, and to the tool of a server, as they were then
             await started(self.tree, node, call)
             return said
         if self._children(call.id) or (verdict.what == "allow" and not verdict.rule):

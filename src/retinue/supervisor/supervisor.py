@@ -21,7 +21,7 @@ from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket
+from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
@@ -81,6 +81,7 @@ class Supervisor:
         self.desk = Desk(clock, approver=approver, terms=terms, book=book, project=state.project)
         self.prices = prices
         self.trees: dict[str, Tree] = {}
+        self.servers: ToolServers | None = None
         self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
         self._state = state
@@ -93,6 +94,12 @@ class Supervisor:
         self._trace, self._on_close = trace, on_close
 
     # Spawning
+
+    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+        """To be awaited before a run is spawned or taken up: the MCP servers it has tools from are there then, or have
+        failed; `say` is told what is waited for. None stands for any profile."""
+        if self.servers is not None:
+            await self.servers.ready(profile, say)
 
     def spawn(
         self, profile: Profile | str, task: Task, *, limits: Limits | None = None, after: After | None = None

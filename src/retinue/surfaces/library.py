@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
+from retinue.sources import servers_from
 from retinue.supervisor import takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
@@ -141,6 +142,7 @@ class Retinue:
         if isinstance(task, Task) and context_paths:
             raise ConfigError("context_paths belongs into the Task that is given")
         wish = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
+        await self.supervisor.prepare(profile)
         return Run(self.supervisor, self.supervisor.spawn(profile, wish, limits=limits))
 
     async def run(self, profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
@@ -158,6 +160,7 @@ class Retinue:
         """Goes on with a tree whose process is gone; its primary. `profiles` are those that were made in Python: the
         log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
         self._reach(tree)
+        await self.supervisor.prepare()
         return Run(self.supervisor, self.supervisor.resume(tree, self._given(profiles, limits, model)))
 
     async def continue_run(
@@ -175,6 +178,7 @@ class Retinue:
         if number != 0:  # a primary goes on in a tree of its own
             self._reach(tree)
         given = self._given(profiles, limits, model)
+        await self.supervisor.prepare()
         return Run(self.supervisor, self.supervisor.continue_run(tree, number, text, given))
 
     def _given(self, profiles: Sequence[Profile], limits: Limits | None, model: str | None) -> Given:
@@ -244,6 +248,7 @@ def open(  # noqa: PLR0913 - the one front door
     runtime: RuntimeName | None = None,
     fallback: RuntimeName | None = None,
     outbox: str | Path | None = None,
+    mcp_servers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Retinue:
     """A Retinue with its log in the state folder `path`, or in memory without one.
 
@@ -260,7 +265,8 @@ def open(  # noqa: PLR0913 - the one front door
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
     `isolated`: each in a process of its own behind a wall; `container`: each in a container); where that cannot be had
     a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this
-    container, through the folder `outbox` (`retinue watch`)."""
+    container, through the folder `outbox` (`retinue watch`). `mcp_servers` are programs and addresses that runs may
+    have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`."""
 
     def parts() -> build.Parts:
         state = None if path is None else Path(path).resolve()
@@ -278,12 +284,13 @@ def open(  # noqa: PLR0913 - the one front door
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
+        servers = () if mcp_servers is None else servers_from(mcp_servers)
         if config is not None:
             found, _ = build.project_parts(base, config=Path(config), **given)
-            found = replace(found, state=state)
+            found = replace(found, state=state, mcp_servers=(*found.mcp_servers, *servers))
             return found if not profiles else build.with_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
-        return build.Parts(project=base, profiles=profiles, **set_values)
+        return build.Parts(project=base, profiles=profiles, mcp_servers=servers, **set_values)
 
     return Retinue(parts)
 

@@ -127,8 +127,8 @@ class Stopped(Frame, frozen=True, gc=False, tag="stopped"):
 
 class Start(Frame, frozen=True, gc=False, tag="start"):
     """The job: which tools there are, which of them run behind the wall, and the folders they see. An earlier process
-    has left `spilled` files in `outputs`. `proxy` is the socket through which hosts are reached, if any may be; programs
-    can call the tools `lent`."""
+    has left `spilled` files in `outputs`. `proxy` is the socket through which hosts are reached, if any may be;
+    programs can call the tools `lent`."""
 
     version: int
     ref: RunRef

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from retinue.core.approvals import Allow, Decision
 from retinue.surfaces.cli import doors, questions, screen
@@ -17,7 +22,9 @@ examples:
   retinue approvals
   retinue approve 2
   retinue approve 2 --run
+  retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
   retinue approve toje555k2w/3/41"""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SCOPES = {
     "run": "and to this tool for the rest of that run",
     "tool": "and to this tool in the whole tree",
@@ -34,17 +41,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     scope.set_defaults(scope="call")
     for name, words in SCOPES.items():
         scope.add_argument(f"--{name}", dest="scope", action="store_const", const=name, help=words)
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        type=_change,
+        help="change an argument, or fill in a field; a value that is JSON is taken as such, any other as text",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    return asyncio.run(answer(args.id, Allow(scope=args.scope)))
+    return asyncio.run(answer(args.id, Allow(scope=args.scope), dict(args.changes)))
 
 
-async def answer(name: str, decision: Decision) -> int:
-    """Gives the answer and says what became of it."""
+def _change(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return name, value
+
+
+async def answer(name: str, decision: Decision, changes: Mapping[str, Any] = NOTHING) -> int:
+    """Gives the answer and says what became of it. `changes` are arguments that are not to be as they were asked."""
     archive = screen.open_archive()
     chosen = questions.choose(await questions.waiting(archive), name)
     about = chosen.approval
+    if changes:
+        decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     outcome = await chosen.door.answer(about.id, decision, by=doors.who(), digest=chosen.digest)
     if outcome == "taken":
         word = "approved" if isinstance(decision, Allow) else "denied"

@@ -18,7 +18,7 @@ from retinue.surfaces.printer import safe
 
 EPILOG = """\
 ok: as it should be; warn: works, but you should know; fail: runs will not work. Exit code 1 when something fails.
-Keys are looked for and never shown; nobody is called.
+Keys are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
 
 examples:
   retinue doctor
@@ -26,7 +26,7 @@ examples:
   retinue doctor --escape                     tries the walls from inside; exit code 1 when something gets out
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
-SECTIONS = ("system", "walls", "files", "models", "telemetry", "doors", "logs", "authority")
+SECTIONS = ("system", "walls", "files", "models", "servers", "telemetry", "doors", "logs", "authority")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

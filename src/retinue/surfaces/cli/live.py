@@ -16,6 +16,7 @@ from typing import Any
 from retinue import build
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, RunEnded
+from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.door.server import DoorServer
 from retinue.log.runs import Runs
@@ -40,7 +41,7 @@ class Shown:
     log_error: str | None = None
 
 
-async def drive(
+async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: build.Parts,
     begin: Callable[[Supervisor], Node],
     *,
@@ -49,14 +50,20 @@ async def drive(
     door: bool = True,
     after: int = 0,
     announce: Callable[[Node], None] | None = None,
+    profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.supervisor,
 ) -> Shown:
     """Runs what `begin` begins to its end. `terminal` asks on the printer's terminal, `door` lets other processes in,
     `announce` is told of the run when its first event is written; events up to `after` are known and not shown.
-    Events are written in every case."""
+    `profile` is that of the run, where it is known. Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = make(parts)
+    try:
+        await supervisor.prepare(profile, printer.note)
+    except BaseException:  # Ctrl-C while servers were waited for
+        await supervisor.close()
+        raise
     shown: Shown | None = None
     with Signals(supervisor) as signals, overheard() as telemetry:
         doors = AsyncExitStack()

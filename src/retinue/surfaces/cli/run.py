@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     parts = walls.checked(parts, profile, terminal=terminal)
     wish = Task(task, model=model_of(args))
-    return see(args, parts, lambda supervisor: supervisor.spawn(profile, wish, limits=limits), stdin=args.task == "-")
+    begin = partial(Supervisor.spawn, profile=profile, task=wish, limits=limits)
+    return see(args, parts, begin, stdin=args.task == "-", profile=profile)
 
 
 def see(
@@ -88,6 +90,7 @@ def see(
     *,
     stdin: bool = False,
     after: int = 0,
+    profile: Profile | None = None,
 ) -> int:
     """Runs what `begin` begins on this terminal, or away from it. `stdin` says that it is not a person's."""
     if args.detach and args.no_door and not args.yes:
@@ -104,6 +107,7 @@ def see(
         door=not args.no_door,
         after=after,
         announce=None if away is None else away.announce,
+        profile=profile,
     )
     shown = asyncio.run(driving)
     return finish(shown, printer, as_json=args.json)

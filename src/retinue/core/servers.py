@@ -1,0 +1,81 @@
+"""An MCP server as somebody configured it: how it is started or reached, and which of its tools are wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from retinue.core.errors import ConfigError
+
+PREFIX = "mcp__"
+SERVER_NAME = r"^(?!.*__)[A-Za-z0-9](?:[A-Za-z0-9_-]{0,30}[A-Za-z0-9])?$(?!\n)"  # in Python and in a JSON schema
+CALL_SECONDS = 300.0
+STARTUP_SECONDS = 30.0
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NAME = re.compile(SERVER_NAME)
+
+
+class McpServer(msgspec.Struct, frozen=True):
+    """A program to start (`command`), or an address (`url`). A program gets few variables of ours: those in
+    `inherit_env`, and `env`. In `env` and `headers`, `${NAME}` is a variable of ours. `timeout` is how long a call may
+    be silent; None: as long as its run has. `tools` are names or patterns; None is all."""
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    inherit_env: tuple[str, ...] = ()
+    cwd: str | None = None
+    url: str = ""
+    headers: Mapping[str, str] = {}
+    timeout: float | None = CALL_SECONDS
+    startup_timeout: float = STARTUP_SECONDS
+    tools: tuple[str, ...] | None = None
+
+    @property
+    def words(self) -> str:
+        """How it is started or reached, as it was written."""
+        return self.url or " ".join((self.command, *self.args))
+
+
+class ServerReport(msgspec.Struct, frozen=True):
+    """How a server was found: how many tools it offers and which revision it speaks, or the `error`."""
+
+    name: str
+    words: str
+    error: str = ""
+    tools: int = 0
+    revision: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def check_server_name(name: str) -> str:
+    """The name, if it can be a part of a tool's name."""
+    if not _NAME.match(name):
+        raise ConfigError(
+            f"server name {name!r} must be 1 to 32 letters, digits, '-' or single '_', with a letter or digit at "
+            "both ends"
+        )
+    return name
+
+
+def server_of(entry: object) -> str:
+    """The server that an entry among a profile's tools is about; empty when it is about none."""
+    if not isinstance(entry, str) or not entry.startswith(PREFIX):
+        return ""
+    return entry.removeprefix(PREFIX).partition("__")[0]
+
+
+def variables(text: str) -> Iterator[str]:
+    """The variables that a text takes from the environment."""
+    return (found[1] for found in _VARIABLE.finditer(text))
+
+
+def filled(text: str, environ: Mapping[str, str]) -> str:
+    """The text with the values of its variables; a ConfigError names one that is not set."""
+    for name in variables(text):
+        if name not in environ:
+            raise ConfigError(f"the variable {name} is not set")
+    return _VARIABLE.sub(lambda found: environ[found[1]], text)

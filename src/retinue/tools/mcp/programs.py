@@ -1,0 +1,246 @@
+"""A server that is a program of ours: started in a session of its own, spoken to by lines, ended with all it started.
+
+The transport of the library is not used: it has no end to a line, ends a connection at one wrong byte, and leaves what
+a server that ends in time has started. Entered and left by the task that owns the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.client._transport import TransportStreams
+from mcp.shared.message import SessionMessage
+
+from retinue.core.errors import RetinueError
+from retinue.tools.groups import has_living
+from retinue.tools.mcp import words
+from retinue.tools.mcp.journal import Journal
+
+CHUNK = 64 * 1024
+LARGEST_LINE = 64 * 1024 * 1024
+GARBAGE_FIRST, GARBAGE = 5, 50
+LEAVE_SECONDS = 2.0
+TERM_SECONDS = 2.0
+KILL_SECONDS = 2.0
+EXIT_SECONDS = 1.0
+POLL_SECONDS = 0.02
+# Reads until we are gone, however that came, and ends what then does not go by itself.
+GUARD = 'read _; sleep 3; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
+
+
+class Program:
+    """One life of a server. `on_over` is told once why it cannot be spoken to any more."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        journal: Journal,
+        on_over: Callable[[str], None],
+    ) -> None:
+        self._argv, self._cwd, self._env = list(argv), cwd, dict(env)
+        self._journal = journal
+        self._on_over = on_over
+        self._garbage: list[str] = []
+        self._said_something = False
+        self._leaving = self._over = False
+
+    @property
+    def trouble(self) -> str:
+        """What a person should know when it does not answer."""
+        parts = [f"it prints what is not MCP on stdout: {self._garbage[0]!r}"] if self._garbage else []
+        if last := self._journal.last_words:
+            parts.append(f"it said: {last}")
+        return "; ".join(parts)
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[TransportStreams]:
+        """Raises RetinueError when it cannot be started."""
+        process, pipes = self._start()
+        guard = _guarded(process.pid)
+        try:
+            async with AsyncExitStack() as stack:
+                streams = await self._connect(stack, pipes)
+                to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+                theirs, from_us = anyio.create_memory_object_stream[SessionMessage](0)
+                async with to_us, ours, theirs, from_us, anyio.create_task_group() as group:
+                    group.start_soon(self._listen, process, streams[0], to_us)
+                    group.start_soon(self._drain, streams[1])
+                    group.start_soon(self._speak, streams[2], from_us)
+                    try:
+                        yield ours, theirs
+                    finally:
+                        self._leaving = True
+                        with anyio.CancelScope(shield=True):
+                            ours.close()  # so that the reader only drains from now on
+                            streams[2].close()
+                            await end(process, leave=0 if self._over else LEAVE_SECONDS)
+                        group.cancel_scope.cancel()
+        finally:
+            if not _is_gone(process):  # told to hurry, or the loop itself is being torn down
+                _signal(process, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(KILL_SECONDS)
+            guard.kill()
+            guard.communicate()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], tuple[int, int, int]]:
+        ends = [os.pipe() for _ in range(3)]
+        (in_read, in_write), (out_read, out_write), (err_read, err_write) = ends
+        try:
+            process = subprocess.Popen(
+                self._argv,
+                cwd=self._cwd,
+                env=self._env,
+                stdin=in_read,
+                stdout=out_write,
+                stderr=err_write,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            for fd in (in_write, out_read, err_read):
+                os.close(fd)
+            what = getattr(error, "strerror", None) or words.reason(error)
+            if not os.path.isdir(self._cwd):  # noqa: PTH112 - only a look
+                what = f"there is no folder {self._cwd}"
+            raise CannotStart(f"cannot start {self._argv[0]!r}: {what}") from None
+        finally:
+            for fd in (in_read, out_write, err_write):
+                os.close(fd)
+        return process, (out_read, err_read, in_write)
+
+    async def _connect(
+        self, stack: AsyncExitStack, pipes: tuple[int, int, int]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        files = [stack.enter_context(os.fdopen(fd, "rb" if at < 2 else "wb", 0)) for at, fd in enumerate(pipes)]
+        readers = []
+        for file in files[:2]:
+            reader = asyncio.StreamReader(CHUNK)
+            transport, _ = await loop.connect_read_pipe(
+                lambda reader=reader: asyncio.StreamReaderProtocol(reader),  # type: ignore[misc]
+                file,
+            )
+            stack.callback(transport.close)
+            readers.append(reader)
+        writing, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, files[2])
+        stack.callback(writing.close)
+        return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
+
+    async def _listen(self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, to_us: Any) -> None:
+        """Lines of any length that fits in memory; what is no message is noted and passed over."""
+        buffer = bytearray()
+        why = ""
+        async with to_us:
+            while not why and (chunk := await stdout.read(CHUNK)):
+                *lines, rest = chunk.split(b"\n")
+                for piece in lines:
+                    buffer += piece
+                    why = why or await self._line(bytes(buffer), to_us)
+                    buffer.clear()
+                buffer += rest
+                if len(buffer) > LARGEST_LINE:
+                    why = f"it printed a line of more than {LARGEST_LINE // 1024 // 1024} MiB"
+            self._over = True
+            if not self._leaving:
+                self._on_over(why or await self._ended(process))
+        while await stdout.read(CHUNK):  # nobody must wait for us to read
+            pass
+
+    async def _line(self, line: bytes, to_us: Any) -> str:
+        """Hands a message on; says why this cannot go on, if it cannot."""
+        if not line.strip():
+            return ""
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except (ValueError, RecursionError):
+            shown = words.line(line[:400].decode("utf-8", "replace"), 120)
+            self._garbage.append(shown)
+            self._journal.note(f"on stdout, and not MCP: {shown}")
+            if len(self._garbage) >= (GARBAGE if self._said_something else GARBAGE_FIRST):
+                return f"it prints what is not MCP on stdout: {self._garbage[0]!r}"
+            return ""
+        self._said_something = True
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # we are leaving
+            await to_us.send(SessionMessage(message))
+        return ""
+
+    async def _ended(self, process: subprocess.Popen[bytes]) -> str:
+        await _within(EXIT_SECONDS, lambda: process.poll() is not None)
+        code = process.poll()
+        what = "it closed its stdout" if code is None else f"it ended with exit code {_code(code)}"
+        return "; ".join(part for part in (what, self.trouble) if part)
+
+    async def _drain(self, stderr: asyncio.StreamReader) -> None:
+        while chunk := await stderr.read(CHUNK):
+            self._journal.take(chunk)
+
+    async def _speak(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
+        with suppress(OSError, anyio.ClosedResourceError):  # that it is gone is told by the reader
+            async for each in from_us:
+                stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await stdin.drain()
+
+
+class CannotStart(RetinueError):
+    """Trying again would not help."""
+
+
+def _guarded(group: int) -> subprocess.Popen[bytes]:
+    """A process that outlives us for as long as it takes to end that group."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, str(group)],
+        env={"PATH": os.defpath},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:
+    """Waits for it to go by itself, then ends it and everything in its session."""
+    await _within(leave, lambda: process.poll() is not None)
+    if _signal(process, signal.SIGTERM) and not await _within(TERM_SECONDS, lambda: _is_gone(process)):
+        _signal(process, signal.SIGKILL)
+        await _within(KILL_SECONDS, lambda: _is_gone(process))
+    process.poll()
+
+
+async def _within(seconds: float, test: Callable[[], bool]) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not test():
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(POLL_SECONDS)
+    return True
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Signals the whole group; False when there is none any more."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody is there who is not ours to end
+        return True
+    return True
+
+
+def _is_gone(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None and not (_signal(process, 0) and has_living(process.pid))
+
+
+def _code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode

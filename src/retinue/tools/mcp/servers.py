@@ -1,0 +1,183 @@
+"""All MCP servers of a supervisor and their tools, shared by all its runs. Fulfils the ToolServers port."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retinue.core.context import Context
+from retinue.core.errors import NotFound, ToolError
+from retinue.core.messages import ToolSpec
+from retinue.core.ports import Collector, Hosting, Outcome, ServerTool
+from retinue.core.profiles import Profile
+from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
+from retinue.tools.mcp.calls import Calls, Made
+from retinue.tools.mcp.connection import BACK_OFF, Connection
+from retinue.tools.mcp.listing import RUN_ID, Listed
+from retinue.tools.mcp.results import outcome_of
+
+PATIENCE_SECONDS = 2.0
+GONE = "{tool}: the MCP server '{server}' has no such tool any more"
+LACKS = "The tools of the MCP server '{server}' are not available."
+LACKS_ONE = "The tool {entry} is not available."
+
+
+class Tool:
+    """One tool of a server, whatever becomes of the server. Called for a run with what the model gave."""
+
+    def __init__(self, servers: Servers, connection: Connection, listed: Listed) -> None:
+        self._servers = servers
+        self._connection = connection
+        self._name = listed.spec.name
+        self._last = listed
+
+    @property
+    def _listed(self) -> Listed | None:
+        now = self._connection.tools.get(self._name)
+        self._last = now or self._last
+        return now
+
+    @property
+    def spec(self) -> ToolSpec:
+        return (self._listed or self._last).spec
+
+    async def __call__(self, args: dict[str, Any], context: Context) -> Outcome:
+        connection, listed, link = self._connection, self._listed, context.link
+        if connection.state != "up":
+            raise ToolError(connection.unavailable)
+        if listed is None:
+            raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
+        args = listed.checked(args)
+        collector, hosting = self._servers.collector, self._servers.hosting
+        seconds, run_id = connection.server.timeout, ""
+        if listed.runs_agents:
+            seconds = None  # an agent takes as long as its run may
+            run_id = uuid.uuid4().hex
+            if collector is not None:
+                run_id = collector.call(connection.server.name, link.ref, listed.name)
+            args = {**args, RUN_ID: run_id}
+        meta = {} if collector is None else dict(collector.meta(link.ref))
+        outcome: Outcome | None = None
+        try:
+            result = await connection.call(listed.name, args, Made(link, self._name, seconds, meta))
+            outcome = outcome_of(result, lambda name: hosting.spill(link, name))
+        finally:
+            if run_id and collector is not None:
+                collector.returned(run_id, outcome)
+        return outcome
+
+
+class Servers:
+    """Each is started when a run first needs it, and ended with the supervisor. `folder` is where they keep what they
+    say beside the protocol; `collector` gets what their subagents report."""
+
+    def __init__(
+        self,
+        servers: Sequence[McpServer],
+        *,
+        project: str,
+        folder: Path | None,
+        hosting: Hosting,
+        collector: Collector | None = None,
+        back_off: float = BACK_OFF,
+    ) -> None:
+        self.version = 0
+        self.hosting = hosting
+        self.collector = collector
+        self.connections = {
+            server.name: Connection(
+                server,
+                project=project,
+                journal=None if folder is None else folder / f"{server.name}.log",
+                environment=lambda name=server.name: self._environment(name),  # type: ignore[misc]
+                calls=Calls(server.name, hosting),
+                on_change=self._changed,
+                back_off=back_off,
+            )
+            for server in servers
+        }
+        self._tools: dict[str, Tool] = {}
+
+    async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
+        needed = self._wanted(profile)
+        wanted = [each for name, each in self.connections.items() if name in needed and not each.was_tried]
+        for connection in wanted:
+            connection.start()
+        waiting = {asyncio.create_task(each.tried()): each for each in wanted}
+        try:
+            if waiting:
+                _, late = await asyncio.wait(waiting, timeout=PATIENCE_SECONDS)
+                if late and say is not None:
+                    names = ", ".join(f"{waiting[task].server.name} ({waiting[task].server.words})" for task in late)
+                    say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
+                if late:
+                    await asyncio.wait(late)
+        finally:
+            for task in waiting:
+                task.cancel()
+        if say is not None:
+            for each in wanted:  # that one is not there at all, the plans tell
+                for note in each.notes:
+                    say(f"warning: the MCP server '{each.server.name}': {note}")
+
+    def find(self, entry: str | None) -> Mapping[str, ServerTool]:
+        found: dict[str, ServerTool] = {}
+        for connection in self.connections.values():
+            for name, listed in connection.tools.items():
+                if entry is None or _means(entry, name, connection.server.name):
+                    found[name] = self._tool(connection, name, listed)
+        if entry is not None and server_of(entry) not in self.connections:
+            there = ", ".join(self.connections) or "none"
+            raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; there is {there}")
+        return found
+
+    def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
+        found: dict[str, str] = {}
+        for entry in [f"{PREFIX}{name}" for name in self.connections] if entries is None else entries:
+            connection = self.connections.get(server_of(entry))
+            if connection is None:
+                continue
+            name = connection.server.name
+            if connection.state != "up":
+                found[LACKS.format(server=name)] = connection.unavailable
+            elif not any(_means(entry, tool, name) for tool in connection.tools) and entry != f"{PREFIX}{name}":
+                found[LACKS_ONE.format(entry=entry)] = f"the MCP server '{name}' has no tool that {entry!r} means"
+        return list(found.items())
+
+    def reports(self) -> Sequence[ServerReport]:
+        return [
+            ServerReport(name, each.server.words, each.error, len(each.tools), each.revision, tuple(each.notes))
+            for name, each in self.connections.items()
+            if each.state != "idle"
+        ]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self.connections.values()))
+
+    def _tool(self, connection: Connection, name: str, listed: Listed) -> Tool:
+        if name not in self._tools:
+            self._tools[name] = Tool(self, connection, listed)
+        return self._tools[name]
+
+    def _wanted(self, profile: Profile | str | None) -> set[str]:
+        """The servers that a run of the profile, or of one that it is given with, has tools from."""
+        if not isinstance(profile, Profile) or profile.tools is None or profile.call is not None:
+            return set(self.connections)
+        found = {server_of(entry) for entry in profile.tools}
+        for entry in profile.tools:
+            if isinstance(entry, Profile):
+                found |= self._wanted(entry)
+        return found
+
+    def _environment(self, server: str) -> Mapping[str, str]:
+        return {} if self.collector is None else self.collector.environment(server)
+
+    def _changed(self) -> None:
+        self.version += 1
+
+
+def _means(entry: str, tool: str, server: str) -> bool:
+    return entry == tool or entry in (f"{PREFIX}{server}", f"{PREFIX}{server}__*")

@@ -1,0 +1,110 @@
+"""Short ways to run a scripted tree that has tools of MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import retinue
+from retinue import Event, Profile, Result
+from retinue.core.events import RunSpawned, ToolResult
+from retinue.testing import scripted
+
+SERVERS = Path(__file__).parent / "servers"
+SECONDS = 20.0
+
+
+def program(name: str, *args: str, **more: Any) -> dict[str, Any]:
+    """One of the servers beside this file, as `mcp_servers` names it."""
+    return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py"), *args], **more}
+
+
+def call(name: str, /, **args: Any) -> dict[str, Any]:
+    return {"name": name, "args": args}
+
+
+def turns(*calls: dict[str, Any]) -> list[dict[str, Any]]:
+    """One call a turn, then an answer."""
+    return [*({"tools": [each]} for each in calls), {"text": "done"}]
+
+
+def main(agents: dict[str, Any], **fields: Any) -> Profile:
+    return Profile("main", "You are main.", model=scripted(agents), **fields)
+
+
+async def run(
+    servers: dict[str, Any], agents: dict[str, Any] | Sequence[dict[str, Any]], **options: Any
+) -> tuple[Result[Any], list[Event]]:
+    """A tree from start to end with every tool allowed; its result and all events."""
+    fields = options.pop("fields", {})
+    scripts = agents if isinstance(agents, dict) else {"main": agents}
+    async with retinue.open(**{"mode": "yes", "mcp_servers": servers, **options}) as r:
+        going = await r.spawn(main(scripts, **fields), "go")
+        events = [event async for event in going.events()]
+        return await going.result(), events
+
+
+def results(events: Sequence[Event], run: int | None = None) -> list[ToolResult]:
+    return [e.body for e in events if isinstance(e.body, ToolResult) and (run is None or e.run == run)]
+
+
+def offered(events: Sequence[Event], run: int = 0) -> dict[str, dict[str, Any]]:
+    """The tools of MCP servers that a run was given, as the log has them."""
+    spawned = next(event.body for event in events if event.run == run and isinstance(event.body, RunSpawned))
+    tools: Any = spawned.tools
+    if isinstance(tools, msgspec.Raw):
+        tools = msgspec.json.decode(tools)
+    return {tool["name"]: tool for tool in tools if tool.get("server")}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+async def until(test: Any, *, seconds: float = SECONDS) -> None:
+    """Waits for something that another process does."""
+    async with asyncio.timeout(seconds):
+        while not test():
+            await asyncio.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def http_server(*command: str, port: int | None = None) -> AsyncIterator[str]:
+    """A server at an address of its own on loopback, the calm one unless named; its port is in its environment too."""
+    port = port or free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(command or (sys.executable, str(SERVERS / "calm.py"), str(port))),
+        env={"PATH": os.environ["PATH"], "PORT": str(port)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await until(lambda: _listens(port))
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,103 @@
+"""Servers that misbehave, each by one word: `python bad.py exits|garbage|hangs|dies|noisy|endless|asks|lame FOLDER`.
+
+They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
+
+
+def lives() -> int:
+    """How often it has been started."""
+    file = FOLDER / f"{MODE}.lives"
+    count = len(file.read_text()) + 1 if file.exists() else 1
+    file.write_text("x" * count)
+    return count
+
+
+def answer(number: Any, result: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n")
+    sys.stdout.flush()
+
+
+def ask(number: str, method: str, params: dict[str, Any]) -> Any:
+    """A request of ours, in the older way: nothing says for which call it is."""
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}) + "\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message.get("id") == number:
+            return message.get("result", message.get("error"))
+    return None
+
+
+def asked() -> str:
+    """What a person and a model said."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    person = ask("e1", "elicitation/create", {"message": "Really?", "requestedSchema": schema})
+    model = ask("s1", "sampling/createMessage", {"messages": [], "maxTokens": 10})
+    return json.dumps([person, model])
+
+
+def tools() -> list[dict[str, Any]]:
+    broken = {"type": "object", "properties": {"x": {"type": "no such type"}}}
+    one = {"name": "one", "description": "One.", "inputSchema": {"type": "object", "properties": {}}}
+    return [one, {"name": "broken", "inputSchema": broken}, {"name": "an.odd/name", "inputSchema": {"type": "object"}}]
+
+
+def serve(life: int) -> None:
+    waiting: list[Any] = []
+    for line in sys.stdin:
+        message = json.loads(line)
+        method, number = message.get("method"), message.get("id")
+        if number is None:
+            continue
+        if method == "initialize":
+            if MODE == "noisy":
+                print("npm notice: a new version is out")
+                sys.stdout.buffer.write(b"\xff\xfe\n")
+            about = {"name": MODE, "version": "1"}
+            answer(number, {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": about})
+        elif method == "tools/list":
+            answer(number, {"tools": tools()})
+        elif method == "tools/call" and MODE == "dies" and life < int(os.environ.get("LIVES", "2")):
+            sys.stderr.write("Segmentation fault in libcheese\n")
+            os._exit(3)
+        elif method == "tools/call" and MODE == "endless":
+            while True:
+                sys.stdout.write("y" * 65536)
+        elif method == "tools/call" and MODE == "asks":
+            waiting.append(number)
+            if len(waiting) == int(os.environ.get("CALLS", "1")):
+                said = asked()
+                for each in waiting:
+                    answer(each, {"content": [{"type": "text", "text": said}]})
+        elif method == "tools/call":
+            answer(number, {"content": [{"type": "text", "text": f"life {life}"}]})
+        else:
+            error = {"code": -32601, "message": f"no method {method}"}
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, "error": error}) + "\n")
+            sys.stdout.flush()
+
+
+def main() -> None:
+    life = lives()
+    if MODE == "exits":
+        sys.exit("cannot find my configuration")
+    if MODE == "hangs":
+        sys.stderr.write("loading the model\n")
+        sys.stderr.flush()
+        signal.pause()
+    if MODE == "garbage":
+        print("Welcome to \x1b[31mthe server!\n" * 10, flush=True)
+        signal.pause()
+    serve(life)
+
+
+if __name__ == "__main__":
+    main()
