@@ -33,7 +33,7 @@ from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
-from retinue.sources import LatePrices, ModelSource
+from retinue.sources import LatePrices, ModelSource, reporting
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -74,7 +74,8 @@ class Parts:
     profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that walled
     runs may read beside their folders, `launch_prefix` the words before the command that starts one of them, `image`
     and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the folder
-    through which delegated runs are asked for."""
+    through which delegated runs are asked for. `collects`: MCP servers are started, whose subagents report here;
+    `best_effort`: in such a server, runs go on whose events do not arrive."""
 
     project: Path
     state: Path | None = None
@@ -108,6 +109,8 @@ class Parts:
     container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
     outbox: Path | None = None
+    collects: bool = False
+    best_effort: bool = False
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -118,14 +121,16 @@ def supervisor(parts: Parts) -> Supervisor:
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
     kept, trace = _observed(parts)
+    reports = reporting(collects=parts.collects, strict=not parts.best_effort, limits=parts.limits, clock=clock)
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
 
     async def close() -> None:
+        await reports.close()
         await spaces.close()
         await models.close()
 
     made = Supervisor(
-        kept,
+        reports.over(kept),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -147,6 +152,7 @@ def supervisor(parts: Parts) -> Supervisor:
         trace=trace,
         on_close=close,
     )
+    reports.attach(made)
     if cassette is not None:
         models.wrap = _taping(cassette, made, state)
     return made
@@ -322,6 +328,7 @@ def project_parts(
             ),
             "runtime": settings.subagent_runtime_mode or _detected(settings, outbox) or default_runtime,
             "outbox": outbox,
+            "best_effort": settings.subagent_reports == "best_effort",
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
             "launch_prefix": settings.subagent_host_launch_prefix,

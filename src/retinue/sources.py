@@ -1,16 +1,26 @@
-"""Where models and prices come from, by name; loaded when first asked for. Part of the composition root (`build`)."""
+"""Where models, prices and the two ends of reporting come from; loaded when first asked for. Part of the composition
+root (`build`)."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.ports import Clock, Model, Prices
+from retinue.core.limits import Limits
+from retinue.core.ports import Clock, Collector, Log, Model, Prices
 from retinue.core.usage import NoPrices, Usage
+from retinue.supervisor.supervisor import Supervisor
+from retinue.wire import travel
+from retinue.wire.collected import ADDRESS, CPE_ADDRESS
+
+if TYPE_CHECKING:
+    from retinue.door.reporting import Reporting
 
 
 class ModelSource:
@@ -80,3 +90,29 @@ def _provider_model(name: str, clock: Clock) -> Model:
     made = importlib.import_module("retinue.models.providers").ProviderModel(name, clock=clock)
     model: Model = importlib.import_module("retinue.models.retries").Retrying(made, clock)
     return model
+
+
+class Unreported:
+    """For a process that neither starts servers that report nor is one: it only keeps within what it inherited."""
+
+    collector: Collector | None = None
+
+    def over(self, log: Log) -> Log:
+        return log
+
+    def attach(self, supervisor: Supervisor) -> None:
+        supervisor.caller = travel.inherited(os.environ)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+def reporting(*, collects: bool, strict: bool, limits: Limits, clock: Clock) -> Unreported | Reporting:
+    """An MCP server of ours reports to the address it found, and passes that on; a process that starts servers and
+    found none has a collector of its own; any other has neither."""
+    address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
+    if not address and not collects:
+        return Unreported()
+    module = importlib.import_module("retinue.door.reporting")
+    made: Reporting = module.Reporting(address, strict=strict, limits=limits, clock=clock)
+    return made

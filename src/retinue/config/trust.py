@@ -72,6 +72,8 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     if settings.container_image is not None:
         words.append(f"container_image: {settings.container_image}")
     words += [f"container_flags: {flag}" for flag in settings.container_flags]
+    if settings.subagent_reports != "strict":
+        words.append(f"subagent_reports: {settings.subagent_reports}")
     words += _laxer(settings)
     size = settings.workspace_max_mib
     if size is not None and size > WORKSPACE_MIB:
@@ -82,7 +84,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     narrow = msgspec.structs.replace(rules, mode=mode, allow=())
     narrower: dict[str, Any] = {"network": (), "workspace_setup": None, "workspace_max_mib": size, "expose_paths": ()}
     narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
-    narrower["subagent_runtime_fallback_mode"] = None
+    narrower |= {"subagent_runtime_fallback_mode": None, "subagent_reports": "strict"}
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words

@@ -33,7 +33,7 @@ from retinue.log.spans import Span, call_spans, counted, pretty, question_body, 
 from retinue.log.summaries import shorten, summary
 
 FINAL_ANSWER = "final_answer"
-CODE_MODE = "execute_python_code"
+CODE_MODES = ("execute_python_code", "execute_go_code")  # ours, and that of CPE processes which report to us
 TASK_CHARACTERS = 80
 ERROR_CHARACTERS = 300
 
@@ -149,7 +149,7 @@ class Blocks:
             return None
         timeout = "" if call.timeout_seconds is None else f" (timeout: {seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
-        body = f"{call.name}\n{pretty(call.args)}"
+        body = f"{call.name}\n{reformatted(call.raw) if call.raw else pretty(call.args)}"
         return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
 
     def _result(self, event: Event, seen: _Seen, result: ToolResult) -> Block | None:
@@ -158,7 +158,7 @@ class Blocks:
             return None
         args = {} if call is None else call.args
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
-        if result.name == CODE_MODE:
+        if result.name in CODE_MODES:
             title = (("plain", "Code execution output:"),)
         said: Span = (
             "plain" if result.success else "bad",

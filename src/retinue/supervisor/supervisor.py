@@ -25,8 +25,10 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
+from retinue.supervisor import adopt as adopting
 from retinue.supervisor import continued, seats, steering
 from retinue.supervisor import resume as going_on
+from retinue.supervisor.adopt import ForeignNode
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
@@ -42,6 +44,8 @@ from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.timeouts import Timeouts, child_seconds
 from retinue.supervisor.trees import Tree
+from retinue.wire.collected import Reported
+from retinue.wire.travel import NOBODY, Caller
 
 DEPTH_EXCEEDED = (
     "Subagent depth limit exceeded ({depth}/{limit}). "
@@ -90,27 +94,38 @@ class Supervisor:
         self._files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._trace, self._on_close = trace, on_close
+        self._trace, self._on_close, self.caller = trace, on_close, NOBODY
 
     # Spawning
 
     def spawn(
-        self, profile: Profile | str, task: Task, *, limits: Limits | None = None, after: After | None = None
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        after: After | None = None,
+        caller: Caller | None = None,
     ) -> Node:
-        """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists."""
+        """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists.
+        One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
+        caller = caller or self.caller
+        if not caller.may_spawn:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
         own = plan.profile.limits
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
+        whole, merged = caller.narrow(whole), caller.narrow(merged)
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent), trace=self._trace)
+        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent), trace=caller.trace or self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth, node.max_turns = _set(merged.depth), _set(merged.turns)
-        own_seconds = None if merged.seconds is UNSET else merged.seconds
-        node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
+        seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
+        node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
         node.stall = stall_of(node, merged.stall, self._clock, tree.write)
         order = Order(plan.profile, task, limits=limits)
@@ -193,6 +208,10 @@ class Supervisor:
         if order.files:
             self._files.keep(tree.id, ref.run)
         self._go(tree, node, written)
+
+    def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
+        """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
+        return adopting.adopt(self._ground(tree), self.trees.get(tree), parent, event, server)
 
     def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
