@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from retinue.core.errors import ConfigError, RetinueError
 
 POST_SECONDS = 5.0
-KEPT = 8
+MOST = 8
 UNUSED_SECONDS = 30.0
 BUFFERED = 64 * 1024
 ANSWER_BYTES = 64 * 1024
@@ -39,12 +39,13 @@ class Poster:
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
         self._free: list[tuple[float, _Connection]] = []
+        self._places = asyncio.Semaphore(MOST)
 
     async def post(self, body: bytes) -> None:
         """Once, within 5 s; raises PostFailed. A kept connection that turns out to be closed is replaced: then nothing
         of the request had been taken, or the receiver knows it by its number."""
         try:
-            async with asyncio.timeout(POST_SECONDS):
+            async with asyncio.timeout(POST_SECONDS), self._places:
                 kept = self._kept()
                 status = None if kept is None else await self._try(kept, body)
                 if status is None:
@@ -102,7 +103,7 @@ class Poster:
         except OSError:
             return None
         finally:
-            if done and len(self._free) < KEPT:
+            if done:
                 self._free.append((asyncio.get_running_loop().time(), connection))
             else:
                 writer.close()

@@ -123,7 +123,7 @@ class Publisher:
         if line is None or not isinstance(body, Body):
             return written
         if isinstance(body, UsageReported):
-            line.sender.spend(body.usage)
+            line.sender.spend(body.usage, body.cost)
             return written
         data = line.sender.post(body, event.at)
         if data is None:
@@ -245,3 +245,8 @@ class PublishedLog:
     async def close(self) -> None:
         self.publisher.close()
         await self._log.close()
+
+
+def publisher_of(log: Log) -> Publisher | None:
+    """Who reports what is written to this log, if anybody does."""
+    return log.publisher if isinstance(log, PublishedLog) else None

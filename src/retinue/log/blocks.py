@@ -209,7 +209,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
         case RunSpawned(task=task, queued=queued):
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
-            if first != seen.label:
+            if first not in ("", seen.label):
                 what += f": {shorten(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):

@@ -58,7 +58,7 @@ class ForeignNode(Node, eq=False):
 
     tree: Tree = None  # type: ignore[assignment]
     clock: Clock = None  # type: ignore[assignment]
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[str, str, float], ...] = ()
     made: int = 0
     seq: int = 0
 
@@ -68,7 +68,7 @@ class ForeignNode(Node, eq=False):
             return
         usage = event.usage
         if usage is not None:
-            self._write(UsageReported(f"mcp:{self.view.spawned.server}", usage))
+            self._write(UsageReported(f"mcp:{self.view.spawned.server}", usage, event.spent))
         payload = event.payload or ""
         match event.type:
             case "thought_trace":
@@ -77,7 +77,8 @@ class ForeignNode(Node, eq=False):
                 self._call(event, payload)
             case "tool_result":
                 name = event.tool_name or ""
-                self._write(ToolResult(self._answered(event.call_id, name), name, payload, event.success))
+                call_id, took = self._answered(event.call_id, name)
+                self._write(ToolResult(call_id, name, payload, event.success, took))
             case "subagent_end":
                 self.end(_ending(event.status, payload))
 
@@ -95,18 +96,19 @@ class ForeignNode(Node, eq=False):
         name = event.tool_name or ""
         self.made += 1
         call_id = event.call_id or f"call-{self.made}"
-        self.calls += ((call_id, name),)
+        self.calls += ((call_id, name, self.clock.monotonic()),)
         args, raw = arguments(payload)
         timeout = event.execution_timeout_seconds
         self._write(ToolCall(call_id, name, args, FOREIGN, timeout_seconds=timeout or None, raw=raw))
 
-    def _answered(self, call_id: str | None, name: str) -> str:
-        """The id of the call that a result belongs to: the one that is named, else the oldest open one of the tool."""
+    def _answered(self, call_id: str | None, name: str) -> tuple[str, int]:
+        """The id of the call that a result belongs to (the one that is named, else the oldest open one of the tool),
+        and how many milliseconds ago it was made."""
         for made in self.calls:
             if made[0] == call_id or (not call_id and made[1] == name):
                 self.calls = tuple(other for other in self.calls if other is not made)
-                return made[0]
-        return call_id or ""
+                return made[0], round((self.clock.monotonic() - made[2]) * 1000)
+        return call_id or "", 0
 
     def gap(self, reason: str) -> None:
         self._write(Gap(1, reason))

@@ -2,21 +2,22 @@
 
 Both directions, pure: the bytes travel in `door/`. Read strictly, with errors that name the field; unknown fields are
 let pass. Beside the format's own fields there are some of ours, which others need neither send nor read:
-`parentRunID` and `rootRunID` tie runs together, `seq` counts a run's events from 1, `success` says how a tool fared,
-and `status` how a run ended.
+`parentRunID` and `rootRunID` tie runs together, `seq` counts a run's events from 1, `cost` is what `tokenUsage` cost in
+US dollars, `success` says how a tool fared, and `status` how a run ended.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import ceil
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from retinue.core.events import Body, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult
-from retinue.core.usage import Usage
+from retinue.core.usage import NO_USAGE, Usage
 from retinue.wire.door import BadBody, encode, read
 
 ROUTE = "/subagent-events"
@@ -30,6 +31,7 @@ MOST_TOKENS = 10**12
 Type = Literal["subagent_start", "tool_call", "tool_result", "thought_trace", "subagent_end"]
 _TOOL_TYPES = ("tool_call", "tool_result")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,30})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_COST = re.compile(r"\d{1,12}(\.\d{1,18})?", re.ASCII)
 _LATEST_MILLIS = 253_402_300_800_000  # the year 10000
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -58,6 +60,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     parent_id: str | None = msgspec.field(name="parentRunID", default=None)
     root_id: str | None = msgspec.field(name="rootRunID", default=None)
     seq: int | None = None
+    cost: str | None = None
     success: bool = True
     status: str | None = None
 
@@ -72,6 +75,10 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
         if given is None:
             given = max(0, (told.total_tokens or 0) - output)
         return Usage(given, output, told.cache_read_tokens or 0, told.cache_write_tokens or 0)
+
+    @property
+    def spent(self) -> Decimal | None:
+        return None if self.cost is None else Decimal(self.cost)
 
 
 _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "parentRunId": "parentRunID",
@@ -119,6 +126,8 @@ def _check(event: Reported) -> None:
     tokens = () if event.token_usage is None else msgspec.structs.astuple(event.token_usage)
     if any(number is not None and not 0 <= number <= MOST_TOKENS for number in tokens):
         raise BadBody("a number in `tokenUsage` is out of range")
+    if event.cost is not None and not _COST.fullmatch(event.cost):
+        raise BadBody("`cost` is not an amount such as 0.0123")
     if event.seq is not None and event.seq < 1:
         raise BadBody("`seq` counts from 1")
 
@@ -146,9 +155,16 @@ class Sender:
         self._parent_id = parent_id
         self._seq = 0
         self._usage: Usage | None = None
+        self._cost: Decimal | None = None
 
-    def spend(self, usage: Usage) -> None:
-        self._usage = usage if self._usage is None else self._usage + usage
+    def spend(self, usage: Usage, cost: Decimal | None) -> None:
+        if usage == NO_USAGE:
+            return
+        if self._usage is None:
+            self._usage, self._cost = usage, cost
+        else:
+            self._usage += usage
+            self._cost = None if cost is None or self._cost is None else self._cost + cost
 
     def post(self, body: Body, at: float) -> bytes | None:
         """The bytes of an event; None for what is not reported."""
@@ -183,7 +199,7 @@ class Sender:
 
     def _made(self, kind: Type, at: float, **fields: Any) -> Reported:
         self._seq += 1
-        usage, self._usage = self._usage, None
+        usage, cost, self._usage, self._cost = self._usage, self._cost, None, None
         return Reported(
             subagent_name=self._name,
             run_id=self.run_id,
@@ -193,6 +209,7 @@ class Sender:
             parent_id=self._parent_id or None,
             root_id=self.root_id,
             seq=self._seq,
+            cost=None if cost is None else f"{cost:f}",
             **fields,
         )
 

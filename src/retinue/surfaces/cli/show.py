@@ -39,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
+    parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument(
         "--json", action="store_true", help="the result as one JSON object; of a live run, what is known"
     )
@@ -57,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     archive = screen.open_archive()
     try:
-        found = find(archive, args.name)
+        found = find(archive, args.name, everything=args.all)
     finally:
         screen.warn_of_problems(archive)
     if args.tools is not None:
@@ -119,7 +120,10 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         yield "budget", " and ".join(budget for budget in budgets if budget)
     if spawned.model:
         yield "model", spawned.model
-    yield "workspace", spawned.workspace
+    if spawned.server:
+        yield "server", spawned.server
+    if spawned.workspace:
+        yield "workspace", spawned.workspace
     if view.ended is not None and view.ended.changed_count:
         yield "changes", _takeover(tree, view.number)
     yield "subagent_id", spawned.subagent_id
