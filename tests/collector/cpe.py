@@ -1,6 +1,6 @@
 """Posts events as a CPE process does: it knows only its own variable, spells ids its way, has nanoseconds and a zone.
 
-    cpe.py RUN_ID"""
+cpe.py RUN_ID"""
 
 import http.client
 import json

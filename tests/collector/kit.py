@@ -93,7 +93,9 @@ class Server:
         fields = {"subagentName": name, "subagentRunID": run_id, "timestamp": AT, "type": kind, **more}
         return await self.send({key: value for key, value in fields.items() if value is not None})
 
-    async def send(self, body: Any, *, method: str = "POST", path: str | None = None, **headers: str | None) -> Response:
+    async def send(
+        self, body: Any, *, method: str = "POST", path: str | None = None, **headers: str | None
+    ) -> Response:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         given: dict[str, str | None] = {
             "Host": f"127.0.0.1:{self.port}",

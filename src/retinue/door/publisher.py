@@ -35,6 +35,7 @@ from retinue.door.poster import Poster, PostFailed
 from retinue.wire.collected import ROUTE, Sender
 
 if TYPE_CHECKING:
+    from retinue.supervisor.nodes import Node
     from retinue.supervisor.supervisor import Supervisor
     from retinue.supervisor.trees import Tree
 
@@ -135,6 +136,14 @@ class Publisher:
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
         return _Reported(written, sent, line if not isinstance(body, RunEnded) else None)
+
+    async def settle(self, node: Node) -> None:
+        """Until all that the run did is reported; raises PostFailed when something could not be."""
+        line = self._lines.get(node.ref.tree, {}).get(node.ref.run)
+        if line is not None and line.last is not None:
+            await asyncio.shield(line.last)
+            if line.failure:
+                raise PostFailed(line.failure)
 
     def _begin(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
         called = _CALLED.get()

@@ -37,6 +37,8 @@ class Reporting:
         self._down.supervisor = supervisor
         if self.publisher is not None:
             self.publisher.supervisor = supervisor
+            if self.publisher.strict:
+                supervisor.settle = self.publisher.settle
 
     async def close(self) -> None:
         await self.collector.close()

@@ -42,7 +42,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
-from retinue.supervisor.timeouts import Timeouts, child_seconds
+from retinue.supervisor.timeouts import Timeouts, child_seconds, known
 from retinue.supervisor.trees import Tree
 from retinue.wire.collected import Reported
 from retinue.wire.travel import NOBODY, Caller
@@ -95,6 +95,7 @@ class Supervisor:
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
+        self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
 
     # Spawning
 
@@ -120,10 +121,10 @@ class Supervisor:
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         whole, merged = caller.narrow(whole), caller.narrow(merged)
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent), trace=caller.trace or self._trace)
+        tree = tree_for(self.log, self._clock, concurrent=known(merged.concurrent), trace=caller.trace or self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
-        node.max_depth, node.max_turns = _set(merged.depth), _set(merged.turns)
+        node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
         seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
@@ -168,7 +169,7 @@ class Supervisor:
         node.place = None if has_slot else tree.slots.line_up()
         limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
-        node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
+        node.max_turns = known(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = child_seconds(order, limits, self._timeouts)
         node.account = account
         node.stall = stall_of(node, limits.stall, self._clock, tree.write)
@@ -243,6 +244,8 @@ class Supervisor:
                     await seats.take(tree, node)
                 job = self._start(tree, node)
             ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
+            if self.settle is not None:
+                await self.settle(node)
             if node.stopping is not None:
                 ending = stopped(node)
         except asyncio.CancelledError:
@@ -392,9 +395,3 @@ class Supervisor:
             for log in {id(log): log for log in (self.log, *self.others.values())}.values():
                 await log.close()
             self._state.remove_temporary()
-
-
-def _set(value: Any) -> Any:
-    """A limit after all defaults are applied."""
-    assert value is not UNSET
-    return value
