@@ -1,4 +1,4 @@
-"""Many subagents in some processes that report at a given rate, printed: how long each event takes from post to print."""
+"""Many subagents in some processes that report at a given rate: how long each event takes from post to print."""
 
 import asyncio
 import json

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
         server = h.server()
         body = {**START, "subagentRunID": server.call()}
         secret = server.path.split("/")[1]
-        for path in ("/", "/subagent-events", f"/{secret}", f"/{secret[:-1]}/subagent-events", f"{server.path}/",
-                     f"/{secret.swapcase()}/subagent-events", f"//{secret}/subagent-events", f"{server.path}x"):  # fmt: skip
+        wrong = [secret[:-1], secret.swapcase(), f"/{secret}", ""]
+        near = ["/", "/subagent-events", f"/{secret}", f"{server.path}/", f"{server.path}x"]
+        for path in (*near, *(f"/{each}/subagent-events" for each in wrong)):
             assert (await server.send(body, path=path)).status == 404, path
         for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"):
             refused = await server.send(body, method=method)
@@ -169,6 +171,27 @@ async def _talk(server: Server, run_id: str) -> None:
         answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and await reader.readexactly(2) == b"{}"
     writer.close()
+
+
+@pytest.mark.requirement("CPE-62", "CPE-34")
+async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody(tmp_path: Path) -> None:
+    """An event is taken when it is handed over; who looks at it, and when it is written, is another matter."""
+    async with hall(tmp_path, durable=True) as h:
+        server = h.server()
+        run_id = server.call()
+        await h.until("run.started")
+        screen = h.supervisor.watch(h.tree)
+        await anext(screen)  # and never again
+        [file] = (tmp_path / ".retinue" / "logs").glob("*.db")
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # nobody else can write the file now
+        for number in range(200):
+            assert (await server.post(run_id, "thought_trace", payload=str(number))).status == 200
+        other.execute("ROLLBACK")
+        other.close()
+        events = await h.until("thinking", 200)
+        assert [body.text for body in of(events, 1)[2:]] == [str(number) for number in range(200)]
+        await screen.aclose()
 
 
 async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ from retinue.supervisor.resume import Given
 from retinue.surfaces.printer.printer import Printer
 from tests.collector.kit import CPE, Hall, hall, of, runs_of
 
+PROGRAM = "package main\n\nfunc main() {}"
+STRANGE = "subagent returned an unrecognized run state"
+
 
 def printed(events: list[Event], *, level: Any = "normal") -> str:
     stream = io.StringIO()
@@ -68,7 +71,7 @@ async def test_a_cpe_process_reports_to_us_as_it_is(tmp_path: Path) -> None:
             RunStarted("foreign"),
             Thinking("I should look.", "reasoning.encrypted"),
             UsageReported("mcp:reviewers", Usage(1234, 456)),
-            ToolCall("call_123", "execute_go_code", {}, "foreign", timeout_seconds=10, raw="package main\n\nfunc main() {}"),
+            ToolCall("call_123", "execute_go_code", {}, "foreign", timeout_seconds=10, raw=PROGRAM),
             ToolResult("call_123", "execute_go_code", "it ran", duration_ms=of(events, run)[5].duration_ms),
             ToolCall("call_124", "grep", {"pattern": "todo", "paths": ["src"]}, "foreign"),
             ToolResult("call_124", "grep", '{"hits":[{"line":1}]}', duration_ms=of(events, run)[7].duration_ms),
@@ -161,11 +164,10 @@ async def test_what_the_parent_gets_anyway_is_not_printed(tmp_path: Path) -> Non
         ({}, RunEnded("done", "", 0)),
         ({"payload": "the model is gone"}, RunEnded("failed", "the model is gone", 0, "the model is gone")),
         ({"status": "done", "payload": "the answer"}, RunEnded("done", "the answer", 0)),
-        ({"status": "limited", "payload": "too dear"}, RunEnded("limited", "Subagent reached its limit", 0, "too dear")),
-        ({"status": "happy"}, RunEnded("failed", "subagent returned an unrecognized run state", 0,
-                                       "subagent returned an unrecognized run state")),
+        ({"status": "limited", "payload": "dear"}, RunEnded("limited", "Subagent reached its limit", 0, "dear")),
+        ({"status": "happy"}, RunEnded("failed", STRANGE, 0, STRANGE)),
     ],
-)  # fmt: skip
+)
 async def test_how_a_server_says_it_ended(tmp_path: Path, end: dict[str, str], ending: RunEnded) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
@@ -316,7 +318,8 @@ async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp
             answer = await server.post(run_id, "thought_trace", payload=str(seq), seq=seq)
             assert answer.status == 200
         bodies = of(await h.until("thinking", 4), 1)[2:]
-        assert bodies == [Thinking("1"), Thinking("2"), Gap(2, "the server did not report them"), Thinking("5"), Thinking("6")]  # fmt: skip
+        gap = Gap(2, "the server did not report them")
+        assert bodies == [Thinking("1"), Thinking("2"), gap, Thinking("5"), Thinking("6")]
 
 
 async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ assert not [name for name in sys.modules if name.startswith("retinue.door")], sy
     assert (result["status"], complaint) == ("done", "")
 
 
-@pytest.mark.requirement("CPE-31", "CPE-30", "CPE-27")
+@pytest.mark.requirement("CPE-31", "CPE-27")
 async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_address_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
