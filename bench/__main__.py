@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from bench import latency, peers, speed, start, walls
+from bench import latency, peers, reports, speed, start, walls
 
 MEASUREMENTS = {
     "speed": speed.rows,
     "many": speed.many_rows,
     "latency": latency.rows,
+    "reports": reports.rows,
     "start": start.rows,
     "walls": walls.rows,
     "peers": peers.rows,

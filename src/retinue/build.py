@@ -33,7 +33,7 @@ from retinue.runtime.inherited import Inherited
 from retinue.runtime.placement import Placement
 from retinue.runtime.spaced import Spaced
 from retinue.runtime.spaces.spaces import Spaces
-from retinue.sources import LatePrices, ModelSource, servers_of, walled_runtime
+from retinue.sources import LatePrices, ModelSource, reporting, servers_of, walled_runtime
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
@@ -73,7 +73,8 @@ class Parts:
     whose profile does not say; `fallback` the laxer one they get where that cannot be had. `expose` are paths that
     walled runs may read beside their folders, `launch_prefix` the words before the command that starts one of them,
     `image` and `container_flags` what containers are made of, `caps` what each may use of the machine. `outbox` is the
-    folder through which delegated runs are asked for. `mcp_servers` are those that runs may have tools from."""
+    folder through which delegated runs are asked for. `mcp_servers` are those that runs may have tools from;
+    `best_effort`: in such a server, runs go on whose events do not arrive."""
 
     project: Path
     state: Path | None = None
@@ -108,6 +109,7 @@ class Parts:
     caps: Caps = Caps()  # noqa: RUF009 - frozen
     outbox: Path | None = None
     mcp_servers: Sequence[McpServer] = ()
+    best_effort: bool = False
 
 
 def supervisor(parts: Parts) -> Supervisor:
@@ -118,16 +120,18 @@ def supervisor(parts: Parts) -> Supervisor:
     models = ModelSource(parts.project, clock)
     policy, book = _approvals(parts)
     kept, trace = _observed(parts)
+    collects, strict = bool(parts.mcp_servers), not parts.best_effort
+    reports = reporting(collects=collects, strict=strict, limits=parts.limits, clock=clock)
     spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
-    servers = servers_of(parts.mcp_servers, parts.project, parts.state)
+    servers = servers_of(parts.mcp_servers, parts.project, parts.state, reports.collector)
 
     async def close() -> None:
-        for each in (servers, spaces, models):
+        for each in (servers, reports, spaces, models):
             if each is not None:
                 await each.close()
 
     made = Supervisor(
-        kept,
+        reports.over(kept),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -151,6 +155,7 @@ def supervisor(parts: Parts) -> Supervisor:
         on_close=close,
     )
     made.servers = servers
+    reports.attach(made)
     if cassette is not None:
         models.wrap = _taping(cassette, made, state)
     return made
@@ -331,6 +336,7 @@ def project_parts(
             ),
             "runtime": settings.subagent_runtime_mode or detected(settings, outbox) or default_runtime,
             "outbox": outbox,
+            "best_effort": settings.subagent_reports == "best_effort",
             "fallback": settings.subagent_runtime_fallback_mode,
             "expose": settings.expose_paths,
             "launch_prefix": settings.subagent_host_launch_prefix,

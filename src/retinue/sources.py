@@ -1,24 +1,31 @@
-"""Where models, prices, walls and the tools of MCP servers come from; loaded when first asked for. Part of the
-composition root (`build`)."""
+"""Where models, prices, walls, the tools of MCP servers and the two ends of reporting come from; loaded when first
+asked for. Part of the composition root (`build`)."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.limits import Caps
+from retinue.core.limits import Caps, Limits
 from retinue.core.plans import Runtime
-from retinue.core.ports import Clock, Collector, Model, Prices, ToolServers
+from retinue.core.ports import Clock, Collector, Log, Model, Prices, ToolServers
 from retinue.core.servers import McpServer
 from retinue.core.usage import NoPrices, Usage
+from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialing import Dialer
+from retinue.wire import travel
+from retinue.wire.collected import ADDRESS, CPE_ADDRESS
+
+if TYPE_CHECKING:
+    from retinue.door.reporting import Reporting
 
 WALLS = {
     "isolated": ("retinue.runtime.walls.bubblewrap", "retinue.runtime.isolated", "Isolated"),
@@ -129,4 +136,30 @@ def servers_of(
         hosting=importlib.import_module("retinue.supervisor.hosted").Hosted(),
         collector=collector,
     )
+    return made
+
+
+class Unreported:
+    """For a process that neither starts servers that report nor is one: it only keeps within what it inherited."""
+
+    collector: Collector | None = None
+
+    def over(self, log: Log) -> Log:
+        return log
+
+    def attach(self, supervisor: Supervisor) -> None:
+        supervisor.caller = travel.inherited(os.environ)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+def reporting(*, collects: bool, strict: bool, limits: Limits, clock: Clock) -> Unreported | Reporting:
+    """An MCP server of ours reports to the address it found, and passes that on; a process that starts servers and
+    found none has a collector of its own; any other has neither."""
+    address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
+    if not address and not collects:
+        return Unreported()
+    module = importlib.import_module("retinue.door.reporting")
+    made: Reporting = module.Reporting(address, strict=strict, limits=limits, clock=clock)
     return made

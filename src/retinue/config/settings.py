@@ -35,6 +35,7 @@ orchestrator:
     subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), inherited, delegated
     subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
     subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
+    subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it goes on unseen
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
 profiles:
   explorer:
@@ -57,7 +58,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from retinue.config.exposed import PATH_PATTERN, shown_path
 from retinue.config.files import read_text
@@ -137,6 +138,7 @@ class Settings:
     subagent_runtime_fallback_mode: RuntimeName | None = None
     subagent_host_launch_prefix: tuple[str, ...] = ()
     subagent_delegation_directory: str | None = None
+    subagent_reports: Literal["strict", "best_effort"] = "strict"
     expose_paths: tuple[str, ...] = ()
     container_image: str | None = None
     container_flags: tuple[str, ...] = ()
@@ -284,6 +286,13 @@ COORDINATION = Shape(
             "subagent_runtime_mode", choice(RUNTIMES), "where runs live: behind a wall, or in this process", "isolated"
         ),
         Key("subagent_delegation_directory", WORD, "in a container: the folder shared with `retinue watch`", "/outbox"),
+        Key(
+            "subagent_reports",
+            choice(("strict", "best_effort")),
+            "in an MCP server: what becomes of a run whose events do not reach the process that started the server; "
+            "strict: it fails; best_effort: it goes on",
+            "strict",
+        ),
         Key("subagent_runtime_fallback_mode", choice(RUNTIMES), "what they get where no wall stands", "inherited"),
         Key(
             "subagent_host_launch_prefix", TEXTS, "words before the command that starts a walled run", "[nice, -n, '5']"

@@ -80,6 +80,8 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     if settings.container_image is not None:
         words.append(f"container_image: {settings.container_image}")
     words += [f"container_flags: {flag}" for flag in settings.container_flags]
+    if settings.subagent_reports != "strict":
+        words.append(f"subagent_reports: {settings.subagent_reports}")
     words += _laxer(settings)
     caps = _capped(settings.caps, words)
     size = settings.workspace_max_mib
@@ -99,6 +101,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     }
     narrower |= {"subagent_host_launch_prefix": (), "container_image": None, "container_flags": ()}
     narrower |= {"subagent_runtime_fallback_mode": None, "subagent_delegation_directory": None, "caps": caps}
+    narrower["subagent_reports"] = "strict"
     if settings.subagent_runtime_mode in UNWALLED:
         narrower["subagent_runtime_mode"] = None
     if settings.retention_days < RETENTION_DAYS:

@@ -27,7 +27,9 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one. `traceparent` names the span of another program that the tree belongs to."""
+    that is another one. `traceparent` names the span of another program that the tree belongs to. A run that lives
+    elsewhere has the MCP `server` that reports it; a tree of our own that is reported to another process has the run id
+    under which it is `reported` there."""
 
     kind: ClassVar[str] = "run.spawned"
     parent: int | None
@@ -57,6 +59,8 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     continues: int | None = None
     origin: str = ""
     traceparent: str = ""
+    server: str = ""
+    reported: str = ""
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
@@ -106,7 +110,8 @@ class Message(Body, frozen=True, gc=False, tag="message"):
 
 class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     """A tool is about to run (or to be asked about). `host` marks what is no call of the model's: a host-side
-    function's own question, or a call that the program of the call `within` makes."""
+    function's own question, or a call that the program of the call `within` makes. `raw` is what a run elsewhere says
+    of the arguments where that is no JSON object."""
 
     kind: ClassVar[str] = "tool.call"
     call_id: str
@@ -118,6 +123,7 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     timeout_seconds: float | None = None
     host: bool = False
     within: str = ""
+    raw: str = ""
 
 
 class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):

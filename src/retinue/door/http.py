@@ -1,4 +1,5 @@
-"""As much of HTTP/1.1 as a door needs: one request and one response a connection, everything bounded.
+"""As much of HTTP/1.1 as a door and the collector need, everything bounded: a door answers one request a connection,
+the collector as many as come.
 
 Knows no routes and no commands. What a peer sends is read only as far as it is asked for: the head first, the body
 when whoever asks for it has seen that the head is in order.
@@ -38,13 +39,23 @@ class Head:
     path: str
     query: dict[str, str]
     headers: dict[str, str]
+    version: str = "1.1"
+
+    @property
+    def last(self) -> bool:
+        """Whether the peer wants the connection closed after this one."""
+        words = self.headers.get("connection", "").lower()
+        return "close" in words or (self.version == "1.0" and "keep-alive" not in words)
 
 
-async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """None when the peer went away without asking anything."""
+async def read_head(reader: asyncio.StreamReader, *, idle: float | None = None) -> Head | None:
+    """None when the peer went away without asking anything, or says nothing for `idle` seconds."""
+    begun = b""
     try:
+        if idle is not None:
+            begun = await _first_byte(reader, idle)
         async with asyncio.timeout(READ_SECONDS):
-            data = await reader.readuntil(b"\r\n\r\n")
+            data = begun + await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
     except asyncio.LimitOverrunError:
@@ -65,7 +76,15 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
             raise Refused(400, f"the header {name} is given twice")
         headers[name] = header[2].strip(" \t")
     target = urlsplit(request[2])
-    return Head(request[1], target.path, _query(target.query), headers)
+    return Head(request[1], target.path, _query(target.query), headers, first[-3:])
+
+
+async def _first_byte(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.readexactly(1)
+    except TimeoutError:
+        raise asyncio.IncompleteReadError(b"", 1) from None
 
 
 def _query(text: str) -> dict[str, str]:
@@ -79,8 +98,8 @@ def _query(text: str) -> dict[str, str]:
     return found
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
-    """The JSON body of a request whose head is in order."""
+def body_length(head: Head, most: int = MAX_BODY) -> int:
+    """How long the JSON body is, if its head is in order: nothing of it has been read yet."""
     if "transfer-encoding" in head.headers or "content-length" not in head.headers:
         raise Refused(411, "give the length of the body in Content-Length")
     if head.headers.get("content-encoding", "identity") != "identity":
@@ -90,11 +109,17 @@ async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
     length = head.headers["content-length"]
     if not _LENGTH.fullmatch(length):
         raise Refused(400, "Content-Length is not a number")
-    if int(length) > MAX_BODY:
-        raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
+    if int(length) > most:
+        raise Refused(413, f"the body is larger than {most} bytes")
+    return int(length)
+
+
+async def read_body(reader: asyncio.StreamReader, head: Head, most: int = MAX_BODY) -> bytes:
+    """The JSON body of a request whose head is in order."""
+    length = body_length(head, most)
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return await reader.readexactly(int(length))
+            return await reader.readexactly(length)
     except asyncio.IncompleteReadError:
         raise Refused(400, "the body is shorter than Content-Length says") from None
     except TimeoutError:

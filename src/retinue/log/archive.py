@@ -16,7 +16,7 @@ import apsw
 import msgspec
 
 from retinue.core.errors import ConfigError, LogError
-from retinue.core.events import Event, RunEnded, decode
+from retinue.core.events import Event, RunEnded, RunSpawned, decode
 from retinue.log.feed import root_of
 from retinue.log.locks import first_row_of_holder, holder
 from retinue.log.schema import VERSION, all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
@@ -39,6 +39,11 @@ class Stored:
     @property
     def at(self) -> float:
         return self.first.at
+
+    @property
+    def reported(self) -> bool:
+        """Whether another process shows it: what it did is there, as runs of a tree of that process."""
+        return isinstance(self.first.body, RunSpawned) and bool(self.first.body.reported)
 
 
 def unlinked(state: Path) -> Path:
@@ -86,12 +91,14 @@ class Archive:
         return [event for stored in self.trees() if stored.tree == tree for event in self.events(stored)]
 
     def usage(self) -> Iterator[Event]:
-        """The `usage` events of all trees, each file read once."""
+        """The `usage` events of all trees but those that another process has in its own, each file read once."""
         self.problems = []
         for file in self.files():
             try:
+                elsewhere = {stored.tree for stored in self._trees_of(file) if stored.reported}
                 with _reading(file) as db:
-                    yield from (event_of(line, file) for line in all_lines(db) if _USAGE in line)
+                    spent = (event_of(line, file) for line in all_lines(db) if _USAGE in line)
+                    yield from (event for event in spent if event.tree not in elsewhere)
             except LogError as error:
                 self.problems.append(str(error))
 

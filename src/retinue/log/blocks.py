@@ -34,6 +34,7 @@ from retinue.log.spans import Span, call_spans, counted, pretty, question_body, 
 from retinue.log.summaries import shorten, summary
 
 FINAL_ANSWER = "final_answer"
+CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
 TASK_CHARACTERS = 80
 ERROR_CHARACTERS = 300
 
@@ -159,7 +160,7 @@ class Blocks:
             return None
         args = {} if call is None else call.args
         title: tuple[Span, ...] = (("plain", 'Tool "'), ("tool", result.name), ("plain", '" result:'))
-        if result.name == CODE_MODE:
+        if result.name in CODE_MODES:
             title = (("plain", "Code execution output:"),)
         said: Span = (
             "plain" if result.success else "bad",
@@ -171,9 +172,11 @@ class Blocks:
 
 
 def _shown(call: ToolCall) -> str:
-    """A program as it was written; the arguments of any other call as JSON."""
+    """A program as it was written; the arguments of any other call as JSON, if they are that."""
     code = call.args.get("code")
-    return code if call.name == CODE_MODE and isinstance(code, str) else pretty(call.args)
+    if call.name in CODE_MODES and isinstance(code, str):
+        return code
+    return reformatted(call.raw) if call.raw else pretty(call.args)
 
 
 def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
@@ -216,7 +219,7 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
         case RunSpawned(task=task, queued=queued):
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
-            if first != seen.label:
+            if first not in ("", seen.label):
                 what += f": {shorten(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):

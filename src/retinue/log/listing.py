@@ -118,8 +118,9 @@ def listing(archive: Archive, stored: Stored) -> Listing:
 
 
 def listings(archive: Archive, *, everything: bool = False, since: float | None = None) -> tuple[list[Listing], int]:
-    """Trees with live runs and the latest ones (or all since a time), newest first; and how many are left out."""
-    trees = archive.trees()
+    """Trees with live runs and the latest ones (or all since a time), newest first; and how many are left out. Those
+    that another process shows are only among everything."""
+    trees = [stored for stored in archive.trees() if everything or not stored.reported]
     chosen = [
         stored
         for place, stored in enumerate(trees)

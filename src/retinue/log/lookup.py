@@ -31,19 +31,27 @@ class Found:
         return f"{self.stored.tree}/{self.run}"
 
 
-def find(archive: Archive, name: str | None) -> Found:
-    """The run of that name; without one the newest tree's primary."""
+def find(archive: Archive, name: str | None, *, everything: bool = False) -> Found:
+    """The run of that name; without one the newest tree's primary. Trees that another process shows are looked at when
+    no other has the name, or at once with `everything`."""
     trees = archive.trees()
+    shown = trees if everything else [stored for stored in trees if not stored.reported]
     if not trees:
         raise NotFound(f"there are no runs in {archive.folder.parent} yet: start one with `retinue run TASK`")
     if not name:
-        return _primary(trees[0])
-    found = _by_number(archive, trees, name) or _by_tree(trees, name) or _by_words(archive, trees, name)
+        if not shown:
+            raise NotFound("there are only runs that another process shows: --all takes those too")
+        return _primary(shown[0])
+    found = _called(archive, shown, name) or _called(archive, trees, name)
     if not found:
         raise NotFound(f"no run is called '{name}'{_near(archive, trees, name)}; `retinue ps --all` lists them")
     if len(found) > 1:
         raise ConfigError(f"'{name}' could be any of {_listed(found)}")
     return found[0]
+
+
+def _called(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
+    return _by_number(archive, trees, name) or _by_tree(trees, name) or _by_words(archive, trees, name)
 
 
 def _by_number(archive: Archive, trees: list[Stored], name: str) -> list[Found]:

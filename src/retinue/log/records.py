@@ -73,6 +73,8 @@ def records(events: Iterable[Event]) -> dict[int, RunRecord]:
     for event in events:
         body = event.body
         if isinstance(body, RunSpawned):
+            if body.server:
+                continue  # it ran elsewhere: what is played of it is the result of the call
             record = RunRecord(event.run, event.path, event.agent, body, events=1)
             tapes[event.run] = _Tape(record)
             if body.parent is not None and body.parent in tapes:

@@ -35,6 +35,10 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
         raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` goes on with it")
     if old.ended is None:
         raise ConfigError(f"{tree}/{run} is at work: `retinue send {tree}/{run} TEXT` tells it something")
+    if old.spawned.server:
+        raise ConfigError(
+            f"{tree}/{run} ran in the MCP server '{old.spawned.server}': it cannot be continued from here"
+        )
     said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:

@@ -21,6 +21,11 @@ class Deadline:
         self._since = clock.monotonic()
         self._timer: Timer | None = clock.call_later(seconds, expired)
 
+    @property
+    def left(self) -> float:
+        """Seconds until it expires, if it is not paused."""
+        return self._left if self._timer is None else self._left - (self._clock.monotonic() - self._since)
+
     def pause(self) -> None:
         self._pauses += 1
         if self._timer is not None:

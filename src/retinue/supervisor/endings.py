@@ -36,6 +36,8 @@ def ending_of(node: Node, error: BaseException) -> Ending:
 def stopped(node: Node) -> Ending:
     """The ending of a run that was told to stop, or whose task ended without anybody telling it to."""
     status = node.stopping or "disconnected"
+    if node.failure:
+        return Ending("failed", node.failure, node.failure)
     stall = node.stall
     if status == "timed_out" and stall is not None and stall.over and stall.seconds is not None:
         return Ending(status, *stalled_texts(name=node.name, primary=node.parent is None, seconds=2 * stall.seconds))

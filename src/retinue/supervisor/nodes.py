@@ -65,6 +65,7 @@ class Node(msgspec.Struct, eq=False):
     ending: bool = False
     stopping: Status | None = None
     partial: str = ""
+    failure: str = ""
     past: Past | None = None
     account: Account | None = None
     deadline: Deadline | None = None

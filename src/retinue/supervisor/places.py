@@ -152,6 +152,7 @@ def lasting_path(node: Node) -> str:
     """The path of a run with its number among its parent's children: the same whatever other runs did meanwhile."""
     path = ""
     while node.parent is not None:
-        path = f"/{node.name}-{node.parent.children.index(node) + 1}{path}"
+        siblings = [child for child in node.parent.children if not child.view.spawned.server]  # not those elsewhere
+        path = f"/{node.name}-{siblings.index(node) + 1}{path}"
         node = node.parent
     return f"{node.ref.path}{path}"

@@ -28,6 +28,7 @@ from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
 from retinue.runtime.folders import StateFolder, context_paths
 from retinue.supervisor import steering
+from retinue.supervisor.adopt import left_open
 from retinue.supervisor.budgets import NOTHING, Account, Amount
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of
@@ -113,7 +114,9 @@ class Revival:
         stored = reader(ground, given)
         self.id = events[0].tree
         self.runs = Runs.of(self.id, events)
-        self.going_on = [view for view in self.runs.runs.values() if view.ended is None]
+        without_end = [view for view in self.runs.runs.values() if view.ended is None]
+        self.going_on = [view for view in without_end if not view.spawned.server]
+        self.elsewhere = [view for view in without_end if view.spawned.server]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
         began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
         self.known = interrupted(events, before=began_with)
@@ -125,6 +128,8 @@ class Revival:
         nodes = [tree.nodes[view.number] for view in self.going_on]
         tree.root = nodes[0]
         self._keep_files(tree)
+        for view in self.elsewhere:
+            left_open(tree.write, tree.nodes[view.number])
         written = [tree.write(node, RunResumed(), wait=True) for node in nodes]
         for node in nodes:
             self._settle_calls(tree, node)
@@ -181,7 +186,7 @@ class Revival:
         spawned, host = view.spawned, self.ground
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
         task = task_of(spawned)
-        ended = view.ended is not None
+        ended = view.ended is not None or bool(spawned.server)
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = context_paths(there, base=host.state.project)
         as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
@@ -196,10 +201,11 @@ class Revival:
         node.background = spawned.background
         asked_with = self.known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING)
         node.queues = asked_with == QUEUEING
-        node.ending = node.finished = ended
+        node.ending = node.finished = view.ended is not None
         tree.nodes.append(node)
         if parent is not None:
-            node.depth, node.account = parent.depth + 1, parent.account
+            node.depth = parent.depth + 1
+            node.account = None if spawned.server else parent.account  # what runs elsewhere spends, we only report
             parent.children += (node,)
         return node
 

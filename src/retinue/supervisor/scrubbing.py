@@ -22,7 +22,7 @@ _TEXTS: dict[type[Body], tuple[str, ...]] = {
     events.RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
     events.Thinking: ("text",),
     events.Message: ("text",),
-    events.ToolCall: ("args", "name", "display_name", "call_id"),
+    events.ToolCall: ("args", "raw", "name", "display_name", "call_id"),
     events.ToolResult: ("text", "content", "name", "call_id"),
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
     events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),

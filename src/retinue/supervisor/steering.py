@@ -6,6 +6,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Inbox
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Receipt
+from retinue.supervisor.adopt import TOO_FAR
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -26,6 +27,8 @@ async def send(tree: Tree | None, run: int, text: str, *, source: str = SOURCE) 
     node = tree.nodes[run]
     if node.ended:
         return Receipt("too_late", why=f"the run has ended: {node.view.status}")
+    if node.view.spawned.server:
+        return Receipt("too_late", why=TOO_FAR)
     if node.ending or node.stopping is not None:
         return Receipt("too_late", why="the run is stopping")
     if node.relay is not None:

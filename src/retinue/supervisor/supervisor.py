@@ -25,8 +25,10 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
+from retinue.supervisor import adopt as adopting
 from retinue.supervisor import continued, seats, steering
 from retinue.supervisor import resume as going_on
+from retinue.supervisor.adopt import ForeignNode
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
@@ -40,8 +42,10 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
-from retinue.supervisor.timeouts import Timeouts, child_seconds
+from retinue.supervisor.timeouts import Timeouts, child_seconds, known
 from retinue.supervisor.trees import Tree
+from retinue.wire.collected import Reported
+from retinue.wire.travel import NOBODY, Caller
 
 DEPTH_EXCEEDED = (
     "Subagent depth limit exceeded ({depth}/{limit}). "
@@ -91,7 +95,8 @@ class Supervisor:
         self._files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._trace, self._on_close = trace, on_close
+        self._trace, self._on_close, self.caller = trace, on_close, NOBODY
+        self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
 
     # Spawning
 
@@ -102,22 +107,33 @@ class Supervisor:
             await self.servers.ready(profile, say)
 
     def spawn(
-        self, profile: Profile | str, task: Task, *, limits: Limits | None = None, after: After | None = None
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        after: After | None = None,
+        caller: Caller | None = None,
     ) -> Node:
-        """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists."""
+        """A primary run in a tree of its own. A wrong profile or model is a ConfigError, and then no run exists.
+        One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
+        caller = caller or self.caller
+        if not caller.may_spawn:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
         own = plan.profile.limits
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
+        whole, merged = caller.narrow(whole), caller.narrow(merged)
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=_set(merged.concurrent), trace=self._trace)
+        tree = tree_for(self.log, self._clock, concurrent=known(merged.concurrent), trace=caller.trace or self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
-        node.max_depth, node.max_turns = _set(merged.depth), _set(merged.turns)
-        own_seconds = None if merged.seconds is UNSET else merged.seconds
-        node.seconds = own_seconds if task.timeout_seconds is None else task.timeout_seconds
+        node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
+        seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
+        node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
         node.stall = stall_of(node, merged.stall, self._clock, tree.write)
         order = Order(plan.profile, task, limits=limits)
@@ -160,7 +176,7 @@ class Supervisor:
         node.place = None if has_slot else tree.slots.line_up()
         limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
-        node.max_turns = _set(self._limits.turns) if limits.turns is UNSET else limits.turns
+        node.max_turns = known(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = child_seconds(order, limits, self._timeouts)
         node.account = account
         node.stall = stall_of(node, limits.stall, self._clock, tree.write)
@@ -201,6 +217,10 @@ class Supervisor:
             self._files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
+    def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
+        """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
+        return adopting.adopt(self._ground(tree), self.trees.get(tree), parent, event, server)
+
     def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
         return going_on.resume(self._ground(tree), tree, given)
@@ -231,6 +251,8 @@ class Supervisor:
                     await seats.take(tree, node)
                 job = self._start(tree, node)
             ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
+            if self.settle is not None:
+                await self.settle(node)
             if node.stopping is not None:
                 ending = stopped(node)
         except asyncio.CancelledError:
@@ -380,9 +402,3 @@ class Supervisor:
             for log in {id(log): log for log in (self.log, *self.others.values())}.values():
                 await log.close()
             self._state.remove_temporary()
-
-
-def _set(value: Any) -> Any:
-    """A limit after all defaults are applied."""
-    assert value is not UNSET
-    return value

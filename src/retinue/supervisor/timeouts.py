@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET
 
@@ -27,3 +29,9 @@ def child_seconds(order: Order, limits: Limits, timeouts: Timeouts) -> float | N
         return asked
     asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
     return asked if own is None or limits.seconds is UNSET else min(asked, own)
+
+
+def known(value: Any) -> Any:
+    """A limit after all defaults are applied."""
+    assert value is not UNSET
+    return value

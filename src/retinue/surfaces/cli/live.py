@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +24,7 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.ask import TerminalApprover
+from retinue.surfaces.printer.behind import Behind
 from retinue.surfaces.printer.printer import Printer
 
 LAST_WORDS_SECONDS = 1.0
@@ -121,7 +121,7 @@ class _Screen:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
-        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
+        self._thread = Behind("retinue-screen") if in_thread else None
         self._runs = Runs(node.ref.tree)
         self._after = after
         self._seq = 0
@@ -138,7 +138,7 @@ class _Screen:
             await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)
         killed.cancel()
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.close()
         return Shown(self._node.result(), self._runs, stuck=not printing.done())
 
     async def _print(self) -> None:
@@ -151,7 +151,9 @@ class _Screen:
             if self._thread is None:
                 show(event)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._thread, show, event)
+                await self._thread.do(show, event)
+        if self._thread is not None:
+            await self._thread.done()
 
     def _say(self, text: str) -> None:
         if self._thread is None:

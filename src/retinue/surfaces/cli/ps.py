@@ -35,7 +35,7 @@ TASK_WIDTH = 80
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
-    parser.add_argument("--all", action="store_true", help="every tree there is")
+    parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
     parser.add_argument("--since", metavar="AGE", type=age, help="every tree begun since then, or live: 1d, 12h, 30min")
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 

@@ -38,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
+    parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument(
         "--json", action="store_true", help="the result as one JSON object; of a live run, what is known"
     )
@@ -54,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
+    archive, found = screen.look_up(args.name, everything=args.all)
     if args.tools is not None:
         called = actions(archive.events(found.stored), path=found.path, tools=args.tools)
         if args.json:
@@ -114,7 +115,10 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         yield "budget", " and ".join(budget for budget in budgets if budget)
     if spawned.model:
         yield "model", spawned.model
-    yield "workspace", spawned.workspace
+    if spawned.server:
+        yield "server", spawned.server
+    if spawned.workspace:
+        yield "workspace", spawned.workspace
     if view.ended is not None and view.ended.changed_count:
         yield "changes", _takeover(tree, view.number)
     yield "subagent_id", spawned.subagent_id

@@ -36,13 +36,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
     parser.add_argument("--after", metavar="SEQ", type=_place, default=0, help="only events after this number")
+    parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
     parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
     parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
+    archive, found = screen.look_up(args.name, everything=args.all)
     asyncio.run(_print(archive, found.stored, args))
     return 0
 
