@@ -246,7 +246,9 @@ class Connection:
             for _ in range(PAGES):
                 page = await client.list_tools(cursor=cursor)
                 offered += [
-                    Offered(tool.name, tool.title or "", tool.description or "", tool.input_schema)
+                    Offered(
+                        tool.name, tool.title or "", tool.description or "", tool.input_schema, tool.output_schema or {}
+                    )
                     for tool in page.tools
                 ]
                 cursor = page.next_cursor

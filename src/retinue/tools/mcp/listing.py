@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -32,12 +32,13 @@ _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True)
 class Offered:
-    """A tool as its server offers it."""
+    """A tool as its server offers it. `output` is the schema of its structured content, where it has one."""
 
     name: str
     title: str
     description: str
     schema: dict[str, Any]
+    output: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def _listed(server: str, tool: Offered) -> Listed:
     runs_agents = _wants_run_id(schema)
     if runs_agents:
         schema = _without(schema, RUN_ID)
+    output = tool.output if len(msgspec.json.encode(tool.output)) <= SCHEMA_BYTES else {}  # it only helps programs
     kind = validator_for(schema)
     kind.check_schema(schema)
     # Patterns are the server's to check: one of them can take for ever. References stay inside the schema.
@@ -126,6 +128,7 @@ def _listed(server: str, tool: Offered) -> Listed:
         display_name=words.line(tool.title or tool.name, 80),
         server=server,
         seal=seal_of(tool),
+        output=words.plain_value(output),
     )
     return Listed(tool.name, spec, lenient(schema, registry=Registry()), runs_agents)
 
