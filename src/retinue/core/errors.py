@@ -9,6 +9,15 @@ from retinue.core.usage import NO_USAGE, Usage
 if TYPE_CHECKING:
     from retinue.core.results import Result
 
+DEPTH_EXCEEDED = (
+    "Subagent depth limit exceeded ({depth}/{limit}). "
+    "Cannot spawn nested subagent '{name}' \u2014 maximum nesting depth reached."
+)
+NO_SLOT = (
+    "Cannot spawn subagent '{name}': maximum concurrent subagent limit reached. "
+    "Try again when another subagent completes."
+)
+
 
 class RetinueError(Exception):
     """Base of everything retinue raises on purpose; its text is one line a person can act on."""

@@ -84,8 +84,8 @@ class Publisher:
 
     @contextmanager
     def calling(self, run_id: str = "", *, parent_id: str = "", root_id: str = "") -> Iterator[None]:
-        """Around whatever makes runs for a call: a primary made in it is reported under this id; without one the
-        primary stands for the caller, and what it makes is reported below `parent_id`."""
+        """Around whatever makes runs for a call: the run it makes is reported under this id; without one a primary
+        stands for the caller, and what it makes is reported below `parent_id`."""
         token = _CALLED.set(_Called(run_id, parent_id, root_id))
         try:
             yield
@@ -150,12 +150,11 @@ class Publisher:
         above = None if body.parent is None else lines.get(body.parent)
         if body.server or (body.parent is None and (called is None or not called.run_id)):
             return None  # reported by whoever runs it, or nobody asked for it
-        name, parent_id, root_id = f"{event.tree}-{event.run}", "", ""
+        name = f"{event.tree}-{event.run}"
         if above is not None:
             parent_id, root_id = above.sender.run_id, above.sender.root_id
         elif called is not None:
-            name = called.run_id if body.parent is None else name
-            parent_id, root_id = called.parent_id, called.root_id
+            name, parent_id, root_id = called.run_id or name, called.parent_id, called.root_id
         else:
             return None
         line = lines[event.run] = _Line(Sender(event.agent, name, parent_id=parent_id, root_id=root_id), above)

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT
-from retinue.core.errors import ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
+from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
 from retinue.core.messages import RunRef, UserTurn
@@ -26,7 +26,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Result, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
 from retinue.supervisor import adopt as adopting
-from retinue.supervisor import continued, seats, steering
+from retinue.supervisor import called, continued, seats, steering
 from retinue.supervisor import resume as going_on
 from retinue.supervisor.adopt import ForeignNode
 from retinue.supervisor.approvals import Desk, Terms
@@ -47,14 +47,6 @@ from retinue.supervisor.trees import Tree
 from retinue.wire.collected import Reported
 from retinue.wire.travel import NOBODY, Caller
 
-DEPTH_EXCEEDED = (
-    "Subagent depth limit exceeded ({depth}/{limit}). "
-    "Cannot spawn nested subagent '{name}' \u2014 maximum nesting depth reached."
-)
-NO_SLOT = (
-    "Cannot spawn subagent '{name}': maximum concurrent subagent limit reached. "
-    "Try again when another subagent completes."
-)
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
 _LOG = logging.getLogger(__name__)
@@ -151,15 +143,16 @@ class Supervisor:
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if parent.ending or parent.stopping is not None:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
-        if parent.depth >= parent.max_depth:
-            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=parent.max_depth, name=name))
+        if parent.depth >= parent.max_depth or called.too_deep():
+            limit = min(parent.depth, parent.max_depth)
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
             plan = self._planner.plan(
                 order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            limits, above = plan.profile.limits, parent.account
+            limits, above = called.within(plan.profile.limits), parent.account
             account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
@@ -178,6 +171,7 @@ class Supervisor:
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
         node.max_turns = known(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = child_seconds(order, limits, self._timeouts)
+        called.narrow(node, self._clock)
         node.account = account
         node.stall = stall_of(node, limits.stall, self._clock, tree.write)
         node.background = order.background
