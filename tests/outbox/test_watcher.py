@@ -195,7 +195,8 @@ async def test_cancel_is_honoured_before_during_and_after(work: Path) -> None:
         assert (await answer(there.outbox, "before"))["status"] == "cancelled"
         assert there.trees == []
         ask(there.outbox, "during", workspace=str(work))
-        await until(lambda: bool(there.trees))
+        events = there.outbox / "events_during.ndjson"
+        await until(lambda: events.exists() and "tool.result" in events.read_text())
         os.mkfifo(there.outbox / "cancel_during")  # whatever has the name is a cancel, and nobody opens it
         said = await answer(there.outbox, "during")
         assert (said["status"], said["partial"]) == ("cancelled", "so far")
