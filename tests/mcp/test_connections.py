@@ -134,7 +134,7 @@ async def test_an_address_that_goes_away_and_comes_back() -> None:
 
         async with http_server(port=port):
             assert await said() == "here"
-        assert await said() == "the MCP server 'calm' went away during the call: Connection closed"
+        assert await said() == "the MCP server 'calm' went away during the call: All connection attempts failed"
         assert (await said()).startswith("the MCP server 'calm' is not available: ")
         async with http_server(port=port):
             servers: Any = r.supervisor.servers

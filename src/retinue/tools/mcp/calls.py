@@ -71,9 +71,11 @@ class Calls:
             raise MCPError(types.CONNECTION_CLOSED, "the connection was closed") from None
         finally:
             made.limit = None
-            for asking in made.asking:  # nobody waits for the answer any more
-                asking.cancel()
             del self._made[task]
+            for asking in (asked := set(made.asking)):  # nobody waits for the answer any more
+                asking.cancel()
+            if asked:
+                await asyncio.wait(asked)
 
     async def _call(self, client: Client, tool: str, args: dict[str, Any], made: Made) -> types.CallToolResult:
         CURRENT.set(made)

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
-from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
 from retinue.core import secrets
@@ -28,8 +28,11 @@ from retinue.tools.mcp import words
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.mcp.listing import MOST_TOOLS, Listed, Offered, listed
-from retinue.tools.mcp.programs import CannotStart, Program
+from retinue.tools.mcp.programs import EXIT_SECONDS, CannotStart, Program, within
 from retinue.tools.shell import PASSED
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
 
 FAILURES = 5
 BACK_OFF = 0.5
@@ -104,11 +107,8 @@ class Connection:
             return await self._calls.run(client, tool, args, made)
         except MCPError as error:
             if self._client is not client or self._broken or _is_gone(error):
-                self._break(words.reason(error))
-                await asyncio.sleep(0)
-                raise ToolError(
-                    f"the MCP server '{self.server.name}' went away during the call: {self.trouble}"
-                ) from None
+                why = await self._why(words.reason(error))
+                raise ToolError(f"the MCP server '{self.server.name}' went away during the call: {why}") from None
             raise ToolError(f"{made.tool}: {words.line(error.error.message, 2000)}") from None
         except (httpx2.HTTPError, OSError) as error:
             self._break(words.reason(error))
@@ -116,12 +116,10 @@ class Connection:
 
     @property
     def unavailable(self) -> str:
+        if not self.error:
+            return f"the MCP server '{self.server.name}' is not available yet: it is being started"
         later = "" if self.state == "given up" else "; it is being started again"
-        return f"the MCP server '{self.server.name}' is not available: {self.error or 'it is starting'}{later}"
-
-    @property
-    def trouble(self) -> str:
-        return self._broken or self.error
+        return f"the MCP server '{self.server.name}' is not available: {self.error}{later}"
 
     async def close(self) -> None:
         """Ends it, and what it has started, in a bounded time."""
@@ -209,6 +207,13 @@ class Connection:
         self._tried.set()
         self._on_change()
 
+    async def _why(self, otherwise: str) -> str:
+        """Why the connection is over: who reads from it knows most, after a moment."""
+        await within(EXIT_SECONDS, lambda: bool(self._broken or self.error))
+        if not self.error:
+            self._break(otherwise)
+        return self._broken or self.error
+
     async def _stay(self, client: Client) -> None:
         """Until it is over; follows what the server says of its tools."""
         follower = asyncio.create_task(self._follow(client))
@@ -224,10 +229,11 @@ class Connection:
                         await self._list(client)
                     self._on_change()
         finally:
-            follower.cancel()
-            await asyncio.wait({follower})
             self._client = None
-            await self._calls.drop(client)
+            follower.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({follower})
+                await self._calls.drop(client)
 
     async def _follow(self, client: Client) -> None:
         """Where the revision has no notices of its own accord, they are asked for."""

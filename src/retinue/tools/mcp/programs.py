@@ -12,17 +12,19 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
-from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.shell import has_living
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
 
 CHUNK = 64 * 1024
 LARGEST_LINE = 64 * 1024 * 1024
@@ -67,7 +69,7 @@ class Program:
     async def streams(self) -> AsyncIterator[TransportStreams]:
         """Raises RetinueError when it cannot be started."""
         process, pipes = self._start()
-        guard = _guarded(process.pid)
+        guard = _guarded(process)
         try:
             async with AsyncExitStack() as stack:
                 streams = await self._connect(stack, pipes)
@@ -176,7 +178,7 @@ class Program:
         return ""
 
     async def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        await _within(EXIT_SECONDS, lambda: process.poll() is not None)
+        await within(EXIT_SECONDS, lambda: process.poll() is not None)
         code = process.poll()
         what = "it closed its stdout" if code is None else f"it ended with exit code {_code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
@@ -186,38 +188,44 @@ class Program:
             self._journal.take(chunk)
 
     async def _speak(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
-        with suppress(OSError, anyio.ClosedResourceError):  # that it is gone is told by the reader
-            async for each in from_us:
-                stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                await stdin.drain()
+        async with from_us:
+            with suppress(OSError):  # that it is gone is told by the reader
+                async for each in from_us:
+                    stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
 
 
 class CannotStart(RetinueError):
     """Trying again would not help."""
 
 
-def _guarded(group: int) -> subprocess.Popen[bytes]:
-    """A process that outlives us for as long as it takes to end that group."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, str(group)],
-        env={"PATH": os.defpath},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """A process that outlives us for as long as it takes to end that one and its group."""
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(process.pid)],
+            env={"PATH": os.defpath},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        _signal(process, signal.SIGKILL)
+        process.wait(KILL_SECONDS)
+        raise CannotStart(f"cannot guard it: {error.strerror or error}") from None
 
 
 async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:
     """Waits for it to go by itself, then ends it and everything in its session."""
-    await _within(leave, lambda: process.poll() is not None)
-    if _signal(process, signal.SIGTERM) and not await _within(TERM_SECONDS, lambda: _is_gone(process)):
+    await within(leave, lambda: process.poll() is not None)
+    if _signal(process, signal.SIGTERM) and not await within(TERM_SECONDS, lambda: _is_gone(process)):
         _signal(process, signal.SIGKILL)
-        await _within(KILL_SECONDS, lambda: _is_gone(process))
+        await within(KILL_SECONDS, lambda: _is_gone(process))
     process.poll()
 
 
-async def _within(seconds: float, test: Callable[[], bool]) -> bool:
+async def within(seconds: float, test: Callable[[], bool]) -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not test():
