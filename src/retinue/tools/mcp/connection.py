@@ -41,6 +41,7 @@ STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 PAGES = 100
 HTTP_SECONDS = 30.0
+REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings have words of servers in them
@@ -82,6 +83,7 @@ class Connection:
         self._stale = False
         self._broken = ""
         self._program: Program | None = None
+        self._refused = ""
 
     # For others
 
@@ -118,7 +120,8 @@ class Connection:
     def unavailable(self) -> str:
         if not self.error:
             return f"the MCP server '{self.server.name}' is not available yet: it is being started"
-        later = "" if self.state == "given up" else "; it is being started again"
+        again = "it is being tried again" if self.server.url else "it is being started again"
+        later = "" if self.state == "given up" else f"; {again}"
         return f"the MCP server '{self.server.name}' is not available: {self.error}{later}"
 
     async def close(self) -> None:
@@ -160,7 +163,7 @@ class Connection:
 
     async def _live(self) -> bool:
         """From opening to closing; whether trying again would not help."""
-        server, self._broken, self._stale = self.server, "", False
+        server, self._broken, self._refused, self._stale = self.server, "", "", False
         self.state = "starting"
         self._journal.open(server.words)
         try:
@@ -181,7 +184,7 @@ class Connection:
             self._is_down("down", str(error))
             return True
         except Exception as error:  # noqa: BLE001 - the boundary to servers and the library: told, and tried again
-            self._is_down("down", self._broken or words.reason(error))
+            self._is_down("down", self._broken or self._refused or words.reason(error))
             return isinstance(error, RetinueError) and not self._broken
         finally:
             self._client, self._program = None, None
@@ -314,9 +317,15 @@ class Connection:
                 secrets.hide(headers[name].rpartition(" ")[2])
                 for variable in variables(value):
                     secrets.hide(os.environ[variable])
+
+        async def look(response: httpx2.Response) -> None:
+            if response.status_code in REFUSALS:
+                key = f"mcp_servers.{self.server.name}.headers"
+                self._refused = f"it answered HTTP {response.status_code}; what opens it goes into {key}"
+
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # how long a call may take is its own affair
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [look]}) as http,
             streamable_http_client(self.server.url, http_client=http) as streams,
         ):
             yield streams

@@ -55,7 +55,7 @@ class Program:
         self._on_over = on_over
         self._garbage: list[str] = []
         self._said_something = False
-        self._leaving = self._over = False
+        self._leaving = self._over = self._drained = False
 
     @property
     def trouble(self) -> str:
@@ -178,7 +178,7 @@ class Program:
         return ""
 
     async def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        await within(EXIT_SECONDS, lambda: process.poll() is not None)
+        await within(EXIT_SECONDS, lambda: process.poll() is not None and self._drained)
         code = process.poll()
         what = "it closed its stdout" if code is None else f"it ended with exit code {_code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
@@ -186,6 +186,7 @@ class Program:
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
         while chunk := await stderr.read(CHUNK):
             self._journal.take(chunk)
+        self._drained = True
 
     async def _speak(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
         async with from_us:
