@@ -165,6 +165,14 @@ async def test_a_few_words_beside_the_protocol_do_no_harm(tmp_path: Path) -> Non
     assert "not MCP: npm notice: a new version is out" in (tmp_path / ".retinue/mcp/bad.log").read_text()
 
 
+async def test_half_a_character_is_made_whole_and_what_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
+    servers = {"half": program("bad", "half", str(tmp_path)), "deep": program("bad", "deep", str(tmp_path))}
+    _, events = await run(servers, turns(call("mcp__half__one"), call("mcp__deep__one")))
+    half, deep = results(events)
+    assert half.text == "\U0001f600|\ufffd|\\ud83d"
+    assert "went away during the call: it sent a message that cannot be read: " in deep.text
+
+
 async def test_a_line_without_end_is_the_end_of_the_server(tmp_path: Path) -> None:
     _, events = await run({"bad": program("bad", "endless", str(tmp_path))}, turns(ONE))
     assert "it printed a line of more than 64 MiB" in results(events)[0].text

@@ -131,10 +131,14 @@ async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.M
     monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
     async with http_server() as url:
         server = {"url": url, "headers": {"Authorization": "Bearer ${CALM_SECRET}"}}
-        script = turns(call("mcp__calm__add", a=2, b=2), call("mcp__calm__say", text="open-sesame-1234"))
+        script = turns(
+            call("mcp__calm__add", a=2, b=2),
+            call("mcp__calm__say", text="open-sesame-1234"),
+            call("mcp__calm__large", size=3_000_000),
+        )
         _, events = await run({"calm": server}, script, path=tmp_path / ".retinue")
-    added, said = results(events)
-    assert '"total": 4' in added.text
+    added, said, large = results(events)
+    assert '"total": 4' in added.text and Path(large.file).stat().st_size == 3_000_000
     assert said.text == "[secret]"
     assert not any(b"open-sesame" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     _, events = await run({"calm": {**server, "headers": {"Authorization": "${NO_SUCH}"}}}, turns())

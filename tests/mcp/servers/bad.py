@@ -1,4 +1,5 @@
-"""Servers that misbehave, each by one word: `python bad.py exits|garbage|hangs|dies|noisy|endless|asks|lame FOLDER`.
+"""Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
+dies, noisy, endless, asks, half, deep or lame.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -71,6 +72,13 @@ def serve(life: int) -> None:
         elif method == "tools/call" and MODE == "endless":
             while True:
                 sys.stdout.write("y" * 65536)
+        elif method == "tools/call" and MODE == "half":
+            emoji, escaped = "\U0001f600", "\\" + "ud83d"  # a whole one, half of one, and what only looks like it
+            answer(number, {"content": [{"type": "text", "text": f"{emoji}|\ud83d|{escaped}"}]})
+        elif method == "tools/call" and MODE == "deep":
+            nested = "[" * 100_000 + "]" * 100_000
+            sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"content": {nested}}}}}\n')
+            sys.stdout.flush()
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):

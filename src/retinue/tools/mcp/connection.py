@@ -28,7 +28,7 @@ from retinue.tools.mcp import words
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.mcp.listing import MOST_TOOLS, Listed, Offered, listed
-from retinue.tools.mcp.programs import EXIT_SECONDS, CannotStart, Program, within
+from retinue.tools.mcp.programs import EXIT_SECONDS, LARGEST_LINE, CannotStart, Program, within
 from retinue.tools.shell import PASSED
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class Connection:
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # how long a call may take is its own affair
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [look]}) as http,
-            streamable_http_client(self.server.url, http_client=http) as streams,
+            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=LARGEST_LINE) as streams,
         ):
             yield streams
 

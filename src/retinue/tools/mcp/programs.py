@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 CHUNK = 64 * 1024
 LARGEST_LINE = 64 * 1024 * 1024
 GARBAGE_FIRST, GARBAGE = 5, 50
+# A pair that is a character, half of one, or any other escape.
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 KILL_SECONDS = 2.0
@@ -163,10 +168,11 @@ class Program:
         """Hands a message on; says why this cannot go on, if it cannot."""
         if not line.strip():
             return ""
-        try:
-            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except (ValueError, RecursionError):
+        message = _message(line) or _message(_whole(line))
+        if message is None:
             shown = words.line(line[:400].decode("utf-8", "replace"), 120)
+            if b'"jsonrpc"' in line:  # somebody waits for it, and nobody knows who
+                return f"it sent a message that cannot be read: {shown!r}"
             self._garbage.append(shown)
             self._journal.note(f"on stdout, and not MCP: {shown}")
             if len(self._garbage) >= (GARBAGE if self._said_something else GARBAGE_FIRST):
@@ -198,6 +204,18 @@ class Program:
 
 class CannotStart(RetinueError):
     """Trying again would not help."""
+
+
+def _message(line: bytes) -> types.JSONRPCMessage | None:
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole(line: bytes) -> bytes:
+    """The line with whole characters only: a server may cut a text in the middle of one."""
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))
 
 
 def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
