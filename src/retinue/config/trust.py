@@ -36,7 +36,7 @@ from retinue.core.limits import (
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
-from retinue.core.servers import server_of
+from retinue.core.servers import McpServer, server_of
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
@@ -69,7 +69,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     words += [f"network.allow: {host}" for host in settings.network]
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
-    words += [f"mcp_servers.{server.name}: {server.words}" for server in settings.mcp_servers]
+    words += [f"mcp_servers.{server.name}: {server.words}{_given(server)}" for server in settings.mcp_servers]
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
     if settings.subagent_host_launch_prefix:
         words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
@@ -96,6 +96,11 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     if settings.subagent_runtime_mode == LAX:
         narrower["subagent_runtime_mode"] = None
     return replace(settings, rules=narrow, limits=limits, profiles=profiles, **narrower, **timeouts), words
+
+
+def _given(server: McpServer) -> str:
+    """What of the environment goes to it, in words."""
+    return f" (gets {', '.join(server.gets)})" if server.gets else ""
 
 
 def _laxer(settings: Settings) -> Iterator[str]:
