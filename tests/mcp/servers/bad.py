@@ -40,7 +40,7 @@ def ask(number: str, method: str, params: dict[str, Any]) -> Any:
 def asked() -> str:
     """What a person and a model said."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    person = ask("e1", "elicitation/create", {"message": "Really?", "requestedSchema": schema})
+    person = ask("e1", "elicitation/create", {"message": os.environ.get("ASKS", "Really?"), "requestedSchema": schema})
     model = ask("s1", "sampling/createMessage", {"messages": [], "maxTokens": 10})
     return json.dumps([person, model])
 
