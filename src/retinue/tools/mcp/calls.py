@@ -128,8 +128,8 @@ class Calls:
             form = Form(self._server, params)
         except (ValueError, AttributeError, TypeError):
             return types.ElicitResult(action="cancel")
-        preview = f"{form.preview}\n{note}".strip()
-        fields = form.fields
+        asked = f"{form.preview}\n{note}".strip()
+        preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
             decision = await self._hosting.ask(made.link, f"{PREFIX}{self._server}", fields, preview)
             if decision is None or isinstance(decision, Deny):
@@ -139,5 +139,5 @@ class Calls:
             content = form.content(fields)
             if not isinstance(content, str):
                 return types.ElicitResult(action="accept", content=content)
-            preview = f"{form.preview}\n{note}\nThat answer does not fit: {content}. Edit the fields, or say no."
+            preview = f"{asked}\nThat answer does not fit: {content}. Edit the fields, or say no."
         return types.ElicitResult(action="cancel")
