@@ -43,10 +43,11 @@ def main(agents: dict[str, Any], **fields: Any) -> Profile:
 async def run(
     servers: dict[str, Any], agents: dict[str, Any] | Sequence[dict[str, Any]], **options: Any
 ) -> tuple[Result[Any], list[Event]]:
-    """A tree from start to end with every tool allowed; its result and all events."""
-    fields = options.pop("fields", {})
+    """A tree from start to end with every tool allowed; its result and all events. `opened` gets the Retinue."""
+    fields, opened = options.pop("fields", {}), options.pop("opened", [])
     scripts = agents if isinstance(agents, dict) else {"main": agents}
     async with retinue.open(**{"mode": "yes", "mcp_servers": servers, **options}) as r:
+        opened.append(r)
         going = await r.spawn(main(scripts, **fields), "go")
         events = [event async for event in going.events()]
         return await going.result(), events

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Deny, Profile
+from retinue import Allow, Approval, Deny, Profile, tool
 from retinue.core.approvals import Decision
 from retinue.core.context import Context
 from retinue.core.errors import ToolError
@@ -24,7 +24,21 @@ from tests.tree.kit import bodies
 
 READ = call("mcp__odd__read", path="notes.txt")
 MORPH = call("mcp__odd__morph")
+SETTLE = call("settle")
 ODD = {"odd": program("changing")}
+
+
+def settling(opened: list[Any]) -> list[Any]:
+    """Tools for a primary of the odd server, with one that waits until we have heard of the change."""
+
+    @tool(tier="observe")
+    async def settle() -> str:
+        """Waits."""
+        found = opened[-1].supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]
+        await until(lambda: "sends" in found.spec.description)
+        return "settled"
+
+    return ["mcp__odd", settle]
 
 
 class Person:
@@ -55,11 +69,12 @@ async def test_the_primary_asks_and_its_children_do_not(tmp_path: Path) -> None:
     person.asked.clear()
     _, events = await run(bad, script, ask=["mcp__bad__*"], approver=person, fields=fields)
     assert {asked.run for asked in person.asked} == {0, 1}
-    _, events = await run(bad, script, deny=["mcp__bad"], allow=["mcp__bad__one"], fields=fields)
+    for rule in ("mcp__*", "mcp__bad"):
+        _, events = await run(bad, script, deny=[rule], allow=["mcp__bad__one"], fields=fields)
+        denied = [body.text for body in results(events) if body.name == "mcp__bad__one"]
+        assert denied == [f"The user denied this call: the rule {rule} forbids it"] * 2
+    _, events = await run(bad, script, deny=["mcp__ba", "mcp__bad__on"], fields=fields)
     assert all(body.success for body in results(events))
-    _, events = await run(bad, script, deny=["mcp__*"], fields=fields)
-    denied = [body.text for body in results(events) if body.name == "mcp__bad__one"]
-    assert denied == ["The user denied this call: the rule mcp__* forbids it"] * 2
 
 
 async def test_what_a_server_says_of_a_tool_is_no_reason_not_to_ask() -> None:
@@ -72,28 +87,30 @@ async def test_what_a_server_says_of_a_tool_is_no_reason_not_to_ask() -> None:
 
 
 async def test_a_yes_for_the_tool_is_asked_again_when_the_tool_has_changed() -> None:
-    person = Person(lambda asked: Allow(scope="tool"))
-    script = turns(READ, READ, MORPH, READ, READ)
-    _, events = await run(ODD, script, mode="ask", approver=person)
+    person, opened = Person(lambda asked: Allow(scope="tool")), list[Any]()
+    script = turns(READ, READ, MORPH, SETTLE, READ, READ)
+    given: dict[str, Any] = {"opened": opened, "fields": {"tools": settling(opened)}}
+    _, events = await run(ODD, script, mode="ask", approver=person, **given)
     assert [asked.tool.rpartition("__")[2] for asked in person.asked] == ["read", "morph", "read"]
-    assert [body.text for body in results(events)] == ["read notes.txt", "read notes.txt", "changed"] + [
-        "sent notes.txt"
-    ] * 2
+    texts = [body.text for body in results(events)]
+    assert texts == ["read notes.txt", "read notes.txt", "changed", "settled", "sent notes.txt", "sent notes.txt"]
     assert person.asked[0].preview == ""
     assert person.asked[2].preview.startswith("It was allowed before, but its server describes it differently now.")
 
 
 async def test_a_rule_for_the_project_holds_for_the_tool_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "retinue.yaml").write_text("model: scripted:none.yaml\n")
+    opened: list[Any] = []
     given: dict[str, Any] = {"path": tmp_path / ".retinue", "config": tmp_path / "retinue.yaml", "mode": None}
+    given |= {"opened": opened, "fields": {"tools": settling(opened)}}
     person = Person(lambda asked: Allow(scope="project") if "read" in asked.tool else Allow())
-    await run(ODD, turns(READ, READ, MORPH, READ), approver=person, **given)
+    await run(ODD, turns(READ, READ, MORPH, SETTLE, READ), approver=person, **given)
     rules = re.findall(r"mcp__odd__read@([0-9a-f]{32})", (tmp_path / "retinue.yaml").read_text())
     assert len(rules) == 2 and rules[0] != rules[1]
     assert [asked.tool for asked in person.asked] == ["mcp__odd__read", "mcp__odd__morph", "mcp__odd__read"]
     # Another process: both are known now, and what is not is asked about.
     person.asked.clear()
-    await run(ODD, turns(READ, MORPH, READ), approver=person, **given)
+    await run(ODD, turns(READ, MORPH, SETTLE, READ), approver=person, **given)
     assert [asked.tool for asked in person.asked] == ["mcp__odd__morph"]
     (tmp_path / "retinue.yaml").write_text(f"approvals:\n  allow: [mcp__odd__read@{'0' * 32}]\n")
     person.asked.clear()
@@ -113,8 +130,8 @@ async def test_a_yes_that_comes_after_the_tool_has_changed_is_none() -> None:
         seal = question.rule.partition("@")[2]
         r.supervisor.answer(r.supervisor.pending(other.tree)[0].id, Allow(), by="user")
         await other.result()
-        tool = r.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
-        await until(lambda: tool.spec.seal != seal)
+        found = r.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
+        await until(lambda: found.spec.seal != seal)
         r.supervisor.answer(question.id, Allow(), by="user")
         events = [event async for event in first.events()]
     [result] = results(events)
@@ -127,9 +144,9 @@ async def test_descriptions_are_plain_words() -> None:
     servers = dict(ODD)
     async with retinue.open(mode="yes", mcp_servers=servers) as r:
         await (await r.spawn(main({"main": turns(MORPH)}), "go")).result()
-        tool = r.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
-        await until(lambda: "sends" in tool.spec.description)
-        assert tool.spec.description == "Reads a file, and sends it away. [2J"
+        found = r.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
+        await until(lambda: "sends" in found.spec.description)
+        assert found.spec.description == "Reads a file, and sends it away. [2J"
 
 
 @pytest.mark.parametrize(
@@ -195,13 +212,13 @@ async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
 
     async def agent(task: str, ctx: Context) -> str:
         tools = r.supervisor.servers.find("mcp__odd")  # type: ignore[union-attr]
-        tool, spec = tools["mcp__odd__read"], tools["mcp__odd__read"].spec
+        found, spec = tools["mcp__odd__read"], tools["mcp__odd__read"].spec
         allowed = Call("one", spec.name, {"path": "x"})
         assert await ctx.link.begin(allowed, spec, "") == Allow()
         morph = Call("two", "mcp__odd__morph", {})
         await ctx.link.begin(morph, tools["mcp__odd__morph"].spec, "")
         ctx.link.finish(morph, await ctx.link.lend(morph), 0)
-        await until(lambda: tool.spec.seal != spec.seal)
+        await until(lambda: found.spec.seal != spec.seal)
         with pytest.raises(ToolError) as raised:
             await ctx.link.lend(allowed)
         ctx.link.finish(allowed, Outcome(str(raised.value), success=False), 0)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.cli.shell import Project, interrupt, read_until, until
+from tests.cli.test_terminal import Terminal
 from tests.mcp.kit import alive, call, program, turns
 
 
@@ -147,3 +148,49 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_it(project: Project, tmp
     more = project.script({"main": turns(call("mcp__bad__one"))})
     done = project.retinue("continue", project.events()[0]["tree"], "again", "--yes", "--model", more)
     assert done.returncode == 0 and "the MCP server 'bad' is not available" in done.stderr
+
+
+def test_a_server_asks_at_the_terminal_and_its_words_move_no_cursor(project: Project, tmp_path: Path) -> None:
+    servers(project, bad=program("bad", "asks", str(tmp_path), env={"ASKS": "Really\x1b[2J?"}))
+    assert project.retinue("trust", "--yes").returncode == 0
+    model = project.script({"main": turns(call("mcp__bad__one"))})
+    terminal = Terminal(project, "run", "go", "--model", model)
+    terminal.read_until("[y]es [n]o > ")
+    terminal.type("y\n")
+    terminal.text = ""
+    terminal.read_until("Really[2J?")
+    terminal.read_until("ok (boolean, required)")
+    terminal.read_until("[y]es [n]o > ")
+    terminal.type("e\n")
+    terminal.read_until("arguments as a line of JSON > ")
+    terminal.type('{"ok": true}\n')
+    shown = terminal.read_until(None)
+    assert terminal.end() == 0
+    assert "\x1b[2J" not in shown and "The MCP server 'bad' asks:" in shown
+    assert '"action":"accept","content":{"ok":true}' in "".join(shown.split())
+
+
+def test_a_yes_for_the_tool_outlives_the_process(project: Project, tmp_path: Path) -> None:
+    """Written with the tool's seal, so that it holds after a crash for just this tool."""
+    servers(project, bad=program("bad", "lame", str(tmp_path)))
+    assert project.retinue("trust", "--yes").returncode == 0
+    write = call("write", path="a.txt", content="x")
+    model = project.script({"main": turns(call("mcp__bad__one"), write, call("mcp__bad__one"))})
+    options = ("--model", model, "--wait-approvals", "40")
+
+    def asked() -> list[str]:
+        return [question["tool"] for question in json.loads(project.retinue("approvals", "--json").stdout)]
+
+    with project.running("run", "go", *options) as running:
+        until(lambda: asked() == ["mcp__bad__one"])
+        assert project.retinue("approve", "1", "--tool").returncode == 0
+        until(lambda: asked() == ["write"])
+        running.kill()
+        running.wait(20)
+    with project.running("resume", *options) as running:
+        until(lambda: asked() == ["write"])
+        assert project.retinue("approve", "3").returncode == 0
+        assert running.wait(40) == 0
+    decided = [event for event in project.events() if event["kind"] == "approval.decided"]
+    assert [event["tool"] for event in decided] == ["mcp__bad__one", "write", "mcp__bad__one"]
+    assert decided[2]["by"].startswith("rule: mcp__bad__one in this tree") and decided[2]["seal"] == decided[0]["seal"]

@@ -94,7 +94,10 @@ def test_a_profile_names_servers_that_there_are() -> None:
 
 def test_it_waits_for_a_yes_with_what_names_it() -> None:
     narrow, words = trust.held(parse_settings(GOOD, FILE))
-    assert words == ["mcp_servers.files: npx -y some-server .", "mcp_servers.tracker: https://mcp.example.com/mcp"]
+    assert words == [
+        "mcp_servers.files: npx -y some-server . (gets HTTPS_PROXY, MY_TOKEN)",
+        "mcp_servers.tracker: https://mcp.example.com/mcp (gets TRACKER_TOKEN)",
+    ]
     assert narrow.mcp_servers == () and narrow.profiles["explorer"].tools == ("read",)
 
 

@@ -124,17 +124,24 @@ async def test_an_odd_tool_is_left_out_and_said_so(tmp_path: Path) -> None:
         events = [event async for event in run.events()]
     assert set(offered(events)) == {"mcp__lame__one", "mcp__lame__an_odd_name"}
     assert results(events)[0].text == "life 1"
-    assert len(said) == 1 and said[0].startswith("warning: the MCP server 'lame': its tool 'broken' is left out: ")
+    assert said == [
+        "warning: the MCP server 'lame': its tool 'broken' is left out: 'no such type' is not valid under any of the "
+        "given schemas"
+    ]
 
 
 async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
     async with http_server() as url:
         server = {"url": url, "headers": {"Authorization": "Bearer ${CALM_SECRET}"}}
-        script = turns(call("mcp__calm__add", a=2, b=2), call("mcp__calm__say", text="open-sesame-1234"))
+        script = turns(
+            call("mcp__calm__add", a=2, b=2),
+            call("mcp__calm__say", text="open-sesame-1234"),
+            call("mcp__calm__large", size=3_000_000),
+        )
         _, events = await run({"calm": server}, script, path=tmp_path / ".retinue")
-    added, said = results(events)
-    assert '"total": 4' in added.text
+    added, said, large = results(events)
+    assert '"total": 4' in added.text and Path(large.file).stat().st_size == 3_000_000
     assert said.text == "[secret]"
     assert not any(b"open-sesame" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     _, events = await run({"calm": {**server, "headers": {"Authorization": "${NO_SUCH}"}}}, turns())

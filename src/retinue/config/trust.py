@@ -39,7 +39,7 @@ from retinue.core.limits import (
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
-from retinue.core.servers import server_of
+from retinue.core.servers import McpServer, server_of
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
@@ -73,7 +73,7 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     words += _reach(settings)
     if settings.workspace_setup is not None:
         words.append(f"workspace_setup: {settings.workspace_setup}")
-    words += [f"mcp_servers.{server.name}: {server.words}" for server in settings.mcp_servers]
+    words += [f"mcp_servers.{server.name}: {server.words}{_given(server)}" for server in settings.mcp_servers]
     words += [f"expose_paths: {path}" for path in settings.expose_paths]
     if settings.subagent_host_launch_prefix:
         words.append(f"subagent_host_launch_prefix: {' '.join(settings.subagent_host_launch_prefix)}")
@@ -116,6 +116,11 @@ def _reach(settings: Settings) -> Iterator[str]:
         yield "network: full"
     elif settings.network not in (None, "none"):
         yield from (f"network.allow: {host}" for host in settings.network or ())
+
+
+def _given(server: McpServer) -> str:
+    """What of the environment goes to it, in words."""
+    return f" (gets {', '.join(server.gets)})" if server.gets else ""
 
 
 def _laxer(settings: Settings) -> Iterator[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from retinue.core.commands import exact, read_command, readings
 from retinue.core.errors import ConfigError
+from retinue.core.servers import PREFIX
 
 Mode = Literal["ask", "strict", "walled", "yes"]
 MODES: tuple[Mode, ...] = ("ask", "strict", "walled", "yes")
@@ -107,7 +108,10 @@ def parse_rule(text: str) -> Rule:
 
 
 def concerns(rule: Rule, tool: str) -> bool:
-    """Whether the rule is about this tool at all."""
+    """Whether the rule is about this tool at all; `mcp__SERVER` is about all tools of the server."""
+    server = rule.tool.removeprefix(PREFIX)
+    if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
+        return True
     return rule.tool == tool or _regex(rule.tool, False).fullmatch(tool) is not None
 
 

@@ -39,6 +39,12 @@ class McpServer(msgspec.Struct, frozen=True):
         """How it is started or reached, as it was written."""
         return self.url or " ".join((self.command, *self.args))
 
+    @property
+    def gets(self) -> tuple[str, ...]:
+        """The variables of ours whose values it is given."""
+        values = (*self.env.values(), *self.headers.values())
+        return tuple(dict.fromkeys((*self.inherit_env, *(name for value in values for name in variables(value)))))
+
 
 class ServerReport(msgspec.Struct, frozen=True):
     """How a server was found: how many tools it offers and which revision it speaks, or the `error`."""

@@ -78,7 +78,7 @@ class Desk:
             return Allow() if allowed else Deny(reason)
         if self.approver is None and not self._terms.wait:
             raise Unconfirmed(call.name)
-        if spec.seal and (verdict.changed or self._stood(tree.id, call.name)):
+        if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
             preview = f"{ANOTHER}\n{preview}".strip()
         approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
         return await self._ask(Question(tree, node, call, spec, approval))
@@ -229,8 +229,9 @@ class Desk:
         return self._standing.get((tree, run, tool)) or self._standing.get((tree, None, tool)) or ""
 
     def _stood(self, tree: str, tool: str) -> bool:
-        """Whether a yes was given for the tool as it was."""
-        return any(its == tree and name.startswith(f"{tool}@") for its, _, name in self._standing)
+        """Whether a yes was given for the tool as it was before it had this seal."""
+        before = f"{tool.partition('@')[0]}@"
+        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing)
 
     def _write(self, question: Question, decision: Decision, *, by: str, scope: str) -> None:
         allowed = isinstance(decision, Allow)

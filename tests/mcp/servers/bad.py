@@ -1,4 +1,5 @@
-"""Servers that misbehave, each by one word: `python bad.py exits|garbage|hangs|dies|noisy|endless|asks|lame FOLDER`.
+"""Servers that misbehave, each in a way of its own: `python bad.py WAY FOLDER`, where the way is exits, garbage, hangs,
+dies, noisy, endless, asks, half, deep or lame.
 
 They speak the protocol by hand, so that they can break it, and count their lives in FOLDER."""
 
@@ -39,7 +40,7 @@ def ask(number: str, method: str, params: dict[str, Any]) -> Any:
 def asked() -> str:
     """What a person and a model said."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    person = ask("e1", "elicitation/create", {"message": "Really?", "requestedSchema": schema})
+    person = ask("e1", "elicitation/create", {"message": os.environ.get("ASKS", "Really?"), "requestedSchema": schema})
     model = ask("s1", "sampling/createMessage", {"messages": [], "maxTokens": 10})
     return json.dumps([person, model])
 
@@ -71,6 +72,13 @@ def serve(life: int) -> None:
         elif method == "tools/call" and MODE == "endless":
             while True:
                 sys.stdout.write("y" * 65536)
+        elif method == "tools/call" and MODE == "half":
+            emoji, escaped = "\U0001f600", "\\" + "ud83d"  # a whole one, half of one, and what only looks like it
+            answer(number, {"content": [{"type": "text", "text": f"{emoji}|\ud83d|{escaped}"}]})
+        elif method == "tools/call" and MODE == "deep":
+            nested = "[" * 100_000 + "]" * 100_000
+            sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"content": {nested}}}}}\n')
+            sys.stdout.flush()
         elif method == "tools/call" and MODE == "asks":
             waiting.append(number)
             if len(waiting) == int(os.environ.get("CALLS", "1")):

@@ -71,9 +71,11 @@ class Calls:
             raise MCPError(types.CONNECTION_CLOSED, "the connection was closed") from None
         finally:
             made.limit = None
-            for asking in made.asking:  # nobody waits for the answer any more
-                asking.cancel()
             del self._made[task]
+            for asking in (asked := set(made.asking)):  # nobody waits for the answer any more
+                asking.cancel()
+            if asked:
+                await asyncio.wait(asked)
 
     async def _call(self, client: Client, tool: str, args: dict[str, Any], made: Made) -> types.CallToolResult:
         CURRENT.set(made)
@@ -126,8 +128,8 @@ class Calls:
             form = Form(self._server, params)
         except (ValueError, AttributeError, TypeError):
             return types.ElicitResult(action="cancel")
-        preview = f"{form.preview}\n{note}".strip()
-        fields = form.fields
+        asked = f"{form.preview}\n{note}".strip()
+        preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
             decision = await self._hosting.ask(made.link, f"{PREFIX}{self._server}", fields, preview)
             if decision is None or isinstance(decision, Deny):
@@ -137,5 +139,5 @@ class Calls:
             content = form.content(fields)
             if not isinstance(content, str):
                 return types.ElicitResult(action="accept", content=content)
-            preview = f"{form.preview}\n{note}\nThat answer does not fit: {content}. Edit the fields, or say no."
+            preview = f"{asked}\nThat answer does not fit: {content}. Edit the fields, or say no."
         return types.ElicitResult(action="cancel")

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import httpx2
 import mcp_types as types
 from mcp import Client, MCPError
-from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
 from retinue.core import secrets
@@ -29,7 +29,10 @@ from retinue.tools.mcp import words
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.mcp.listing import MOST_TOOLS, Listed, Offered, listed
-from retinue.tools.mcp.programs import CannotStart, Program
+from retinue.tools.mcp.programs import EXIT_SECONDS, LARGEST_LINE, CannotStart, Program, within
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
 
 FAILURES = 5
 BACK_OFF = 0.5
@@ -38,6 +41,7 @@ STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 8.0
 PAGES = 100
 HTTP_SECONDS = 30.0
+REFUSALS = (401, 403, 407)
 State = Literal["idle", "starting", "up", "down", "given up", "closed"]
 _SECRET_HEADERS = ("authorization", "key", "token", "secret", "cookie")
 for _name in ("mcp", "client", "httpx2", "httpcore2"):  # their warnings have words of servers in them
@@ -79,6 +83,7 @@ class Connection:
         self._stale = False
         self._broken = ""
         self._program: Program | None = None
+        self._refused = ""
 
     # For others
 
@@ -104,11 +109,8 @@ class Connection:
             return await self._calls.run(client, tool, args, made)
         except MCPError as error:
             if self._client is not client or self._broken or _is_gone(error):
-                self._break(words.reason(error))
-                await asyncio.sleep(0)
-                raise ToolError(
-                    f"the MCP server '{self.server.name}' went away during the call: {self.trouble}"
-                ) from None
+                why = await self._why(words.reason(error))
+                raise ToolError(f"the MCP server '{self.server.name}' went away during the call: {why}") from None
             raise ToolError(f"{made.tool}: {words.line(error.error.message, 2000)}") from None
         except (httpx2.HTTPError, OSError) as error:
             self._break(words.reason(error))
@@ -116,12 +118,11 @@ class Connection:
 
     @property
     def unavailable(self) -> str:
-        later = "" if self.state == "given up" else "; it is being started again"
-        return f"the MCP server '{self.server.name}' is not available: {self.error or 'it is starting'}{later}"
-
-    @property
-    def trouble(self) -> str:
-        return self._broken or self.error
+        if not self.error:
+            return f"the MCP server '{self.server.name}' is not available yet: it is being started"
+        again = "it is being tried again" if self.server.url else "it is being started again"
+        later = "" if self.state == "given up" else f"; {again}"
+        return f"the MCP server '{self.server.name}' is not available: {self.error}{later}"
 
     async def close(self) -> None:
         """Ends it, and what it has started, in a bounded time."""
@@ -162,7 +163,7 @@ class Connection:
 
     async def _live(self) -> bool:
         """From opening to closing; whether trying again would not help."""
-        server, self._broken, self._stale = self.server, "", False
+        server, self._broken, self._refused, self._stale = self.server, "", "", False
         self.state = "starting"
         self._journal.open(server.words)
         try:
@@ -183,7 +184,7 @@ class Connection:
             self._is_down("down", str(error))
             return True
         except Exception as error:  # noqa: BLE001 - the boundary to servers and the library: told, and tried again
-            self._is_down("down", self._broken or words.reason(error))
+            self._is_down("down", self._broken or self._refused or words.reason(error))
             return isinstance(error, RetinueError) and not self._broken
         finally:
             self._client, self._program = None, None
@@ -209,6 +210,13 @@ class Connection:
         self._tried.set()
         self._on_change()
 
+    async def _why(self, otherwise: str) -> str:
+        """Why the connection is over: who reads from it knows most, after a moment."""
+        await within(EXIT_SECONDS, lambda: bool(self._broken or self.error))
+        if not self.error:
+            self._break(otherwise)
+        return self._broken or self.error
+
     async def _stay(self, client: Client) -> None:
         """Until it is over; follows what the server says of its tools."""
         follower = asyncio.create_task(self._follow(client))
@@ -224,10 +232,11 @@ class Connection:
                         await self._list(client)
                     self._on_change()
         finally:
-            follower.cancel()
-            await asyncio.wait({follower})
             self._client = None
-            await self._calls.drop(client)
+            follower.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({follower})
+                await self._calls.drop(client)
 
     async def _follow(self, client: Client) -> None:
         """Where the revision has no notices of its own accord, they are asked for."""
@@ -310,10 +319,16 @@ class Connection:
                 secrets.hide(headers[name].rpartition(" ")[2])
                 for variable in variables(value):
                     secrets.hide(os.environ[variable])
+
+        async def look(response: httpx2.Response) -> None:
+            if response.status_code in REFUSALS:
+                key = f"mcp_servers.{self.server.name}.headers"
+                self._refused = f"it answered HTTP {response.status_code}; what opens it goes into {key}"
+
         timeout = httpx2.Timeout(HTTP_SECONDS, read=None)  # how long a call may take is its own affair
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
-            streamable_http_client(self.server.url, http_client=http) as streams,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [look]}) as http,
+            streamable_http_client(self.server.url, http_client=http, max_sse_event_size=LARGEST_LINE) as streams,
         ):
             yield streams
 

@@ -88,7 +88,8 @@ def listed(
         try:
             made = _listed(server, tool)
         except (ValueError, RecursionError, SchemaError) as error:
-            left_out.append(f"its tool '{words.line(tool.name, 80)}' is left out: {words.reason(error)}")
+            why = words.line(error.message) if isinstance(error, SchemaError) else words.reason(error)
+            left_out.append(f"its tool '{words.line(tool.name, 80)}' is left out: {why}")
             continue
         if made.spec.name in found:
             left_out.append(f"its tool '{words.line(tool.name, 80)}' is left out: another one has the same name")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import mcp_types as types
-from mcp.client._transport import TransportStreams
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
@@ -24,9 +24,16 @@ from retinue.tools.groups import has_living
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
 
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
 CHUNK = 64 * 1024
 LARGEST_LINE = 64 * 1024 * 1024
 GARBAGE_FIRST, GARBAGE = 5, 50
+# A pair that is a character, half of one, or any other escape.
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 KILL_SECONDS = 2.0
@@ -53,7 +60,7 @@ class Program:
         self._on_over = on_over
         self._garbage: list[str] = []
         self._said_something = False
-        self._leaving = self._over = False
+        self._leaving = self._over = self._drained = False
 
     @property
     def trouble(self) -> str:
@@ -67,7 +74,7 @@ class Program:
     async def streams(self) -> AsyncIterator[TransportStreams]:
         """Raises RetinueError when it cannot be started."""
         process, pipes = self._start()
-        guard = _guarded(process.pid)
+        guard = _guarded(process)
         try:
             async with AsyncExitStack() as stack:
                 streams = await self._connect(stack, pipes)
@@ -161,10 +168,11 @@ class Program:
         """Hands a message on; says why this cannot go on, if it cannot."""
         if not line.strip():
             return ""
-        try:
-            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except (ValueError, RecursionError):
+        message = _message(line) or _message(_whole(line))
+        if message is None:
             shown = words.line(line[:400].decode("utf-8", "replace"), 120)
+            if b'"jsonrpc"' in line:  # somebody waits for it, and nobody knows who
+                return f"it sent a message that cannot be read: {shown!r}"
             self._garbage.append(shown)
             self._journal.note(f"on stdout, and not MCP: {shown}")
             if len(self._garbage) >= (GARBAGE if self._said_something else GARBAGE_FIRST):
@@ -176,7 +184,7 @@ class Program:
         return ""
 
     async def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        await _within(EXIT_SECONDS, lambda: process.poll() is not None)
+        await within(EXIT_SECONDS, lambda: process.poll() is not None and self._drained)
         code = process.poll()
         what = "it closed its stdout" if code is None else f"it ended with exit code {_code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
@@ -184,40 +192,59 @@ class Program:
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
         while chunk := await stderr.read(CHUNK):
             self._journal.take(chunk)
+        self._drained = True
 
     async def _speak(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
-        with suppress(OSError, anyio.ClosedResourceError):  # that it is gone is told by the reader
-            async for each in from_us:
-                stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-                await stdin.drain()
+        async with from_us:
+            with suppress(OSError):  # that it is gone is told by the reader
+                async for each in from_us:
+                    stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
 
 
 class CannotStart(RetinueError):
     """Trying again would not help."""
 
 
-def _guarded(group: int) -> subprocess.Popen[bytes]:
-    """A process that outlives us for as long as it takes to end that group."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, str(group)],
-        env={"PATH": os.defpath},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _message(line: bytes) -> types.JSONRPCMessage | None:
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _whole(line: bytes) -> bytes:
+    """The line with whole characters only: a server may cut a text in the middle of one."""
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """A process that outlives us for as long as it takes to end that one and its group."""
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(process.pid)],
+            env={"PATH": os.defpath},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        _signal(process, signal.SIGKILL)
+        process.wait(KILL_SECONDS)
+        raise CannotStart(f"cannot guard it: {error.strerror or error}") from None
 
 
 async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:
     """Waits for it to go by itself, then ends it and everything in its session."""
-    await _within(leave, lambda: process.poll() is not None)
-    if _signal(process, signal.SIGTERM) and not await _within(TERM_SECONDS, lambda: _is_gone(process)):
+    await within(leave, lambda: process.poll() is not None)
+    if _signal(process, signal.SIGTERM) and not await within(TERM_SECONDS, lambda: _is_gone(process)):
         _signal(process, signal.SIGKILL)
-        await _within(KILL_SECONDS, lambda: _is_gone(process))
+        await within(KILL_SECONDS, lambda: _is_gone(process))
     process.poll()
 
 
-async def _within(seconds: float, test: Callable[[], bool]) -> bool:
+async def within(seconds: float, test: Callable[[], bool]) -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not test():

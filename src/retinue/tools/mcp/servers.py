@@ -126,6 +126,8 @@ class Servers:
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
         found: dict[str, ServerTool] = {}
         for connection in self.connections.values():
+            if connection.state == "idle" and entry is not None and server_of(entry) == connection.server.name:
+                connection.start()  # too late for this run, but not for those after it
             for name, listed in connection.tools.items():
                 if entry is None or _means(entry, name, connection.server.name):
                     found[name] = self._tool(connection, name, listed)
