@@ -149,6 +149,23 @@ async def test_best_effort_the_collector_is_killed_in_the_middle(tmp_path: Path)
         assert complaint == ""
 
 
+@pytest.mark.requirement("CPE-65")
+@pytest.mark.parametrize("option", ["strict", "best_effort"])
+async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_path: Path, option: str) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        run_id = server.call()
+        child = await server.start(CHILD, run_id, json.dumps(TWO_LOOKS), "wait", option)
+        assert child.stdin is not None and child.stdout is not None
+        assert json.loads(await child.stdout.readline()) == {"turn": 2}
+        run = runs_of(await h.until("tool.result"))[run_id]
+        assert await h.supervisor.cancel(h.tree, run)
+        child.stdin.write(b"\n\n")
+        result, complaint = await result_of(child)
+        assert (result["status"], complaint) == ("cancelled", "")
+        assert len(result["tool_logs"]) < 2 or option == "best_effort"
+
+
 @pytest.mark.requirement("CPE-47")
 @pytest.mark.parametrize(
     ("answer", "why"),

@@ -19,6 +19,10 @@ class PostFailed(RetinueError):
     """An event that did not arrive, and why."""
 
 
+class Unwanted(PostFailed):
+    """The run has ended for whoever it is reported to: its call was given up, or a person cancelled it."""
+
+
 class Poster:
     """For `http://HOST:PORT[/PATH]`. What is said of it never names the path, which is a secret."""
 
@@ -55,7 +59,7 @@ class Poster:
         if status is None:
             raise PostFailed(f"{self.where} closed the connection without an answer")
         if not 200 <= status[0] < 300:
-            raise PostFailed(f"{self.where} answered {status[0]}{status[1]}")
+            raise (Unwanted if status[0] == 409 else PostFailed)(f"{self.where} answered {status[0]}{status[1]}")
 
     def close(self) -> None:
         for _, (_, writer) in self._free:
