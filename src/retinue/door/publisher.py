@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,7 +33,7 @@ from retinue.core.events import (
 )
 from retinue.core.ports import Log
 from retinue.core.secrets import hide
-from retinue.door.poster import Poster, PostFailed, Unwanted
+from retinue.door.poster import POST_SECONDS, Poster, PostFailed, Unwanted
 from retinue.wire.collected import ROUTE, Sender
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class Publisher:
         self._lines: dict[str, dict[int, _Line]] = {}
         self._told = False
         self._away_until = 0.0
-        hide(address.rstrip("/").rpartition("/")[2])
+        self._sending: set[asyncio.Task[None]] = set()
+        for part in urlsplit(address).path.split("/"):
+            hide(part)
 
     @contextmanager
     def calling(self, run_id: str = "", *, parent_id: str = "", root_id: str = "") -> Iterator[None]:
@@ -135,6 +138,8 @@ class Publisher:
         if isinstance(body, RunEnded) and lines is not None:
             before += [other.last for other in lines.values() if other.parent is line]
         sent = line.last = asyncio.create_task(self._send(line, event, data, before))
+        self._sending.add(sent)
+        sent.add_done_callback(self._sending.discard)
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
         return _Reported(written, sent, line if not isinstance(body, RunEnded) else None)
@@ -209,7 +214,10 @@ class Publisher:
     def _tree(self, event: Event) -> Tree | None:
         return None if self.supervisor is None else self.supervisor.trees.get(event.tree)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """What is on its way gets as long as a post may take."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=POST_SECONDS)
         self._poster.close()
 
 
@@ -258,7 +266,7 @@ class PublishedLog:
         return self._log.trees()
 
     async def close(self) -> None:
-        self.publisher.close()
+        await self.publisher.close()
         await self._log.close()
 
 
