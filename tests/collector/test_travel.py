@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
@@ -63,6 +63,7 @@ def test_nonsense_is_nothing_left_and_never_no_limit(value: Any) -> None:
     assert money.cost is not None and money.deadline is not None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*travel.to_meta(FULL), "x"]), VALUES))
 def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
     own = Limits(depth=3, tokens=500, cost=Decimal(2), seconds=60.0)
