@@ -6,12 +6,14 @@ import asyncio
 from urllib.parse import urlsplit
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.wire.collected import ADDRESS
 
 POST_SECONDS = 5.0
 MOST = 8
 UNUSED_SECONDS = 30.0
 BUFFERED = 64 * 1024
 ANSWER_BYTES = 64 * 1024
+WHAT = f"{ADDRESS}: the address to report to"
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -33,9 +35,9 @@ class Poster:
         except ValueError:
             host = port = None
         if host is None or port is None or parts.scheme != "http" or parts.query or parts.fragment or parts.username:
-            raise ConfigError("the address to report to must be http://HOST:PORT, with a path at most")
+            raise ConfigError(f"{WHAT} must be http://HOST:PORT, with a path at most")
         if host not in ("127.0.0.1", "localhost", "::1"):
-            raise ConfigError(f"the address to report to is not on this machine: {host}")
+            raise ConfigError(f"{WHAT} is not on this machine: {host}")
         self.where = f"{host}:{port}"
         self._host, self._port = host, port
         self._head = (
