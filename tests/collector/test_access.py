@@ -100,11 +100,12 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monke
     async with hall(tmp_path) as h:
         server = h.server()
         assert (await server.send(b'{"', Content_Length="1000")).status == 408
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        assert await reader.read() == b""  # one who says nothing at all is hung up on
-        writer.close()
+        assert (await knock(server.port, b"")).status == 408
         run_id = server.call()
-        assert (await server.post(run_id, "subagent_start")).status == 200
+        data = json.dumps({**START, "subagentRunID": run_id}).encode()
+        head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+        kept = await knock(server.port, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert (kept.status, kept.body) == (200, b"{}")  # one who has spoken, and is silent now, is hung up on
 
 
 @pytest.mark.requirement("CPE-63")

@@ -15,7 +15,7 @@ import pytest
 
 from retinue import build
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, UsageReported
+from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
@@ -147,6 +147,39 @@ async def test_best_effort_the_collector_is_killed_in_the_middle(tmp_path: Path)
         assert (result["status"], result["tool_count"]) == ("done", 2)
         assert result["warning"].count("the runs go on unreported (best_effort)") == 1
         assert complaint == ""
+
+
+@pytest.mark.requirement("CPE-47")
+@pytest.mark.parametrize(("again", "seqs"), [(0.0, [1, 2, 3, 4, 5]), (1000.0, [1, 2])])
+async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: float, seqs: list[int]
+) -> None:
+    """The second event is refused. The numbers go on, so whoever takes the third knows that one is missing."""
+    monkeypatch.setattr("retinue.door.publisher.AGAIN_SECONDS", again)
+    async with peer("thought_trace") as (address, posts):
+        monkeypatch.setenv(ADDRESS, address)
+        script = {"reviewer": [{"thinking": "hm", **LOOK}, {"text": "fine"}]}
+        ended, _, events = await reviewed(tmp_path, script, best_effort=True)
+        assert (ended, [post["seq"] for post in posts]) == ("done", seqs)
+        warned = [event.body.text for event in events if isinstance(event.body, Warned)]
+        assert len(warned) == 1 and "answered 403" in warned[0] and "best_effort" in warned[0]
+
+
+@pytest.mark.requirement("CPE-65")
+@pytest.mark.parametrize("option", ["strict", "best_effort"])
+async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_path: Path, option: str) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        run_id = server.call()
+        child = await server.start(CHILD, run_id, json.dumps(TWO_LOOKS), "wait", option)
+        assert child.stdin is not None and child.stdout is not None
+        assert json.loads(await child.stdout.readline()) == {"turn": 2}
+        run = runs_of(await h.until("tool.result"))[run_id]
+        assert await h.supervisor.cancel(h.tree, run)
+        child.stdin.write(b"\n\n")
+        result, complaint = await result_of(child)
+        assert (result["status"], complaint) == ("cancelled", "")
+        assert len(result["tool_logs"]) < 2 or option == "best_effort"
 
 
 @pytest.mark.requirement("CPE-47")
@@ -312,9 +345,9 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path
 # Peers
 
 
-async def reviewed(folder: Path, script: dict[str, Any]) -> tuple[str, str, list[Event]]:
+async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
     """A run of this process, reported to the address in the environment: its status, its error, its events."""
-    supervisor = build.supervisor(build.Parts(project=folder, mode="yes"))
+    supervisor = build.supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
     with publisher.calling("run-1"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
@@ -20,6 +20,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.door.reporting import Reporting
 from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import ManualClock, scripted
 from retinue.wire import travel
@@ -62,6 +63,7 @@ def test_nonsense_is_nothing_left_and_never_no_limit(value: Any) -> None:
     assert money.cost is not None and money.deadline is not None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from([*travel.to_meta(FULL), "x"]), VALUES))
 def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
     own = Limits(depth=3, tokens=500, cost=Decimal(2), seconds=60.0)
@@ -132,6 +134,21 @@ async def test_a_tree_made_for_a_call_goes_no_deeper_than_what_is_left(tmp_path:
             "Subagent depth limit exceeded (0/0). Cannot spawn nested subagent 'main' \u2014 maximum nesting depth "
             "reached."
         )
+    finally:
+        await supervisor.close()
+
+
+async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Path) -> None:
+    """Also in a process that inherits nothing, and when its answer is continued as a tree of its own."""
+    supervisor = build.supervisor(build.Parts(project=tmp_path, mode="yes"))
+    profile = Profile("main", "x", model=scripted({"main": [{"text": "first"}, {"text": "second"}]}))
+    try:
+        first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
+        await first.join()
+        assert first.view.spawned.limits == Limits(depth=1, turns=7)
+        again = supervisor.continue_run(first.ref.tree, 0, "go on", Given(profiles=[profile]))
+        assert (first.max_depth, again.max_depth, again.max_turns) == (1, 1, 7)
+        await again.join()
     finally:
         await supervisor.close()
 

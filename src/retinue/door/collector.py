@@ -165,30 +165,29 @@ class Collector:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        idle = None
         try:
-            while await self._respond(reader, writer):
-                pass
+            while await self._respond(reader, writer, idle):
+                idle = IDLE_SECONDS
         except OSError:
             pass  # the peer is gone; nobody is left to tell
         finally:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle: float | None) -> bool:
         """Answers one request; whether the connection goes on."""
         try:
             if len(self._connections) > MOST_CONNECTIONS:
                 raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
-            head = await http.read_head(reader, idle=IDLE_SECONDS)
+            head = await http.read_head(reader, idle=idle)
             if head is None:
                 return False
-            server = self._server(head)
-            if (
-                http.body_length(head, collected.BODY_BYTES)
-                and head.headers.get("expect", "").lower() == "100-continue"
-            ):
+            server, length = self._server(head), http.body_length(head, collected.BODY_BYTES)
+            if head.headers.get("expect", "").lower() == "100-continue":
                 writer.write(_CONTINUE)
-            self._take(server, collected.decode(await http.read_body(reader, head, collected.BODY_BYTES)))
-            writer.write(_OK if not head.last else http.response(200, b"{}"))
+            self._take(server, collected.decode(await http.read_rest(reader, length)))
+            writer.write(http.response(200, b"{}") if head.last else _OK)
+            await writer.drain()
             return not head.last
         except (Refused, BadBody) as refused:
             status, headers = (refused.status, refused.headers) if isinstance(refused, Refused) else (400, {})

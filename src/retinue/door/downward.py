@@ -51,4 +51,4 @@ class Downward:
 
 def mint(name: str) -> str:
     """A new run id, which a person can tell from others: the tool's name and some letters."""
-    return f"{word(name) or 'run'}-{secrets.token_hex(4)}"
+    return f"{word(name) or 'run'}-{secrets.token_hex(6)}"

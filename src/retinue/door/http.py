@@ -49,18 +49,18 @@ class Head:
 
 
 async def read_head(reader: asyncio.StreamReader, *, idle: float | None = None) -> Head | None:
-    """None when the peer went away without asking anything, or says nothing for `idle` seconds."""
-    begun = b""
+    """None when the peer went away without asking anything. `idle` seconds are given to one who has asked before; when
+    they are over, it counts as gone."""
     try:
-        if idle is not None:
-            begun = await _first_byte(reader, idle)
-        async with asyncio.timeout(READ_SECONDS):
-            data = begun + await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(idle or READ_SECONDS):
+            data = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
     except asyncio.LimitOverrunError:
         raise Refused(431, f"the head of the request is larger than {MAX_HEAD} bytes") from None
     except TimeoutError:
+        if idle is not None:
+            return None
         raise Refused(408, "the head of the request did not come in time") from None
     first, *lines = data[:-4].decode("latin-1").split("\r\n")
     request = _REQUEST.fullmatch(first)
@@ -77,14 +77,6 @@ async def read_head(reader: asyncio.StreamReader, *, idle: float | None = None) 
         headers[name] = header[2].strip(" \t")
     target = urlsplit(request[2])
     return Head(request[1], target.path, _query(target.query), headers, first[-3:])
-
-
-async def _first_byte(reader: asyncio.StreamReader, seconds: float) -> bytes:
-    try:
-        async with asyncio.timeout(seconds):
-            return await reader.readexactly(1)
-    except TimeoutError:
-        raise asyncio.IncompleteReadError(b"", 1) from None
 
 
 def _query(text: str) -> dict[str, str]:
@@ -114,9 +106,13 @@ def body_length(head: Head, most: int = MAX_BODY) -> int:
     return int(length)
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head, most: int = MAX_BODY) -> bytes:
+async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
     """The JSON body of a request whose head is in order."""
-    length = body_length(head, most)
+    return await read_rest(reader, body_length(head))
+
+
+async def read_rest(reader: asyncio.StreamReader, length: int) -> bytes:
+    """The body, of which the length is known."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             return await reader.readexactly(length)

@@ -6,17 +6,23 @@ import asyncio
 from urllib.parse import urlsplit
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.wire.collected import ADDRESS
 
 POST_SECONDS = 5.0
 MOST = 8
 UNUSED_SECONDS = 30.0
 BUFFERED = 64 * 1024
 ANSWER_BYTES = 64 * 1024
+WHAT = f"{ADDRESS}: the address to report to"
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class PostFailed(RetinueError):
     """An event that did not arrive, and why."""
+
+
+class Unwanted(PostFailed):
+    """The run has ended for whoever it is reported to: its call was given up, or a person cancelled it."""
 
 
 class Poster:
@@ -29,9 +35,9 @@ class Poster:
         except ValueError:
             host = port = None
         if host is None or port is None or parts.scheme != "http" or parts.query or parts.fragment or parts.username:
-            raise ConfigError("the address to report to must be http://HOST:PORT, with a path at most")
+            raise ConfigError(f"{WHAT} must be http://HOST:PORT, with a path at most")
         if host not in ("127.0.0.1", "localhost", "::1"):
-            raise ConfigError(f"the address to report to is not on this machine: {host}")
+            raise ConfigError(f"{WHAT} is not on this machine: {host}")
         self.where = f"{host}:{port}"
         self._host, self._port = host, port
         self._head = (
@@ -55,7 +61,7 @@ class Poster:
         if status is None:
             raise PostFailed(f"{self.where} closed the connection without an answer")
         if not 200 <= status[0] < 300:
-            raise PostFailed(f"{self.where} answered {status[0]}{status[1]}")
+            raise (Unwanted if status[0] == 409 else PostFailed)(f"{self.where} answered {status[0]}{status[1]}")
 
     def close(self) -> None:
         for _, (_, writer) in self._free:

@@ -4,6 +4,7 @@ Stands between the supervisor and its log, and posts what is written there of ea
 and results, and its end; one event, one post, in order. What must arrive is waited for: no run begins and no tool runs
 before it is reported. Strict (the default): a run of which something cannot be reported ends `failed`, with the reason;
 only for its end, sent whatever became of the run, a warning has to do. With `strict=False` runs go on, unreported.
+A run that is not wanted any more where it is reported is cancelled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,10 +33,11 @@ from retinue.core.events import (
 )
 from retinue.core.ports import Log
 from retinue.core.secrets import hide
-from retinue.door.poster import Poster, PostFailed
+from retinue.door.poster import POST_SECONDS, Poster, PostFailed, Unwanted
 from retinue.wire.collected import ROUTE, Sender
 
 if TYPE_CHECKING:
+    from retinue.core.results import Status
     from retinue.supervisor.nodes import Node
     from retinue.supervisor.supervisor import Supervisor
     from retinue.supervisor.trees import Tree
@@ -80,7 +83,9 @@ class Publisher:
         self._lines: dict[str, dict[int, _Line]] = {}
         self._told = False
         self._away_until = 0.0
-        hide(address.rstrip("/").rpartition("/")[2])
+        self._sending: set[asyncio.Task[None]] = set()
+        for part in urlsplit(address).path.split("/"):
+            hide(part)
 
     @contextmanager
     def calling(self, run_id: str = "", *, parent_id: str = "", root_id: str = "") -> Iterator[None]:
@@ -133,6 +138,8 @@ class Publisher:
         if isinstance(body, RunEnded) and lines is not None:
             before += [other.last for other in lines.values() if other.parent is line]
         sent = line.last = asyncio.create_task(self._send(line, event, data, before))
+        self._sending.add(sent)
+        sent.add_done_callback(self._sending.discard)
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
         return _Reported(written, sent, line if not isinstance(body, RunEnded) else None)
@@ -165,32 +172,36 @@ class Publisher:
         for earlier in before:
             if earlier is not None:
                 await earlier
-        now = asyncio.get_running_loop().time()
         ends = isinstance(event.body, RunEnded)
-        if (line.failure and not ends) or now < self._away_until:
+        if (line.failure and not ends) or asyncio.get_running_loop().time() < self._away_until:
             return
         try:
             await self._poster.post(data)
+        except Unwanted as refused:
+            self._stop(line, event, "cancelled", FAILED.format(why=refused))
         except PostFailed as failed:
-            self._failed(line, event, str(failed), ends=ends)
+            self._failed(line, event, str(failed))
         except Exception as error:  # noqa: BLE001 - an event that cannot be sent is one that did not arrive
-            self._failed(line, event, f"{type(error).__name__}: {error}", ends=ends)
+            self._failed(line, event, f"{type(error).__name__}: {error}")
 
-    def _failed(self, line: _Line, event: Event, why: str, *, ends: bool) -> None:
+    def _failed(self, line: _Line, event: Event, why: str) -> None:
         if not self.strict:
             self._away_until = asyncio.get_running_loop().time() + AGAIN_SECONDS
             if not self._told:
                 self._told = True
                 self._warn(event, GOES_ON.format(why=why))
-        elif ends:
+        elif isinstance(event.body, RunEnded):
             _LOG.warning("the end of '%s' was not reported: %s", line.sender.run_id, why)
         else:
-            line.failure = FAILED.format(why=why)
-            tree = self._tree(event)
-            node = None if tree is None else tree.nodes[event.run]
-            if node is not None and not node.ending and node.stopping is None:
-                node.failure = line.failure
-                node.stop("failed")
+            self._stop(line, event, "failed", FAILED.format(why=why))
+
+    def _stop(self, line: _Line, event: Event, status: Status, why: str) -> None:
+        line.failure = why
+        tree = self._tree(event)
+        node = None if tree is None else tree.nodes[event.run]
+        if node is not None and not node.ending and node.stopping is None:
+            node.failure = why if status == "failed" else ""
+            node.stop(status)
 
     def _warn(self, event: Event, text: str) -> None:
         tree = self._tree(event)
@@ -202,7 +213,10 @@ class Publisher:
     def _tree(self, event: Event) -> Tree | None:
         return None if self.supervisor is None else self.supervisor.trees.get(event.tree)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """What is on its way gets as long as a post may take."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=POST_SECONDS)
         self._poster.close()
 
 
@@ -251,7 +265,7 @@ class PublishedLog:
         return self._log.trees()
 
     async def close(self) -> None:
-        self.publisher.close()
+        await self.publisher.close()
         await self._log.close()
 
 

@@ -20,6 +20,8 @@ def transcript(events: Iterable[Event]) -> str:
                 parts.append("## Thought\n\n" + _quote(text))
             case Message(text=text):
                 parts.append(f"## Message\n\n{text}")
+            case ToolCall(name=name, raw=raw) if raw:
+                parts.append(f"## Tool call: {name}\n\n" + _fence(raw))
             case ToolCall(name=name, args=args):
                 parts.append(
                     f"## Tool call: {name}\n\n"

@@ -128,7 +128,7 @@ class Supervisor:
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
         node.stall = stall_of(node, merged.stall, self._clock, tree.write)
-        order = Order(plan.profile, task, limits=limits)
+        order = Order(plan.profile, task, limits=caller.kept(limits, merged))
         self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
         return node

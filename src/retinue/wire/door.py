@@ -152,7 +152,8 @@ def read(body: bytes, shape: type[T]) -> T:
     try:
         text = body.decode()
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_int=_whole)
-        json.dumps(value, ensure_ascii=False).encode()
+        if "\\" in text:  # only so can half a character have come in
+            json.dumps(value, ensure_ascii=False).encode()
         _check_depth(value, DEEPEST)
         return msgspec.convert(value, shape)
     except BadBody:

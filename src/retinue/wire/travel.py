@@ -63,6 +63,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             stall=own.stall,
         )
 
+    def kept(self, given: Limits | None, narrowed: Limits) -> Limits | None:
+        """The limits that a tree was given with its task, so that it stays within these also when it goes on later."""
+        return given if self is NOBODY else Limits(depth=narrowed.depth).over(given or Limits())
+
     def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
         """How long a run of that many seconds, which begins now, may take."""
         limit = None if own is msgspec.UNSET else own
