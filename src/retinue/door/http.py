@@ -79,7 +79,7 @@ def _query(text: str) -> dict[str, str]:
     return found
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
+async def read_body(reader: asyncio.StreamReader, head: Head, *, most: int = MAX_BODY) -> bytes:
     """The JSON body of a request whose head is in order."""
     if "transfer-encoding" in head.headers or "content-length" not in head.headers:
         raise Refused(411, "give the length of the body in Content-Length")
@@ -90,8 +90,8 @@ async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
     length = head.headers["content-length"]
     if not _LENGTH.fullmatch(length):
         raise Refused(400, "Content-Length is not a number")
-    if int(length) > MAX_BODY:
-        raise Refused(413, f"the body is larger than {MAX_BODY} bytes")
+    if int(length) > most:
+        raise Refused(413, f"the body is larger than {most} bytes")
     try:
         async with asyncio.timeout(READ_SECONDS):
             return await reader.readexactly(int(length))
