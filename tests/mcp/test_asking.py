@@ -95,6 +95,17 @@ async def test_a_background_subagent_asks_while_its_client_does_something_else(p
     assert said["results"][0]["status"] == "completed"
 
 
+async def test_a_subagent_of_an_earlier_session_that_goes_on_asks_the_user_too(project: Project) -> None:
+    agents = {"/main/subagent-1": ["first"], "/main/subagent-2": [WRITE, "wrote"]}
+    async with connected(project, agents=agents) as client:
+        await client.call_tool("spawn_subagents", TASKS)
+    shown: list[types.ElicitRequestParams] = []
+    async with connected(project, agents=agents, elicitation_callback=answering(shown, answer="yes")) as client:
+        call = {"subagent_id": "noter", "message": "write it down"}
+        said = (await client.call_tool("continue_subagent", call)).structured_content
+    assert said["results"][0]["answer"] == "wrote" and len(shown) == 1
+
+
 async def test_a_client_that_cannot_be_asked_is_told_the_command_that_answers(project: Project) -> None:
     told: list[str] = []
     answered = asyncio.Event()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.cli.shell import Project
-from tests.mcp.kit import BOTH, connected
+from tests.mcp.kit import BOTH, connected, piped
 
 SCHEMA = {
     "type": "object",
@@ -49,7 +51,7 @@ async def test_any_client_calls_it_and_gets_its_text(poet: Project, mode: str) -
         result = await client.call_tool("poet", call)
         assert not result.is_error and result.structured_content is None
         assert "a moon" in result.content[0].text
-    spawned = next(event for event in events(poet) if event["kind"] == "run.spawned" and event["run"] == 1)
+    spawned = next(event for event in events(poet) if event["kind"] == "run.spawned")
     assert (spawned["subagent_id"], spawned["agent"]) == ("run-42", "poet")
     assert "moon.txt" in spawned["task_context"]
 
@@ -76,7 +78,7 @@ async def test_a_call_without_a_run_id_or_a_prompt_is_rejected(poet: Project) ->
             assert result.is_error and text in result.content[0].text, wrong
         with pytest.raises(MCPError, match="Unknown tool"):
             await client.call_tool("spawn_subagents", {"tasks": []})
-    assert [event["run"] for event in events(poet) if event["kind"] == "run.spawned"] == [0]
+    assert json.loads(poet.retinue("ps", "--all", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("mode", BOTH)
@@ -109,3 +111,42 @@ def test_a_schema_that_is_none_is_one_line(poet: Project) -> None:
         model = ["--model", poet.script({})]
         done = poet.retinue("mcp", "serve", "--http", *model, "--profile", "poet", "--output-schema", "schema.json")
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+async def test_each_call_is_a_tree_of_its_own_and_ends_with_its_call(poet: Project) -> None:
+    async with piped(poet, "--profile", "poet", agents={"quick": ["verse"], "*": [{"hang": True}]}) as client:
+        await client.hello()
+        assert not (await client.call("poet", prompt="x", runId="quick"))["isError"]
+        name = await client.begin("tools/call", name="poet", arguments={"prompt": "long", "runId": "slow"})
+        runs: dict[str, Any] = {}
+        while "slow" not in runs:
+            listed = json.loads((await asyncio.to_thread(poet.retinue, "ps", "--all", "--json")).stdout)
+            runs = {run["subagent_id"]: run for run in listed}
+        assert runs["quick"]["tree"] != runs["slow"]["tree"] and runs["slow"]["run"] == 0
+        await client.notify("notifications/cancelled", requestId=name, reason="enough")
+        while runs["slow"]["state"] != "cancelled":
+            listed = json.loads((await asyncio.to_thread(poet.retinue, "ps", "--all", "--json")).stdout)
+            runs = {run["subagent_id"]: run for run in listed}
+        await client.begin("tools/call", name="poet", arguments={"prompt": "long", "runId": "left"})
+        while "left" not in runs:
+            listed = json.loads((await asyncio.to_thread(poet.retinue, "ps", "--all", "--json")).stdout)
+            runs = {run["subagent_id"]: run for run in listed}
+    ended = {run["subagent_id"]: run["state"] for run in json.loads(poet.retinue("ps", "--all", "--json").stdout)}
+    assert ended == {"quick": "done", "slow": "cancelled", "left": "cancelled"}
+    spawned = [event for event in events(poet) if event["kind"] == "run.spawned"]
+    assert [event["timeout_seconds"] for event in spawned] == [1800]
+
+
+@pytest.mark.parametrize("mode", BOTH)
+async def test_what_it_asks_is_asked_of_the_user(poet: Project, mode: str) -> None:
+    shown: list[str] = []
+
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        shown.append(params.message)
+        return types.ElicitResult(action="accept", content={"answer": "yes"})
+
+    write = {"tools": [{"name": "write", "args": {"path": "verse.txt", "content": "moon\n"}}]}
+    options = {"mode": mode, "elicitation_callback": answer}
+    async with connected(poet, "--profile", "poet", agents={"poet": [write, "written"]}, **options) as client:
+        result = await client.call_tool("poet", {"prompt": "write", "runId": "r"})
+    assert result.content[0].text == "written" and len(shown) == 1 and "+moon" in shown[0]

@@ -92,10 +92,10 @@ class Asker:
         self._supervisor, self._session = supervisor, session
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    def look(self, tree: str) -> None:
+    def look(self, waiting: list[Approval]) -> None:
         """Puts what waits to the user, and takes back what no longer does."""
         session = self._session
-        pending = {asked.id: asked for asked in self._supervisor.pending(tree)}
+        pending = {asked.id: asked for asked in waiting}
         for name in [name for name in self._asking if name not in pending]:
             self._asking.pop(name).cancel()
         if session.client is None or not session.client.can_be_asked or session.way() is None:

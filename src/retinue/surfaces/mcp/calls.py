@@ -10,14 +10,18 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from retinue.core.approvals import Approval
 from retinue.core.errors import LogError, NotFound, RetinueError, ToolError
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import Limits, clamp_asked
 from retinue.core.messages import Call
 from retinue.core.ports import Ticket
+from retinue.core.profiles import Profile, Task
+from retinue.log.spans import counted
 from retinue.supervisor.clients import Client
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import ticket_of
@@ -55,7 +59,7 @@ class Calls:
     def __init__(self, ground: Ground, about: str) -> None:
         self._ground, self._about = ground, about
         self._client: Client | None = None
-        self._news: News | None = None
+        self._news: dict[str, News] = {}  # of each tree that it has runs in
         self._callers: dict[str, Node] = {}  # the client's run that made each call
         self._elsewhere: dict[str, Node] = {}  # what its calls continued, in whatever tree
         self._count = 0
@@ -66,21 +70,59 @@ class Calls:
     def tree(self) -> str | None:
         return None if self._client is None else self._client.node.ref.tree
 
-    @property
-    def news(self) -> News | None:
-        return self._news
+    def pending(self) -> list[Approval]:
+        """The questions of its runs that wait for an answer."""
+        return [asked for asked in self._ground.supervisor.pending() if asked.tree in self._news]
+
+    def has(self, tree: str) -> bool:
+        return tree in self._news
+
+    def line(self) -> str:
+        """How it stands, for somebody who waits."""
+        pending = self.pending()
+        if pending:
+            more = "" if len(pending) == 1 else f" (and {len(pending) - 1} more)"
+            first = self._news[pending[0].tree].question(pending[0])
+            return f"waits for your answer: {first['question']}{more}: {first['answer']}"
+        if not self._news:
+            return ""
+        counts = [news.counts() for news in self._news.values()]
+        running, ended = (sum(numbers) for numbers in zip(*counts, strict=True))
+        latest = next((news.latest for news in reversed(self._news.values()) if news.latest), "")
+        said = f"{counted(running, 'subagent')} running, {ended} ended"
+        return f"{said} · {latest}" if latest else said
+
+    def _follow(self, tree: str) -> None:
+        if tree not in self._news:
+            ground, over = self._ground, partial(self._news.pop, tree, None)
+            self._news[tree] = News(ground.supervisor, tree, ground.words, self.bell, over)
+            self.bell.ring()
 
     def client(self) -> Client:
-        """The client's own run; another one when it was cancelled from elsewhere. What travels down to this server,
-        and who its runs are reported to, is attached where its tree begins: here."""
+        """The client's own run; another one when it was cancelled from elsewhere. What travels down to this server and
+        who its runs are reported to is attached where trees begin: here, and in `begin`."""
         if self._left:
             raise ToolError("the client has left")
         if self._client is None or not self._client.here:
             ground = self._ground
             self._client = Client(ground.supervisor, self._about, ground.limits)
-            self._news = News(ground.supervisor, self._client.node.ref.tree, ground.words, self.bell)
-            self.bell.ring()
+            self._follow(self._client.node.ref.tree)
         return self._client
+
+    def begin(self, call_id: str, profile: Profile, task: Task) -> Node:
+        """A run that a call makes by itself: the primary of a tree of its own."""
+        if self._left:
+            raise ToolError("the client has left")
+        return self._beside(call_id, self._ground.supervisor.spawn(profile, task))
+
+    def done(self, call_id: str) -> None:
+        """The run that a call made by itself has ended, and its result is given."""
+        self._elsewhere.pop(call_id, None)
+
+    def _beside(self, call_id: str, node: Node) -> Node:
+        self._elsewhere[call_id] = node
+        self._follow(node.ref.tree)
+        return node
 
     async def leave(self) -> None:
         """Everything it began ends."""
@@ -89,8 +131,10 @@ class Calls:
             node.stop("cancelled")
         if self._client is not None:
             await self._client.leave()
-        if self._news is not None:
-            await self._news.close()
+        for node in list(self._elsewhere.values()):
+            await node.join()
+        for news in list(self._news.values()):
+            await news.close()
 
     def at_work(self) -> bool:
         return any(known.view.ended is None for known in self._own())
@@ -192,8 +236,7 @@ class Calls:
         call = Call(call_id, catalog.CONTINUE, args)
 
         async def run() -> Any:
-            node = self._continued(known, message, seconds)
-            self._elsewhere[call_id] = node
+            node = self._beside(call_id, self._continued(known, message, seconds))
             await node.join()
             return self._reply_tool().reply([(node.result(), ticket_of(node))], self.client().node.folders)
 
@@ -229,17 +272,19 @@ class Calls:
 
     def _standing(self, known: Known) -> Reply:
         """All that is known of one, while it runs or after."""
-        own = known.tree == self.tree
         view = known.view
-        fields = entry(known, self._ground.words, own=own)
+        fields = entry(known, self._ground.words, own=known.tree == self.tree)
         fields |= {"state": view.state, "turns": view.turns, "tool_count": view.tool_count}
         fields |= {"timeout_seconds": view.spawned.timeout_seconds, "doing": view.last_message[:500]}
         fields["status_file"] = known.ticket(self._ground.state).status_file
-        if own and self._news is not None:
-            fields["doing"] = self._news.doing(view.number) or fields["doing"]
-            questions = self._news.questions(view.number)
-            if questions:
-                fields["questions"] = questions
+        news = self._news.get(known.tree)
+        if news is not None:
+            fields["doing"] = news.doing(view.number) or fields["doing"]
+            asked = [
+                news.question(each) for each in self.pending() if (each.tree, each.run) == (known.tree, view.number)
+            ]
+            if asked:
+                fields["questions"] = asked
         return fields
 
     async def result(self, call_id: str, args: dict[str, Any]) -> Reply:

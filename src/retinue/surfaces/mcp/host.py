@@ -74,8 +74,7 @@ class _Served:
         """Asks the user what runs ask."""
         while True:
             change = self.calls.bell.rung()
-            if self.calls.tree is not None:
-                self.asker.look(self.calls.tree)
+            self.asker.look(self.calls.pending())
             await change
 
     async def leave(self) -> None:
@@ -133,7 +132,7 @@ class Host:
 
     def attends(self, tree: str) -> bool:
         """Whether the user of the client whose tree it is can be asked."""
-        return any(each.attended for each in self._served.values() if each.calls.tree == tree)
+        return any(each.attended for each in self._served.values() if each.calls.has(tree))
 
     def tools(self) -> list[dict[str, Any]]:
         if self._wish.profile is not None:
@@ -164,14 +163,15 @@ class Host:
         if profile is not None:
             if name != single.name_of(profile):
                 raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-            return Job((name, args), single.run(calls, profile, call_id, args), lambda: single.handle(calls, call_id))
+            work = single.run(calls, profile, call_id, args, self._ground)
+            return Job((name, args), work, lambda: single.handle(calls, call_id))
         found = catalog.canonical(name)
         if found is None:
             raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-        work, operation = TOOLS[found], _operation(name)
+        tool, operation = TOOLS[found], _operation(name)
 
         async def replied() -> Reply:
-            reply: Reply = await work(calls, call_id, args)
+            reply: Reply = await tool(calls, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
         def instead() -> Reply:

@@ -70,7 +70,7 @@ class Jobs:
             changed = self._calls.bell.rung()  # first: what happens from now on is not missed
             if exchange.client.modern:
                 self._suspend(exchange, job)
-            line = "" if self._calls.news is None else self._calls.news.line()
+            line = self._calls.line()
             due = told + (SAY_SECONDS if line == said else SETTLE_SECONDS)
             if clock() >= due:
                 exchange.progress(line or "at work")
@@ -95,10 +95,9 @@ class Jobs:
 
     def _suspend(self, exchange: Exchange, job: Job) -> None:
         """Where the user has to be asked by the answer: leaves the call at work, to be taken up when it comes again."""
-        tree = self._calls.tree
-        if tree is None or not exchange.client.can_be_asked or job.rounds >= MOST_ROUNDS:
+        if not exchange.client.can_be_asked or job.rounds >= MOST_ROUNDS:
             return
-        pending = self._supervisor.pending(tree)
+        pending = self._calls.pending()
         if pending:
             state = secrets.token_urlsafe(24)
             job.rounds += 1
@@ -120,7 +119,7 @@ class Jobs:
         job = self._suspended.pop(state, None) if isinstance(state, str) else None
         if job is None or job.about != about:
             raise Problem(INVALID_PARAMS, "requestState is not that of a call that waits for input, or not of this one")
-        shown = {asked.id: asked for asked in self._supervisor.pending(self._calls.tree)}
+        shown = {asked.id: asked for asked in self._calls.pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
                 self._supervisor.answer(name, decision(said), by=BY, digest=shown[name].digest)

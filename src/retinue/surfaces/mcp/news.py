@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.runs import Runs
-from retinue.log.spans import call_spans, counted, question_spans
+from retinue.log.spans import call_spans, question_spans
+from retinue.supervisor.clients import NAME
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp.known import Words
 from retinue.surfaces.printer import safe
@@ -37,9 +39,9 @@ class Bell:
 
 
 class News:
-    """Follows one tree from its first event until it is closed."""
+    """Follows one tree from its first event until it has ended, which `over` is told, or until it is closed."""
 
-    def __init__(self, supervisor: Supervisor, tree: str, words: Words, bell: Bell) -> None:
+    def __init__(self, supervisor: Supervisor, tree: str, words: Words, bell: Bell, over: Callable[[], object]) -> None:
         self._supervisor, self._tree, self._words = supervisor, tree, words
         self._runs = Runs(tree)
         self._numbers: dict[str, int] = {}
@@ -47,6 +49,7 @@ class News:
         self._latest = ""
         self._bell = bell
         self._task = asyncio.create_task(self._follow())
+        self._task.add_done_callback(lambda done: (over(), done.cancelled() or done.exception()))
 
     async def _follow(self) -> None:
         async with aclosing(self._supervisor.watch(self._tree)) as events:
@@ -60,7 +63,7 @@ class News:
         body = event.body
         if isinstance(body, ApprovalAsked):
             self._numbers[body.approval_id] = len(self._numbers) + 1
-        if event.run == 0:
+        if event.agent == NAME:
             return
         run = self._runs.runs.get(event.run)
         who = f"[{run.label}] " if run is not None else ""
@@ -78,27 +81,20 @@ class News:
     def doing(self, run: int) -> str:
         return self._last.get(run, "")
 
-    def questions(self, run: int | None = None) -> list[dict[str, str]]:
+    @property
+    def latest(self) -> str:
+        return self._latest
+
+    def counts(self) -> tuple[int, int]:
+        """Subagents that run, and that have ended; the client's own run is none."""
+        views = [view for view in self._runs.runs.values() if view.agent != NAME]
+        ended = sum(view.ended is not None for view in views)
+        return len(views) - ended, ended
+
+    def question(self, asked: Approval) -> dict[str, str]:
         """What waits for the user's answer, with the command that gives it."""
-        pending = self._supervisor.pending(self._tree)
-        return [self._question(each) for each in pending if run is None or each.run == run]
-
-    def _question(self, asked: Approval) -> dict[str, str]:
-        return {"question": question_line(asked), "answer": self._answer(asked)}
-
-    def _answer(self, asked: Approval) -> str:
-        return self._words.approve(self._numbers.get(asked.id, asked.id))
-
-    def line(self) -> str:
-        """How it stands, for somebody who waits."""
-        questions = self.questions()
-        if questions:
-            more = "" if len(questions) == 1 else f" (and {len(questions) - 1} more)"
-            first = questions[0]
-            return f"waits for your answer: {first['question']}{more}: {first['answer']}"
-        _, running, finished = self._runs.counts()
-        counts = f"{counted(running, 'subagent')} running, {finished} ended"
-        return f"{counts} · {self._latest}" if self._latest else counts
+        answer = self._words.approve(self._numbers.get(asked.id, asked.id))
+        return {"question": question_line(asked), "answer": answer}
 
     async def close(self) -> None:
         self._task.cancel()

@@ -1,19 +1,21 @@
 """One subagent as one tool, for parents that call it by MCP: `prompt`, `inputs`, and the `runId` the parent made.
 
-The parent's id is the subagent's: whatever is reported of the run carries it. A call without one is refused, since
-nobody could tell whose events those are."""
+Each call is the primary of a tree of its own, which stands below the caller's run wherever that is. The caller's id is
+the subagent's: whatever is reported of the run carries it. A call without one is refused, since nobody could tell whose
+events those are."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET, structs
+
 from retinue.core.errors import ToolError
-from retinue.core.messages import Call
-from retinue.core.ports import Order, Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
-from retinue.surfaces.mcp.calls import Calls
+from retinue.surfaces.mcp.calls import Calls, Ground
 
 LONGEST_ID = 200
 LABEL = 30
@@ -50,21 +52,19 @@ def tool(profile: Profile) -> dict[str, Any]:
     }
 
 
-async def run(calls: Calls, profile: Profile, call_id: str, args: dict[str, Any]) -> dict[str, Any]:
-    """One run of it, to its end."""
-    node = calls.client().node
-    task = _task(args, Path(node.folders.path))
-    call = Call(call_id, profile.name, args)
-
-    async def spawned() -> Outcome:
-        link = node.link
-        order = Order(profile, task, call_id=call_id, files=True, asked_by_model=False)
-        [ticket] = await link.spawn([order])
-        [result] = await link.wait([ticket.run])
-        return Outcome(result.final_response, result.success, data=result)
-
-    outcome = await calls.told(call, spawned)
-    return _result(outcome.data, profile)
+async def run(calls: Calls, profile: Profile, call_id: str, args: dict[str, Any], ground: Ground) -> dict[str, Any]:
+    """One run of it, to its end; given up, it is cancelled."""
+    task = _task(args, ground.words.project)
+    if profile.limits.seconds is UNSET:
+        task = structs.replace(task, timeout_seconds=ground.timeouts.default)
+    node = calls.begin(call_id, profile, task)
+    try:
+        await node.join()
+    except asyncio.CancelledError:
+        node.stop("cancelled")
+        raise
+    calls.done(call_id)
+    return _result(node.result(), profile)
 
 
 def _task(args: dict[str, Any], project: Path) -> Task:
