@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.cli.shell import Project
-from tests.mcp.kit import BOTH, connected
+from tests.mcp_serve.kit import BOTH, connected
 from tests.runtime.places import needs_bubblewrap
 
 NAMES = [

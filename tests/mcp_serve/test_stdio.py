@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.shell import SOURCE, Project, environment
-from tests.mcp.kit import piped, serve
+from tests.mcp_serve.kit import piped, serve
 
 META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",

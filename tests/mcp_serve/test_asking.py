@@ -11,7 +11,7 @@ import mcp_types as types
 import pytest
 
 from tests.cli.shell import Project
-from tests.mcp.kit import BOTH, connected, listening, piped
+from tests.mcp_serve.kit import BOTH, connected, listening, piped
 
 WRITE = {"tools": [{"name": "write", "args": {"path": "notes.txt", "content": "first line\n"}}]}
 ASKS: dict[str, Any] = {"*": [WRITE, "wrote: {{last_result}}"]}

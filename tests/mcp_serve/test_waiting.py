@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from tests.cli.shell import Project
-from tests.mcp.kit import BOTH, connected, piped
+from tests.mcp_serve.kit import BOTH, connected, piped
 
 STUCK: dict[str, Any] = {"*": [{"hang": True}]}
 SLOW: dict[str, Any] = {"*": [{"text": "at last", "delay": 2.5}]}

@@ -14,7 +14,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.cli.shell import Project
-from tests.mcp.kit import BOTH, Server, listening
+from tests.mcp_serve.kit import BOTH, Server, listening
 
 STUCK: dict[str, Any] = {"*": [{"hang": True}]}
 HELLO = {
