@@ -9,10 +9,10 @@ DEV := $(VENV)/.installed-dev
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-dev system demo test check fmt bench soak picture clean
+.PHONY: help env env-dev system demo test check fmt bench soak conformance picture clean
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r target text; do printf '  make %-9s %s\n' "$$target" "$$text"; done
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r target text; do printf '  make %-12s %s\n' "$$target" "$$text"; done
 
 env: $(RUNTIME) ## Make .venv with what retinue needs to run
 
@@ -56,6 +56,9 @@ bench: env-dev ## Measure against the reference in bench/
 
 soak: system env-dev ## Run the long sweeps, one after the other, and print their figures
 	@$(BIN)/python -m pytest -n 0 -q -m soak $(ARGS)
+
+conformance: env ## Run the official MCP conformance suite (needs npm)
+	@scripts/conformance
 
 picture: env-dev ## Draw the demo's output for the README
 	@$(BIN)/python scripts/picture.py docs/demo.svg

@@ -42,6 +42,6 @@ PITFALLS = (
     Requirement("P35", "A report of a child reaches a model as untrusted data, a steering message of the user as trusted.", "biorouter #145, Claude Code 2.1.210"),
     Requirement("P36", "Nothing of the parent's tool lists or steering leaks into a child, nor of one child's transcript into another's.", "Kiro #9672, Claude Code #78313"),
     Requirement("P37", "Each MCP connection has one owner task that opens and closes it.", "MCP python #577, context-forge #3737, Vision-Agents #529"),
-    Requirement("P38", "A client whose tool timeout is shorter than the run gets a handle and progress.", "MassGen #852", waits_for="mcp server"),
+    Requirement("P38", "A client whose tool timeout is shorter than the run gets a handle and progress.", "MassGen #852"),
     Requirement("P39", "A run on Ray stops when it is cancelled, by killing its actor in the last resort.", "ray #58914 and #63310", waits_for="ray runtime"),
 )

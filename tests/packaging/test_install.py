@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+HELLO = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}\n'
 
 
 def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
@@ -29,6 +31,25 @@ def test_uv_tool_install_gives_a_working_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "OK" in done.stdout
     assert list(empty.iterdir()) == []
+    python = str(tmp_path / "tools" / "retinue" / "bin" / "python")
+    nothing = min(_seconds([python, "-c", "import asyncio; print()"], b"", cwd=empty) for _ in range(5))
+    answer = min(_seconds([command, "mcp", "serve", "--model", "scripted:x"], HELLO, cwd=empty) for _ in range(5))
+    assert answer < 6 * nothing
+
+
+def _seconds(command: list[str], given: bytes, *, cwd: Path) -> float:
+    """Until the first line of its output is there."""
+    begun = time.perf_counter()
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(given)
+        process.stdin.flush()
+        assert process.stdout.readline()
+        took = time.perf_counter() - begun
+        process.stdin.close()
+    return took
 
 
 def test_the_wheel_has_everything_and_no_tests(tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ class ProfilePlanner:
         if wanted is None:
             raise ConfigError(f"profile {profile.name!r} has no model: give one, such as model='anthropic:NAME'")
         if isinstance(wanted, str):
-            if task.model and parent is not None and _reads_files(wanted) and not _reads_files(parent.model_name):
+            chosen = wanted == self._default_model or (parent is not None and _reads_files(parent.model_name))
+            if task.model and parent is not None and _reads_files(wanted) and not chosen:
                 raise ConfigError(
                     f"a subagent may not be given the model {wanted!r}: it would read a file of its choice"
                 )

@@ -263,7 +263,7 @@ class Collector(Protocol):
     The MCP client asks it for these; it adopts what arrives as runs of the calling run's tree."""
 
     def environment(self, server: str) -> Mapping[str, str]:
-        """What a server gets beside its own variables: a new address of its own to report to, how deep it may go."""
+        """What a server gets beside its own variables: an address of its own to report to, and how deep it may go."""
         ...
 
     def call(self, server: str, ref: RunRef, name: str) -> str:

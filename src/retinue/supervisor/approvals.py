@@ -76,7 +76,7 @@ class Desk:
             if written is not None:
                 await written
             return Allow() if allowed else Deny(reason)
-        if self.approver is None and not self._terms.wait:
+        if not self._terms.wait and not self._attended(tree):
             raise Unconfirmed(call.name)
         if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
             preview = f"{ANOTHER}\n{preview}".strip()
@@ -103,12 +103,17 @@ class Desk:
             await started(question.tree, node, question.call)
         return decision
 
+    def _attended(self, tree: Tree) -> bool:
+        """Whether somebody can be asked about this tree now: an approver may be there for some trees only."""
+        attends: Callable[[str], bool] | None = getattr(self.approver, "attends", None)
+        return self.approver is not None and (attends is None or attends(tree.id))
+
     def _bring(self, question: Question) -> None:
         """To the approver, and to the clock."""
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
-        if self.approver is not None:
+        if self.approver is not None and self._attended(question.tree):
             question.asking = asyncio.create_task(self._consult(self.approver, question))
             self._asking.add(question.asking)
             question.asking.add_done_callback(self._asking.discard)

@@ -6,7 +6,7 @@ tree is continued by a tree of its own, whose origin it is.
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import structs
 
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import Order
@@ -45,13 +45,15 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
         plan = plans.of(old, None)
         model = plan.model_name if ":" in plan.model_name else None
         task = Task(text, context=old.spawned.task_context, context_paths=old.spawned.context_paths, model=model)
+        task = structs.replace(task, timeout_seconds=given.seconds)
         limits = given.limits.over(old.spawned.limits) if old.spawned.limits is not None else given.limits
         return host.spawn(plan.profile, task, limits=limits, after=After(tree, run, said))
     home = live or Revival(ground, events, given).tree(given, planned=old.spawned.parent)
-    return _below(ground, home, home.nodes[run], text, said_after=After("", run, said), plans=plans)
+    words = structs.replace(task_of(old.spawned), text=text, timeout_seconds=given.seconds)
+    return _below(ground, home, home.nodes[run], words, said_after=After("", run, said), plans=plans, files=given.files)
 
 
-def _below(ground: Ground, tree: Tree, old: Node, text: str, *, said_after: After, plans: Plans) -> Node:
+def _below(ground: Ground, tree: Tree, old: Node, task: Task, *, said_after: After, plans: Plans, files: bool) -> Node:
     """A run beside the old one. Its parent, if that is at work, is told of its ending as of any in the background."""
     parent, host = old.parent, ground.supervisor
     assert parent is not None
@@ -59,11 +61,10 @@ def _below(ground: Ground, tree: Tree, old: Node, text: str, *, said_after: Afte
     if at_work and (parent.ending or parent.stopping is not None):
         raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
     plan = plans.of(old.view, parent.plan)
-    task = msgspec.structs.replace(task_of(old.view.spawned), text=text)
     readable = context_paths(task.context_paths, base=ground.state.project)
     account = account_of(f"'{old.name}'", plan.profile.limits, parent=parent.account, plan=plan, prices=host.prices)
-    order = Order(plan.profile, task, background=True, asked_by_model=False)
-    order = msgspec.structs.replace(order, continues=said_after.run)
+    asked = task.timeout_seconds is not None
+    order = Order(plan.profile, task, background=True, asked_by_model=asked, files=files, continues=said_after.run)
     node = host.make(tree, parent, order, plan, readable, account)
     said_after.over(node, order)
     if not at_work:

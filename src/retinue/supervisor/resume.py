@@ -72,13 +72,16 @@ class Ground:
 class Given:
     """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
     replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is;
-    `runtime` is where its runs live from now on, if that was said."""
+    `runtime` is where its runs live from now on, if that was said. `seconds` is what a model asks for a run that is
+    continued, whose files are kept if `files` says so."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = field(default_factory=Limits)
     model: str | None = None
     read: Callable[[str], Sequence[Event]] | None = None
     runtime: RuntimeName | None = None
+    seconds: float | None = None
+    files: bool = False
 
 
 NOTHING_GIVEN = Given()

@@ -95,7 +95,19 @@ class SpawnSubagents:
         if background:
             return _json(words.background_reply(tickets))
         results = await link.wait([ticket.run for ticket in tickets])
-        return _blocking(list(zip(results, tickets, strict=True)), folders)
+        return self.reply(list(zip(results, tickets, strict=True)), folders)
+
+    @staticmethod
+    def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
+        """What is said of runs that have ended, with as much of every answer as lets the whole of it fit inline."""
+        limit = INLINE_BYTES
+        while True:
+            entries = [_entry(result, ticket, folders, limit) for result, ticket in results]
+            reply = words.blocking_reply(entries)
+            outcome = _json(reply, success=reply["success"])
+            if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
+                return outcome
+            limit //= 2
 
     def _orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
         """All of them checked before the first is spawned."""
@@ -128,18 +140,6 @@ def _checked(index: int, path: str, folders: Folders) -> str:
     if not found.exists():
         raise ToolError(words.no_such_path(index, path))
     return str(found)
-
-
-def _blocking(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
-    """The reply, with as much of every answer as lets the whole of it fit inline."""
-    limit = INLINE_BYTES
-    while True:
-        entries = [_entry(result, ticket, folders, limit) for result, ticket in results]
-        reply = words.blocking_reply(entries)
-        outcome = _json(reply, success=reply["success"])
-        if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
-            return outcome
-        limit //= 2
 
 
 def _entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:

@@ -63,6 +63,9 @@ def _command(name: str, text: str, parser: argparse.ArgumentParser) -> Command:
             options.append(Option(tuple(action.option_strings), action.help or "", value, takes_file))
         elif action.choices:
             words += [str(choice) for choice in action.choices]
+            for below in action.choices.values() if isinstance(action.choices, dict) else ():
+                known = {option.names for option in options}
+                options += [option for option in _command("", "", below).options if option.names not in known]
         elif str(action.metavar) == "TASK":
             files = True
     return Command(name, text, tuple(options), tuple(words), files)

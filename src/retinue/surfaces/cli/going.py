@@ -21,6 +21,7 @@ from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
 from retinue.log.runs import Runs
+from retinue.supervisor import clients
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
@@ -34,7 +35,7 @@ Through = Callable[[DoorClient, bool], Awaitable[Begun]]
 
 
 def given(args: argparse.Namespace, project: Any) -> Given:
-    profiles = (build.MAIN, *project.all_profiles)
+    profiles = (build.MAIN, clients.GONE, *project.all_profiles)
     read = build.reader(project.folder / ".retinue")
     return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "deny": "say no to a question, and why",
     "diff": "show what a run changed in its copy of the project",
     "apply": "take over what a run changed in its copy of the project",
+    "mcp": "give subagents to MCP clients such as Claude Code",
     "watch": "run what agents in containers ask for through a shared folder",
     "usage": "say what models have spent",
     "gc": "remove old trees and their folders",

@@ -1,0 +1,265 @@
+"""`retinue mcp`: subagents for MCP clients. `serve` is the server, `install` tells a client of it.
+
+Loads next to nothing by itself: a client that starts us waits a second for its first answer, and not longer."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from retinue.core.errors import ConfigError
+from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
+from retinue.surfaces.printer import safe
+
+EPILOG = """\
+examples:
+  retinue mcp install --client claude          how to tell Claude Code of it, or another client
+  retinue mcp serve                            what those clients start: stdin and stdout are the protocol
+  retinue mcp serve --http --port 8931         the same over HTTP on this machine, for many clients
+  retinue mcp serve --profile explorer         one subagent as one tool"""
+SERVE_EPILOG = """\
+The client gets eight tools: spawn_subagents, list_subagents, continue_subagent and five for those in the background.
+Its subagents are a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue apply` work on them.
+What subagents ask is asked in the client if it can ask its user; `retinue approve` answers it in any case.
+On stdio nothing but the protocol is written to stdout.
+
+examples:
+  retinue mcp serve --project ~/src/shop
+  retinue mcp serve --model anthropic:claude-sonnet-4-5 --max-cost 5
+  retinue mcp serve --profile explorer --output-schema findings.json
+  retinue mcp serve --http --port 8931 --wait-approvals 60"""
+CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
+WAIT_APPROVALS = 600.0
+AT_TERMINAL = (
+    "this speaks MCP on stdin and stdout, for a client that starts it (`retinue mcp install` tells one); Ctrl-C stops"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI."
+    parser.epilog = EPILOG
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    _configure_serve(actions.add_parser("serve", help="be an MCP server, on stdio or over HTTP"))
+    _configure_install(actions.add_parser("install", help="tell an MCP client of this server"))
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Be an MCP server: subagents as tools, for the client that starts this command."
+    parser.epilog = SERVE_EPILOG
+    parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
+    parser.add_argument("--profile", metavar="NAME", help="one tool: this subagent (takes prompt, inputs and runId)")
+    parser.add_argument(
+        "--output-schema", metavar="FILE", type=Path, help="with --profile: the JSON schema its answer must fit"
+    )
+    parser.add_argument("--http", action="store_true", help="over HTTP on this machine, instead of stdin and stdout")
+    parser.add_argument("--port", metavar="N", type=_port, help="with --http: the port (a free one)")
+    parser.add_argument("--no-token", action="store_true", help="with --http: let in every program of this machine")
+    parser.add_argument(
+        "--wait-approvals",
+        metavar="SECONDS",
+        type=seconds,
+        default=WAIT_APPROVALS,
+        help=f"how long a question waits for `retinue approve` where the client cannot be asked ({WAIT_APPROVALS:g}; "
+        "0: not at all)",
+    )
+    parser.add_argument(
+        "--reply-within",
+        metavar="SECONDS",
+        type=seconds,
+        help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
+        "progress, no limit for others)",
+    )
+    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    add_options(parser)
+
+
+def _configure_install(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print what tells an MCP client of this server, or write it into the client's own file."
+    parser.epilog = "examples:\n  retinue mcp install --client codex\n  retinue mcp install --client cursor --write"
+    parser.add_argument("--client", choices=CLIENTS, required=True, help="which one")
+    parser.add_argument("--write", action="store_true", help="write it, keeping the old file as FILE.retinue-backup")
+    parser.add_argument(
+        "--project", metavar="DIR", type=Path, help="always this project, wherever the client is started"
+    )
+    parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "install":
+        return _install(args)
+    if args.output_schema is not None and args.profile is None:
+        raise ConfigError("--output-schema is about the answer of one subagent: give --profile too")
+    if not args.http and (args.port is not None or args.no_token):
+        raise ConfigError("--port and --no-token are for --http")
+    import asyncio
+
+    return asyncio.run(_serve(args))
+
+
+def _install(args: argparse.Namespace) -> int:
+    from retinue.config.project import find_project
+    from retinue.core.profiles import check_name
+
+    install = importlib.import_module("retinue.surfaces.mcp.install")
+    if args.project is not None and not args.project.is_dir():
+        raise ConfigError(f"--project: there is no folder {args.project}")
+    folder = find_project(args.project or Path.cwd())
+    line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
+    wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder)
+    if args.write:
+        print(safe.line(install.write(wish)))
+        return 0
+    adds = wish.kind.adds.format(name=wish.name, line=shlex.join(line))
+    if adds:
+        print(f"{wish.kind.title}: run\n\n  {safe.line(adds)}\n\nor put this into {safe.line(str(wish.file))}:\n")
+    else:
+        print(f"{wish.kind.title}: put this into {safe.line(str(wish.file))} (--write does it):\n")
+    print(wish.text, end="")
+    return 0
+
+
+def _called() -> list[str]:
+    """The words that start us, wherever a client is."""
+    if shutil.which("retinue") is not None:
+        return ["retinue"]
+    called = Path(sys.argv[0]).absolute()
+    return [str(called)] if called.name == "retinue" else [sys.executable, "-m", "retinue"]
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from retinue.surfaces.cli.signals import Signals
+
+    module = importlib.import_module("retinue.surfaces.mcp.server")
+    stop = asyncio.Event()
+
+    async def load() -> Any:
+        return await _load(args)
+
+    server = module.Server(load, say=_unsaid if args.http else _say, profile=args.profile)
+    with Signals(_All(server, stop)) as signals:
+        signals.aim("", _say)
+        try:
+            if args.http:
+                transport = importlib.import_module("retinue.surfaces.mcp.http")
+                await transport.serve(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
+            else:
+                if sys.stdin is not None and sys.stdin.isatty():
+                    _say(AT_TERMINAL)
+                await importlib.import_module("retinue.surfaces.mcp.stdio").serve(server, stop)
+        finally:
+            await server.close()
+    return 0
+
+
+class _All:
+    """All trees of a server as one thing to stop."""
+
+    def __init__(self, server: Any, stop: Any) -> None:
+        self._server, self._stop = server, stop
+
+    async def cancel(self, tree: str, run: int = 0, /) -> bool:
+        self._stop.set()
+        return True
+
+    def kill(self, tree: str) -> None:
+        self._server.kill()
+
+
+async def _load(args: argparse.Namespace) -> Any:
+    """The host, when the first request has been answered: all that is heavy is loaded here, in a thread."""
+    import asyncio
+
+    host, wish = await asyncio.to_thread(_wish, args)
+    return await host.opened(wish, _say)
+
+
+def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
+    from dataclasses import replace
+
+    import msgspec
+
+    from retinue import build
+    from retinue.config.models import NO_MODEL
+    from retinue.core.limits import Limits
+    from retinue.surfaces.cli import screen, walls
+
+    host = importlib.import_module("retinue.surfaces.mcp.host")
+    if args.project is not None and not args.project.is_dir():
+        raise ConfigError(f"--project: there is no folder {args.project}")
+    limits = limits_of(args)
+    own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
+    limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
+    parts, project = build.project_parts(
+        args.project or Path.cwd(),
+        config=args.config,
+        model=model_of(args),
+        mode="yes" if args.yes else None,
+        limits=limits,
+        runtime=args.runtime,
+        default_runtime="isolated",
+        outbox=args.delegation_directory,
+        traced=True,
+    )
+    screen.checked(project.folder)
+    for warning in project.warnings:
+        screen.warn(warning)
+    profile = None if args.profile is None else _profile(project, args)
+    if parts.model is None and all(each.model is None for each in (*parts.profiles, *filter(None, [profile]))):
+        raise ConfigError(NO_MODEL.format(where=project.settings.file or project.folder / "retinue.yaml"))
+    parts = walls.checked(parts, profile or build.MAIN, terminal=False)
+    if own != Limits():
+        general = build.named_profile(parts, "subagent")
+        parts = build.with_profiles(
+            parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
+        )
+        profile = profile and replace(profile, limits=own.over(profile.limits))
+    wish = host.Wish(
+        parts=parts,
+        profiles=tuple(project.all_profiles),
+        command=screen.command(),
+        profile=profile,
+        wait_approvals=args.wait_approvals,
+        reply_within=args.reply_within,
+        door=not args.no_door,
+    )
+    return host.Host, wish
+
+
+def _profile(project: Any, args: argparse.Namespace) -> Any:
+    from dataclasses import replace
+
+    from retinue.config.files import read_text
+    from retinue.surfaces.cli.run import choose
+
+    profile = choose(project, args.profile)
+    if args.output_schema is None:
+        return profile
+    try:
+        schema = json.loads(read_text(args.output_schema))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{args.output_schema} is not JSON: {error}") from None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise ConfigError(f"{args.output_schema} must be the JSON schema of an object: 'type' is 'object'")
+    return replace(profile, output=schema)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
+    return int(text)
+
+
+def _unsaid(text: str) -> None:
+    """It ends the command, which says it."""
+
+
+def _say(text: str) -> None:
+    print(f"retinue: {safe.line(text)}", file=sys.stderr, flush=True)

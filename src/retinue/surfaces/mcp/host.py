@@ -1,0 +1,211 @@
+"""The host of an MCP server: the supervisor, its door, and what each session's calls are done with.
+
+Made by `load` from what the command line said, torn down by `close`. Heavy: loaded beside the first answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from retinue import build
+from retinue.core.errors import RetinueError
+from retinue.core.limits import Limits
+from retinue.core.profiles import Profile
+from retinue.door.server import DoorServer
+from retinue.supervisor import clients
+from retinue.supervisor.resume import Given
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.mcp import catalog, single
+from retinue.surfaces.mcp.asking import Asker, Attendant, can_be_asked
+from retinue.surfaces.mcp.calls import Calls, Ground, Reply
+from retinue.surfaces.mcp.jobs import Asked, Job, Jobs
+from retinue.surfaces.mcp.known import Registry, Words
+from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
+from retinue.surfaces.mcp.server import Exchange, Session
+from retinue.surfaces.mcp.texts import text_of
+
+WAIT_APPROVALS = 600.0
+Tool = Callable[[Calls, str, dict[str, Any]], Any]
+TOOLS: dict[str, Tool] = {
+    catalog.SPAWN: Calls.spawn,
+    catalog.LIST: Calls.listed,
+    catalog.CONTINUE: Calls.go_on,
+    catalog.STATUS: Calls.status,
+    catalog.RESULT: Calls.result,
+    catalog.WAIT: Calls.wait,
+    catalog.CANCEL: Calls.cancel,
+    catalog.BACKGROUND: Calls.background,
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked of the server: the project's parts, how we are called, one profile instead of the eight tools, how
+    long a question waits for somebody (0: not at all), and after how long a call is answered whatever it waits for."""
+
+    parts: build.Parts
+    profiles: tuple[Profile, ...]
+    command: str
+    profile: Profile | None = None
+    wait_approvals: float = WAIT_APPROVALS
+    reply_within: float | None = None
+    door: bool = True
+
+
+class _Served:
+    """One session as the host has it."""
+
+    def __init__(self, ground: Ground, exchange: Exchange, reply_within: float | None) -> None:
+        session = self.session = exchange.session
+        self.calls = Calls(ground, f"{exchange.client.name or 'an MCP client'} ({session.about})")
+        self.jobs = Jobs(ground.supervisor, self.calls, reply_within)
+        self.asker = Asker(ground.supervisor, session)
+        session.at_work = self.calls.at_work
+        self._following = asyncio.create_task(self._follow())
+
+    @property
+    def attended(self) -> bool:
+        return can_be_asked(self.session) or self.jobs.suspended
+
+    async def _follow(self) -> None:
+        """Asks the user what runs ask."""
+        while True:
+            change = self.calls.bell.rung()
+            self.asker.look(self.calls.pending())
+            await change
+
+    async def leave(self) -> None:
+        self._following.cancel()
+        self.asker.close()
+        await self.calls.leave()
+
+
+class Host:
+    """Serves every session of one server process with one supervisor."""
+
+    def __init__(self, wish: Wish, supervisor: Supervisor, doors: AsyncExitStack) -> None:
+        self._wish, self._supervisor, self._doors = wish, supervisor, doors
+        self._served: dict[Session, _Served] = {}
+        parts = wish.parts
+        assert parts.state is not None
+        self.state = parts.state
+        self._ground = Ground(
+            supervisor=supervisor,
+            registry=Registry(supervisor, parts.state),
+            words=Words(wish.command, parts.project),
+            state=parts.state,
+            limits=Limits(seconds=None, stall=None),
+            timeouts=parts.timeouts,
+            given=self._given,
+            reach=self._reach,
+        )
+
+    @classmethod
+    async def opened(cls, wish: Wish, say: Callable[[str], None]) -> Host:
+        made: list[Host] = []
+        attendant = Attendant(
+            lambda tree: any(host.attends(tree) for host in made), wish.wait_approvals or WAIT_APPROVALS
+        )
+        parts = replace(wish.parts, approver=attendant, wait_approvals=wish.wait_approvals)
+        supervisor = build.supervisor(parts)
+        doors = AsyncExitStack()
+        host = cls(replace(wish, parts=parts), supervisor, doors)
+        made.append(host)
+        if wish.door:
+            try:
+                await doors.enter_async_context(DoorServer(supervisor, host.state))
+            except RetinueError as error:
+                say(f"warning: no door for other terminals: {error}")
+        return host
+
+    def _given(self, **more: Any) -> Given:
+        profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
+        return Given(profiles, read=build.reader(self.state), **more)
+
+    def _reach(self, tree: str) -> None:
+        supervisor = self._supervisor
+        if tree not in supervisor.log_of(tree).trees():
+            supervisor.others[tree] = build.log_with(self.state, tree)
+
+    def attends(self, tree: str) -> bool:
+        """Whether the user of the client whose tree it is can be asked."""
+        return any(each.attended for each in self._served.values() if each.calls.has(tree))
+
+    def tools(self) -> list[dict[str, Any]]:
+        if self._wish.profile is not None:
+            return [single.tool(self._wish.profile)]
+        return catalog.tools([(profile.name, profile.description) for profile in self._wish.parts.profiles])
+
+    async def call(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        served = self._served.get(exchange.session)
+        if served is None:
+            served = self._served[exchange.session] = _Served(self._ground, exchange, self._wish.reply_within)
+        profile = self._wish.profile
+        job = served.jobs.taken_up(exchange, (name, args)) or self._job(served, name, args)
+        served.calls.bell.ring()  # there is a way to the client again, if there was none
+        try:
+            reply = await served.jobs.run(exchange, job)
+        except Asked as asked:
+            return asked.result
+        except RetinueError as error:
+            if profile is not None:
+                return single.refused(str(error))
+            reply = {"success": False, "operation": _operation(name), "error": str(error)}
+        return reply if profile is not None else _result(reply)
+
+    def _job(self, served: _Served, name: str, args: dict[str, Any]) -> Job:
+        """A new call; a Problem when there is no such tool."""
+        calls, profile = served.calls, self._wish.profile
+        call_id = calls.new_id()
+        if profile is not None:
+            if name != single.name_of(profile):
+                raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+            work = single.run(calls, profile, call_id, args, self._ground)
+            return Job((name, args), work, lambda: single.handle(calls, call_id))
+        found = catalog.canonical(name)
+        if found is None:
+            raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+        tool, operation = TOOLS[found], _operation(name)
+
+        async def replied() -> Reply:
+            reply: Reply = await tool(calls, call_id, args)
+            return {"success": reply["success"], "operation": operation, **reply}
+
+        def instead() -> Reply:
+            if found == catalog.WAIT:
+                return {"operation": operation, **calls.waiting()}
+            return calls.handles(operation, call_id)
+
+        return Job((name, args), replied(), instead)
+
+    async def left(self, session: Session) -> None:
+        served = self._served.pop(session, None)
+        if served is not None:
+            await served.leave()
+
+    async def close(self) -> None:
+        for session in list(self._served):
+            await self.left(session)
+        await self._doors.aclose()
+        await self._supervisor.close()
+
+    def kill(self) -> None:
+        for tree in list(self._supervisor.trees):
+            self._supervisor.kill(tree)
+
+
+def _operation(name: str) -> str:
+    found = catalog.canonical(name) or name
+    return found.removeprefix(catalog.PREFIX)
+
+
+def _result(reply: Reply) -> dict[str, Any]:
+    """What a client gets: the reply as data, whole, and the same in words."""
+    return {
+        "content": [{"type": "text", "text": text_of(reply)}],
+        "structuredContent": reply,
+        "isError": "error" in reply,
+    }

@@ -1,0 +1,315 @@
+"""MCP over streamable HTTP, on the loopback interface: one request a connection, answered as JSON, or as a stream of
+events from when there is something to say before the answer.
+
+Every request is checked before its body is read: Host and Origin, so that no web page can knock, the token, the method,
+the type and the size. A client with a handshake has a session; those of 2026-07-28 have none and share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import re
+import secrets
+import shlex
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from retinue.core.errors import RetinueError
+from retinue.core.secrets import forget, hide
+from retinue.door import http
+from retinue.door.http import Head, Refused
+from retinue.surfaces.mcp import messages, revisions
+from retinue.surfaces.mcp.messages import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    LARGEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+    Problem,
+    Request,
+)
+from retinue.surfaces.mcp.server import Server, Session
+
+HOST = "127.0.0.1"
+PATH = "/mcp"
+METHODS = ("POST", "DELETE")
+MOST_CONNECTIONS = 256
+MOST_SESSIONS = 64
+PING_SECONDS = 5.0
+BUFFERED = 256 * 1024
+LONGEST_TOKEN = 100
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{LONGEST_TOKEN}}}")
+SESSION = "mcp-session-id"
+BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
+STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
+EVENTS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache, no-transform",
+    "Transfer-Encoding": "chunked",
+    "X-Accel-Buffering": "no",
+}
+
+
+async def serve(server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]) -> None:
+    """Until `stop` is set. Without a token every program of this machine may come."""
+    host = await server.host()  # what is wrong with the project is said now, to who starts us
+    file = host.state / "mcp" / "token" if token else None
+    async with Endpoint(server, port=port, token="" if file is None else kept_token(file)) as endpoint:
+        say(f"serving MCP on {endpoint.url}; Ctrl-C stops")
+        if file is None:
+            say("warning: every program of this machine may use it (--no-token)")
+        else:
+            say(f'the header to send: "Authorization: Bearer $(cat {shlex.quote(str(file))})"')
+        await stop.wait()
+
+
+class Endpoint:
+    """`async with Endpoint(...)`: open inside; after that every session has ended. An empty token lets everybody in."""
+
+    def __init__(self, server: Server, *, port: int, token: str) -> None:
+        self._server, self._port, self._token = server, port, token
+        self._sessions: dict[str, Session] = {}
+        self._shared = Session(server, about="HTTP", shared=True)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._hosts: frozenset[str] = frozenset()
+
+    async def __aenter__(self) -> Endpoint:
+        try:
+            self._listening = await asyncio.start_server(self._accept, HOST, self._port, limit=http.MAX_HEAD)
+        except OSError as error:
+            raise RetinueError(f"cannot listen on {HOST}:{self._port}: {error.strerror or error}") from None
+        port = self._listening.sockets[0].getsockname()[1]
+        self._hosts = frozenset({f"{HOST}:{port}", f"localhost:{port}"})
+        self.url = f"http://{HOST}:{port}{PATH}"
+        hide(self._token)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
+        forget(self._token)
+        for session in (*self._sessions.values(), self._shared):
+            await session.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._connected(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if await self._respond(reader, writer):
+                await http.hang_up(reader, writer)
+        except OSError:
+            pass  # the peer is gone; nobody is left to tell
+        finally:
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; False when there was none."""
+        try:
+            if len(self._connections) > MOST_CONNECTIONS:
+                raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
+            head = await http.read_head(reader)
+            if head is None:
+                return False
+            self._check(head)
+            if head.method == "DELETE":
+                await self._ended(head)
+                writer.write(http.response(200, b"{}"))
+            else:
+                body = await http.read_body(reader, head, most=LARGEST)
+                await self._take(head, body, reader, writer)
+        except Refused as refused:
+            problem = Problem(INVALID_REQUEST, str(refused))
+            writer.write(http.response(refused.status, messages.error(None, problem), **refused.headers))
+        except Problem as problem:
+            writer.write(http.response(STATUSES.get(problem.code, 200), messages.error(problem.id, problem)))
+        return True
+
+    def _check(self, head: Head) -> None:
+        """Before anything else of the request is looked at."""
+        headers = head.headers
+        if headers.get("host") not in self._hosts:
+            raise Refused(403, "this server is not there under that Host")
+        origin = headers.get("origin")
+        if origin is not None and origin.removeprefix("http://") not in self._hosts:
+            raise Refused(403, "this server is not there for that Origin")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
+        if self._token and not known:
+            raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+        if head.path != PATH:
+            raise Refused(404, f"the endpoint is {PATH}")
+        if head.method not in METHODS:
+            raise Refused(405, f"the endpoint takes {' and '.join(METHODS)}", Allow=", ".join(METHODS))
+        accepted = headers.get("accept", "*/*")
+        if head.method == "POST" and not any(kind in accepted for kind in ("application/json", "application/*", "*/*")):
+            raise Refused(406, "answers are application/json or text/event-stream; accept both")
+
+    async def _take(self, head: Head, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        message = messages.read(body)
+        said = head.headers.get("mcp-protocol-version")
+        modern = said == revisions.ENVELOPE or (isinstance(message, Request) and revisions.is_enveloped(message))
+        if modern and isinstance(message, Request):
+            await self._answer(self._shared, message, self._modern(message, head), head, reader, writer)
+        elif modern:
+            writer.write(http.response(202, b""))  # nothing that needs no answer means anything there
+        elif isinstance(message, Request) and message.method == "initialize":
+            name, session = await self._begun(message)
+            answer = session.initialize(message)
+            self._sessions[name] = session
+            writer.write(http.response(200, answer, **{"Mcp-Session-Id": name}))
+        else:
+            session = self._session(head)
+            if said is not None and said not in revisions.HANDSHAKE:
+                raise Refused(400, "MCP-Protocol-Version is not a revision that is spoken here")
+            if isinstance(message, Request):
+                assert session.client is not None
+                await self._answer(session, message, session.client, head, reader, writer)
+            else:
+                session.heard(message)
+                writer.write(http.response(202, b""))
+
+    def _modern(self, request: Request, head: Head) -> revisions.Client:
+        try:
+            return revisions.enveloped(request, head.headers)
+        except Problem as problem:
+            problem.id = request.id
+            raise
+
+    async def _begun(self, request: Request) -> tuple[str, Session]:
+        if len(self._sessions) >= MOST_SESSIONS:
+            idle = next((name for name, session in self._sessions.items() if not session.busy), None)
+            if idle is None:
+                raise Problem(INTERNAL_ERROR, f"{MOST_SESSIONS} sessions are at work already", id=request.id)
+            await self._sessions.pop(idle).close()  # the oldest that has nothing to do
+        return secrets.token_urlsafe(24), Session(self._server, about="HTTP")
+
+    def _session(self, head: Head) -> Session:
+        name = head.headers.get(SESSION)
+        if name is None:
+            raise Refused(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
+        session = self._sessions.get(name)
+        if session is None:
+            raise Refused(404, "there is no such session; begin another one with 'initialize'")
+        return session
+
+    async def _ended(self, head: Head) -> None:
+        session = self._session(head)
+        del self._sessions[head.headers[SESSION]]
+        await session.close()
+
+    async def _answer(
+        self,
+        session: Session,
+        request: Request,
+        client: revisions.Client,
+        head: Head,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Writes the answer. A client of 2026-07-28 that goes away has cancelled; another one may come back and ask."""
+        accepted = head.headers.get("accept", "*/*")
+        stream = _Stream(writer, can="text/event-stream" in accepted or "*/*" in accepted)
+        answering = asyncio.create_task(session.answer(request, client, stream))
+        gone = asyncio.create_task(reader.read(1))  # nothing more is expected: whatever comes is the end
+        try:
+            while not answering.done() and not gone.done():
+                await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                stream.ping()
+            if not answering.done():
+                stream.gone = True
+                if client.modern:
+                    answering.cancel()
+                await asyncio.wait({answering})
+        except asyncio.CancelledError:
+            answering.cancel()
+            raise
+        finally:
+            gone.cancel()
+            await asyncio.wait({gone})  # the connection is read by one at a time
+        try:
+            stream.end(200, answering.result())
+        except Problem as problem:
+            status = STATUSES.get(problem.code, 200) if client.modern else 200
+            stream.end(status, messages.error(problem.id, problem))
+        except asyncio.CancelledError:
+            stream.end(202, b"")  # by its client, who expects nothing
+
+
+class _Stream:
+    """One response: an answer alone, or events and then the answer. What a client does not read is dropped."""
+
+    def __init__(self, writer: asyncio.StreamWriter, *, can: bool) -> None:
+        self._writer, self._can = writer, can
+        self._begun = self.gone = False
+
+    @property
+    def open(self) -> bool:
+        return self._can and not self.gone
+
+    def send(self, message: bytes) -> None:
+        if not self.open or self._writer.transport.get_write_buffer_size() > BUFFERED:
+            return
+        if not self._begun:
+            self._begun = True
+            self._writer.write(http.start(200, **EVENTS))
+        self._writer.write(http.chunk(_event(message)))
+
+    def ping(self) -> None:
+        if self._begun and not self.gone:
+            self._writer.write(http.chunk(b": still at work\r\n\r\n"))
+
+    def end(self, status: int, message: bytes) -> None:
+        if self.gone:
+            return
+        if not self._begun:
+            self._writer.write(http.response(status, message))
+            return
+        if message:
+            self._writer.write(http.chunk(_event(message)))
+        self._writer.write(http.chunk(b""))
+
+
+def _event(message: bytes) -> bytes:
+    return b"event: message\r\ndata: " + message + b"\r\n\r\n"
+
+
+def kept_token(file: Path) -> str:
+    """The token of the project, which clients are told once; made when there is none. Only its owner can read it."""
+    try:
+        found = _read(file)
+        if found:
+            return found
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        token = secrets.token_urlsafe(32)
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as out:
+            out.write(token)
+        return token
+    except OSError as error:
+        raise RetinueError(f"cannot keep a token in {file}: {error.strerror or error}") from None
+
+
+def _read(file: Path) -> str:
+    """What is in it, if nobody else can have written or read it."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        about = os.fstat(fd)
+        ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+        text = os.read(fd, LONGEST_TOKEN + 1).decode("ascii", "replace") if ours else ""
+    finally:
+        os.close(fd)
+    return text if _TOKEN.fullmatch(text) else ""

@@ -1,0 +1,81 @@
+"""Replies as text, for clients that show text. Says the same as the structured reply; the words of subagents stay
+apart from ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from retinue.log.spans import counted
+
+LISTED = 20
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    """The whole reply in words."""
+    if "error" in reply:
+        return str(reply["error"])
+    return "\n".join(_lines(reply))
+
+
+def _lines(reply: dict[str, Any]) -> Iterator[str]:
+    if "summary" in reply:
+        yield _summary(reply["summary"])
+    for entry in reply.get("results", ()):
+        yield from _result(entry)
+    if "result" in reply:
+        yield from _result(reply["result"])
+    if "subagent" in reply:
+        yield from _standing(reply["subagent"], whole=True)
+    for key in ("subagents", "running"):
+        for entry in reply.get(key, ()):
+            yield from _standing(entry)
+        if key in reply and not reply[key] and key == "subagents":
+            yield "No subagents."
+    if reply.get("left_out"):
+        yield f"and {reply['left_out']} more"
+    if "cancelled" in reply:
+        yield f"{reply['subagent_id']}: {'being cancelled' if reply['cancelled'] else reply['status']}"
+    if "note" in reply:
+        yield reply["note"]
+    if "watch" in reply:
+        yield f"watch: {reply['watch']}"
+
+
+def _summary(summary: dict[str, int]) -> str:
+    kinds = [f"{summary[kind]} {kind}" for kind in ("completed", "failed", "timeout", "cancelled") if summary[kind]]
+    return f"{counted(summary['total'], 'subagent')}: {', '.join(kinds)}"
+
+
+def _result(entry: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"== {entry['subagent_id']} ({entry['status']}, {entry['execution_time_seconds']} s)"
+    if entry["answer"]:
+        yield entry["answer"]
+    if entry["error"] and entry["error"] != entry["answer"]:
+        yield f"error: {entry['error']}"
+    if entry["warning"]:
+        yield f"warning: {entry['warning']}"
+    yield f"-- workspace: {entry['workspace']}"
+    if "changed_files" in entry:
+        files = entry["changed_files"]
+        more = entry["changed_count"] - len(files[:LISTED])
+        yield f"-- changed: {', '.join(files[:LISTED])}{f' and {more} more' if more > 0 else ''}"
+        yield f"-- take over: {entry['apply']}"
+
+
+def _standing(entry: dict[str, Any], *, whole: bool = False) -> Iterator[str]:
+    words = [entry["status"]]
+    if entry["status"] == "running" and entry.get("state", "running") != "running":
+        words.append(entry["state"])
+    if "elapsed_seconds" in entry:
+        limit = entry["timeout_seconds"]
+        words.append(f"{entry['elapsed_seconds']} s" + ("" if limit is None else f" of {limit:g} s"))
+    names = ", ".join(filter(None, (entry["subagent_id"], entry.get("agent"), entry.get("session_id"))))
+    yield f"{names}: {', '.join(words)}: {entry.get('task', '')}"
+    if whole:
+        yield f"workspace: {entry['workspace']}"
+        if entry.get("doing"):
+            yield f"doing: {entry['doing']}"
+    for question in entry.get("questions", ()):
+        yield f"waits for the user's answer: {question['question']}: {question['answer']}"
