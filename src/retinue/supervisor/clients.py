@@ -32,7 +32,8 @@ class Client:
         self._leaving = asyncio.Event()
         self.supervisor = supervisor
         profile = Profile(NAME, call=self._stay, description=ABOUT)
-        self.node: Node = supervisor.spawn(profile, Task(about), limits=limits)
+        caller = supervisor.caller.as_client()  # what is left to the single call holds for what that makes
+        self.node: Node = supervisor.spawn(profile, Task(about), limits=limits, caller=caller)
         self.tree: Tree = supervisor.trees[self.node.ref.tree]
 
     async def _stay(self, task: str, ctx: Context) -> str:

@@ -111,7 +111,7 @@ class Supervisor:
         One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
-        caller = caller or self.caller
+        caller = caller or called.CALLER.get() or self.caller
         if not caller.may_spawn:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)

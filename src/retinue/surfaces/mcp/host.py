@@ -5,8 +5,8 @@ Made by `load` from what the command line said, torn down by `close`. Heavy: loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from retinue import build
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
+from retinue.door.publisher import publisher_of
 from retinue.door.server import DoorServer
-from retinue.supervisor import clients
+from retinue.supervisor import called, clients
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp import catalog, single
@@ -26,6 +27,7 @@ from retinue.surfaces.mcp.known import Registry, Words
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
 from retinue.surfaces.mcp.server import Exchange, Session
 from retinue.surfaces.mcp.texts import text_of
+from retinue.wire import travel
 
 WAIT_APPROVALS = 600.0
 Tool = Callable[[Calls, str, dict[str, Any]], Any]
@@ -144,7 +146,8 @@ class Host:
         if served is None:
             served = self._served[exchange.session] = _Served(self._ground, exchange, self._wish.reply_within)
         profile = self._wish.profile
-        job = served.jobs.taken_up(exchange, (name, args)) or self._job(served, name, args)
+        with self._called(exchange, args):
+            job = served.jobs.taken_up(exchange, (name, args)) or self._job(served, name, args)
         served.calls.bell.ring()  # there is a way to the client again, if there was none
         try:
             reply = await served.jobs.run(exchange, job)
@@ -155,6 +158,22 @@ class Host:
                 return single.refused(str(error))
             reply = {"success": False, "operation": _operation(name), "error": str(error)}
         return reply if profile is not None else _result(reply)
+
+    @contextmanager
+    def _called(self, exchange: Exchange, args: dict[str, Any]) -> Iterator[None]:
+        """What is left to the run that makes the call, if it comes from one, and to whom its runs are reported, hold
+        for all that is made in here."""
+        supervisor = self._supervisor
+        caller = travel.narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
+        publisher = publisher_of(supervisor.log)
+        run_id = args.get("runId") if self._wish.profile is not None else ""
+        with called.serving(caller), ExitStack() as reported:
+            if publisher is not None:
+                name = run_id if isinstance(run_id, str) else ""
+                reported.enter_context(
+                    publisher.calling(name.strip(), parent_id=caller.parent_id, root_id=caller.root_id)
+                )
+            yield
 
     def _job(self, served: _Served, name: str, args: dict[str, Any]) -> Job:
         """A new call; a Problem when there is no such tool."""
@@ -171,6 +190,8 @@ class Host:
         tool, operation = TOOLS[found], _operation(name)
 
         async def replied() -> Reply:
+            if found in (catalog.SPAWN, catalog.CONTINUE):
+                await self._supervisor.prepare()
             reply: Reply = await tool(calls, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 

@@ -57,6 +57,7 @@ async def run(calls: Calls, profile: Profile, call_id: str, args: dict[str, Any]
     task = _task(args, ground.words.project)
     if profile.limits.seconds is UNSET:
         task = structs.replace(task, timeout_seconds=ground.timeouts.default)
+    await ground.supervisor.prepare(profile)
     node = calls.begin(call_id, profile, task)
     try:
         await node.join()
