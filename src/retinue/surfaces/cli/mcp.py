@@ -143,7 +143,7 @@ async def _serve(args: argparse.Namespace) -> int:
     async def load() -> Any:
         return await _load(args)
 
-    server = module.Server(load, say=_unsaid if args.http else _say, profile=args.profile)
+    server = module.Server(load, say=_say, goes_on=not args.http, profile=args.profile)
     with Signals(_All(server, stop)) as signals:
         signals.aim("", _say)
         try:
@@ -236,6 +236,8 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
 def _profile(project: Any, args: argparse.Namespace) -> Any:
     from dataclasses import replace
 
+    import jsonschema
+
     from retinue.config.files import read_text
     from retinue.surfaces.cli.run import choose
 
@@ -248,6 +250,10 @@ def _profile(project: Any, args: argparse.Namespace) -> Any:
         raise ConfigError(f"{args.output_schema} is not JSON: {error}") from None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ConfigError(f"{args.output_schema} must be the JSON schema of an object: 'type' is 'object'")
+    try:
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"{args.output_schema} is not a JSON schema: {error.message}") from None
     return replace(profile, output=schema)
 
 
@@ -255,10 +261,6 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
     return int(text)
-
-
-def _unsaid(text: str) -> None:
-    """It ends the command, which says it."""
 
 
 def _say(text: str) -> None:

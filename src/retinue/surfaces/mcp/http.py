@@ -42,6 +42,7 @@ METHODS = ("POST", "DELETE")
 MOST_CONNECTIONS = 256
 MOST_SESSIONS = 64
 PING_SECONDS = 5.0
+STUCK_SECONDS = 30.0
 BUFFERED = 256 * 1024
 LONGEST_TOKEN = 100
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{LONGEST_TOKEN}}}")
@@ -107,9 +108,12 @@ class Endpoint:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if await self._respond(reader, writer):
+                writer.transport.set_write_buffer_limits(0)  # drained is then: all of it is on its way
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await writer.drain()
                 await http.hang_up(reader, writer)
-        except OSError:
-            pass  # the peer is gone; nobody is left to tell
+        except (OSError, TimeoutError):
+            pass  # the peer is gone, or takes nothing; nobody is left to tell
         finally:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 

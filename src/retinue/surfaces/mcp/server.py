@@ -55,13 +55,20 @@ class Host(Protocol):
 
 
 class Server:
-    """`load` makes the host, or raises what is wrong with the project in words; `say` tells that to who started us."""
+    """`load` makes the host, or raises what is wrong with the project in words; `say` is for who started us, who is
+    told that too, if the server goes on without it."""
 
     def __init__(
-        self, load: Callable[[], Awaitable[Host]], *, say: Callable[[str], None], profile: str | None = None
+        self,
+        load: Callable[[], Awaitable[Host]],
+        *,
+        say: Callable[[str], None],
+        goes_on: bool = True,
+        profile: str | None = None,
     ) -> None:
         self._load = load
-        self._say = say
+        self.say = say
+        self._goes_on = goes_on
         self._said = ""
         self._loading: asyncio.Task[Host] | None = None
         self.profile = profile
@@ -82,9 +89,9 @@ class Server:
         try:
             return await self._load()
         except RetinueError as error:
-            if str(error) != self._said:
+            if self._goes_on and str(error) != self._said:
                 self._said = str(error)
-                self._say(self._said)
+                self.say(self._said)
             raise
 
     async def tools(self) -> list[dict[str, Any]]:
@@ -183,6 +190,7 @@ class Session:
             raise Problem(INTERNAL_ERROR, str(error), id=request.id) from None
         except Exception as error:
             text = f"internal error: {type(error).__name__}: {error}"
+            self.server.say(text)
             raise Problem(INTERNAL_ERROR, text, id=request.id) from error
 
     async def _do(self, exchange: Exchange) -> dict[str, Any]:
