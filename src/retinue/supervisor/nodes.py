@@ -169,6 +169,14 @@ class Node(msgspec.Struct, eq=False):
             node.stall.resume()
             node = node.parent
 
+    async def knowing(self, awaited: Awaitable[None]) -> None:
+        """Waits for what is known to come, which is no stall."""
+        self.pause_stalls()
+        try:
+            await awaited
+        finally:
+            self.resume_stalls()
+
     def stop_clocks(self) -> None:
         """For good: the run has its ending."""
         for clock in (self.deadline, self.stall):

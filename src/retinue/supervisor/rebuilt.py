@@ -15,7 +15,7 @@ from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
-from retinue.core.rules import Rules
+from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
 from retinue.runtime.inherited import Inherited
@@ -111,7 +111,7 @@ class Plans:
                 plan = self._with_model(profile, spawned, parent, given=given)
             except NotFound as error:
                 raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
-            missing = {name for name in wanted - set(plan.by_name) if not name.startswith(PREFIX)}  # told by the plan
+            missing = {name for name in wanted - set(plan.by_name) if not _of_servers(name)}
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))
@@ -138,6 +138,11 @@ class Plans:
         """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def _of_servers(name: str) -> bool:
+    """Whether it comes and goes with MCP servers: what lacks of those is told by the plan."""
+    return name.startswith(PREFIX) or name == CODE_MODE
 
 
 def placed(profile: Profile, spawned: RunSpawned) -> Profile:

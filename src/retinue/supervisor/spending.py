@@ -67,11 +67,7 @@ def reserve(node: Node, request: Request, prices: Prices) -> tuple[Need, asyncio
 async def wait(node: Node, need: Need, place: asyncio.Future[None]) -> None:
     """Until calls in flight have settled and left room for this one, which is no stall."""
     assert node.account is not None
-    node.pause_stalls()
-    try:
-        await node.account.wait(need, place)
-    finally:
-        node.resume_stalls()
+    await node.knowing(node.account.wait(need, place))
 
 
 def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> None:

@@ -330,7 +330,7 @@ class Supervisor:
         wanted = seats.children(tree, node, runs)
         if wanted and wanted[0].queues:
             await seats.wait_without(tree, node, seats.join_all(wanted))
-            await self._files.written(tree.id, runs)
+            await node.knowing(self._files.written(tree.id, runs))
         else:
             await seats.join_all(wanted)
         return [child.result() for child in wanted]
