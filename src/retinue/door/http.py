@@ -106,9 +106,9 @@ def body_length(head: Head, most: int = MAX_BODY) -> int:
     return int(length)
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head) -> bytes:
+async def read_body(reader: asyncio.StreamReader, head: Head, *, most: int = MAX_BODY) -> bytes:
     """The JSON body of a request whose head is in order."""
-    return await read_rest(reader, body_length(head))
+    return await read_rest(reader, body_length(head, most))
 
 
 async def read_rest(reader: asyncio.StreamReader, length: int) -> bytes:
