@@ -338,13 +338,25 @@ async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pyt
         gaps = {event.run: event.body.reason for event in events if isinstance(event.body, Gap)}
         assert gaps == {
             0: "server 'reviewers' reports more than 3 runs; the rest is not shown",
-            1: "server 'reviewers' reports more than 10 events; the rest is not shown",
+            1: "server 'reviewers' reports more than 10 events or 256 MiB; the rest is not shown",
         }
         assert sum(event.kind == "thinking" for event in events) == 4
         assert events[-1].kind == "run.ended"
         other = h.server("another")
         assert (await other.post(other.call(), "thought_trace", payload="fine")).status == 200
         assert (await h.until("thinking", 5))[-1].body == Thinking("fine")
+
+
+async def test_a_flood_of_bytes_ends_in_a_gap_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_MIB", 1)
+    async with hall(tmp_path) as h:
+        server = h.server()
+        run_id = server.call()
+        for _ in range(4):
+            assert (await server.post(run_id, "thought_trace", payload="x" * 400_000)).status == 200
+        await server.post(run_id, "subagent_end")
+        kinds = [event.kind for event in await h.until("run.ended") if event.run]
+        assert kinds == ["run.spawned", "run.started", "thinking", "thinking", "gap", "run.ended"]
 
 
 async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:

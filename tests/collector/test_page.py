@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -49,6 +50,11 @@ def test_the_setting_of_the_page_loads(tmp_path: Path) -> None:
 
 def test_the_page_has_every_field_and_variable() -> None:
     text = PAGE.read_text()
-    names = [*collected.Reported.__struct_encode_fields__, *collected.TYPES, collected.ADDRESS, collected.CPE_ADDRESS]
+    names = [
+        *collected.Reported.__struct_encode_fields__,
+        *get_args(collected.Type),
+        collected.ADDRESS,
+        collected.CPE_ADDRESS,
+    ]
     names += [*(name for pair in travel.KEYS.values() for name in pair), travel.TRACE, travel.PARENT_KEY]
     assert [name for name in names if name not in text] == []

@@ -2,12 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +10,12 @@ import pytest
 
 from retinue import build
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.door import poster
+from retinue.door.downward import Downward
 from retinue.door.publisher import publisher_of
 from retinue.door.relay import Relay
 from retinue.door.reporting import Reporting
@@ -27,8 +23,8 @@ from retinue.sources import Unreported, reporting
 from retinue.supervisor.clock import SystemClock
 from retinue.testing import scripted
 from retinue.wire.collected import ADDRESS, CPE_ADDRESS
-from tests.cli.shell import environment
 from tests.collector.kit import CHILD, hall, of, runs_of
+from tests.collector.peers import peer, reviewed, root, started
 
 LOOK = {"tools": [{"name": "glob", "args": {"pattern": "*.nothing"}}]}
 REVIEW: dict[str, Any] = {
@@ -152,7 +148,7 @@ async def test_best_effort_the_collector_is_killed_in_the_middle(tmp_path: Path)
 @pytest.mark.requirement("CPE-47")
 @pytest.mark.parametrize(("again", "seqs"), [(0.0, [1, 2, 3, 4, 5]), (1000.0, [1, 2])])
 async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: float, seqs: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: float, seqs: list[int]
 ) -> None:
     """The second event is refused. The numbers go on, so whoever takes the third knows that one is missing."""
     monkeypatch.setattr("retinue.door.publisher.AGAIN_SECONDS", again)
@@ -162,6 +158,7 @@ async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
         ended, _, events = await reviewed(tmp_path, script, best_effort=True)
         assert (ended, [post["seq"] for post in posts]) == ("done", seqs)
         warned = [event.body.text for event in events if isinstance(event.body, Warned)]
+        warned += [record.message for record in caplog.records]  # where the run had ended before the answer came
         assert len(warned) == 1 and "answered 403" in warned[0] and "best_effort" in warned[0]
 
 
@@ -248,7 +245,7 @@ async def main():
 asyncio.run(main())
 assert not [name for name in sys.modules if name.startswith("retinue.door")], sys.modules
 """
-    process = await _started("-c", program, json.dumps(TWO_LOOKS))
+    process = await started("-c", program, json.dumps(TWO_LOOKS))
     result, complaint = await result_of(process)
     assert (result["status"], complaint) == ("done", "")
 
@@ -283,15 +280,13 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         inner = build.supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
         publisher = publisher_of(inner.log)
         assert publisher is not None
-        made = Reporting(server.address, strict=True, limits=Limits(), clock=SystemClock())
-        made.publisher = publisher
-        made.collector = Relay(made._down, server.address, publisher)
-        made.attach(inner)
+        down = Downward(Limits(), SystemClock())
+        down.supervisor = inner
         try:
             with publisher.calling(run_id, parent_id="up", root_id="top"):
                 profile = Profile("outer", "x", model=scripted({"outer": [{"hang": True}]}))
                 node = inner.spawn(profile, Task("wait"))
-            meta = made.collector.meta(node.ref)
+            meta = Relay(down, server.address, publisher).meta(node.ref)
             assert (meta["retinue/parentRunID"], meta["retinue/rootRunID"]) == (run_id, "top")
         finally:
             await inner.close()
@@ -340,114 +335,3 @@ async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path
             await sender.post(json.dumps({"type": "x", "n": number}).encode())
         assert [post["n"] for post in posts] == [0, 1, 2, 3]
         sender.close()
-
-
-# Peers
-
-
-async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
-    """A run of this process, reported to the address in the environment: its status, its error, its events."""
-    supervisor = build.supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
-    publisher = publisher_of(supervisor.log)
-    assert publisher is not None
-    with publisher.calling("run-1"):
-        node = supervisor.spawn(Profile("reviewer", "You review.", model=scripted(script)), Task("look"))
-    await node.join()
-    result, events = node.result(), supervisor.log.read(node.ref.tree)
-    await supervisor.close()
-    assert [event.kind for event in events].count("run.ended") == 1
-    return result.status, result.error_details or "", events
-
-
-@asynccontextmanager
-async def peer(
-    answer: bytes | str | None, *, hang_up_after: int | None = None
-) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """Something that listens. Bytes are its answer to everything, None is none; words: the type of event it refuses."""
-    posts: list[dict[str, Any]] = []
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answers(reader, writer)
-        finally:
-            writer.close()
-
-    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served = 0
-        while hang_up_after is None or served < hang_up_after:
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
-                break
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            posts.append(json.loads(await reader.readexactly(length)))
-            served += 1
-            if answer is None:
-                continue
-            if isinstance(answer, bytes):
-                writer.write(answer)
-                break
-            status = b"403 Forbidden" if posts[-1]["type"] == answer else b"200 OK"
-            writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\n{}")
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/secret-of-the-path", posts
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@dataclass
-class Root:
-    """A root in a process of its own, and what it gives a server."""
-
-    process: asyncio.subprocess.Process
-    environment: dict[str, str]
-    run_id: str
-
-    @property
-    def address(self) -> str:
-        return self.environment[ADDRESS]
-
-    async def shows(self, text: str) -> None:
-        """Waits until it stands on its stderr."""
-        assert self.process.stderr is not None
-        while text not in (await self.process.stderr.readline()).decode():
-            pass
-
-    async def start(self, script: dict[str, Any], *options: str) -> asyncio.subprocess.Process:
-        return await _started(CHILD, self.run_id, json.dumps(script), *options, **self.environment)
-
-
-@asynccontextmanager
-async def root(folder: Path) -> AsyncIterator[Root]:
-    process = await _started(str(Path(__file__).with_name("root.py")), str(folder))
-    assert process.stdout is not None
-    given = json.loads(await process.stdout.readline())
-    try:
-        yield Root(process, given["environment"], given["run_id"])
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def _started(program: str, *words: str, **more: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        program,
-        *words,
-        env={**environment(), "PYTHONPATH": os.pathsep.join(sys.path), **more},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )

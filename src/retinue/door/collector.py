@@ -31,6 +31,7 @@ HOST = "127.0.0.1"
 MOST_CONNECTIONS = 1024
 MOST_RUNS = 1000
 MOST_EVENTS = 200_000
+MOST_MIB = 256
 DEEPEST = 32
 SWEPT = 4096
 IDLE_SECONDS = 120.0
@@ -86,6 +87,7 @@ class Collector:
         self._anchored: dict[str, tuple[str, int]] = {}
         self._made: Counter[tuple[str, str]] = Counter()
         self._said: Counter[tuple[str, str]] = Counter()
+        self._size: Counter[tuple[str, str]] = Counter()
 
     # For whoever starts and calls servers
 
@@ -132,7 +134,7 @@ class Collector:
         self._runs = {name: run for name, run in self._runs.items() if run.tree in trees}
         self._anchors = {place: name for place, name in self._anchors.items() if place[0] in trees}
         self._anchored = {name: place for place, name in self._anchors.items()}
-        for counted in (self._made, self._said):
+        for counted in (self._made, self._said, self._size):
             for key in [key for key in counted if key[1] not in trees]:
                 del counted[key]
 
@@ -185,7 +187,7 @@ class Collector:
             server, length = self._server(head), http.body_length(head, collected.BODY_BYTES)
             if head.headers.get("expect", "").lower() == "100-continue":
                 writer.write(_CONTINUE)
-            self._take(server, collected.decode(await http.read_rest(reader, length)))
+            self._take(server, collected.decode(await http.read_rest(reader, length)), length)
             writer.write(http.response(200, b"{}") if head.last else _OK)
             await writer.drain()
             return not head.last
@@ -217,7 +219,7 @@ class Collector:
 
     # What arrives
 
-    def _take(self, server: _Server, event: Reported) -> None:
+    def _take(self, server: _Server, event: Reported, size: int) -> None:
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._first_seen(server, event)
@@ -227,7 +229,7 @@ class Collector:
             if event.type != END:
                 raise Refused(409, f"run '{event.run_id}' has ended{_how(run.node)}: it is not wanted any more")
             return
-        if event.type != END and not self._may_say(run):
+        if not self._may_say(run, size) and event.type != END:
             return
         if run.node is None:
             run.node = self._adopted(run, event)
@@ -266,14 +268,16 @@ class Collector:
         self._runs[event.run_id] = run
         return node
 
-    def _may_say(self, run: _Run) -> bool:
+    def _may_say(self, run: _Run, size: int) -> bool:
         key = run.server.name, run.tree
         self._said[key] += 1
-        if self._said[key] <= MOST_EVENTS:
+        self._size[key] += size
+        if self._said[key] <= MOST_EVENTS and self._size[key] <= MOST_MIB * 1024 * 1024:
             return True
         if run.node is not None and not run.cut:
             run.cut = True
-            run.node.gap(f"server '{run.server.name}' reports more than {MOST_EVENTS} events; the rest is not shown")
+            most = f"{MOST_EVENTS} events or {MOST_MIB} MiB"
+            run.node.gap(f"server '{run.server.name}' reports more than {most}; the rest is not shown")
         return False
 
 

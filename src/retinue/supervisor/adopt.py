@@ -141,6 +141,10 @@ class ForeignNode(Node, eq=False):
         self._write(RunEnded(ending.status, ending.text, took, ending.error))
         self.finish()
 
+    def let_go(self) -> None:
+        Node.let_go(self)
+        self.tree = None  # type: ignore[assignment]
+
     def _write(self, body: Any) -> None:
         self.tree.write(self, body)
 

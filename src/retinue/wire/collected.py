@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -242,6 +242,3 @@ def arguments(payload: str) -> tuple[dict[str, Any], str]:
         return read(payload.encode(), dict[str, Any]), ""
     except (BadBody, UnicodeEncodeError):
         return {}, payload
-
-
-TYPES: tuple[str, ...] = get_args(Type)

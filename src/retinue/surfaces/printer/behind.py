@@ -30,7 +30,7 @@ class Behind:
     async def done(self) -> None:
         """Until all that was handed over is done."""
         if self._last is not None:
-            await asyncio.wrap_future(self._last)
+            await asyncio.shield(asyncio.wrap_future(self._last))
 
     def close(self) -> None:
         """Waits for nobody: what still blocks ends with the process."""
