@@ -15,5 +15,5 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if not isinstance(place, Place):
         yield
         return
-    with nothing_left("" if place.ordinary else place.runtime):
+    with nothing_left("" if place.ordinary else place.runtime, own_folder=not place.ordinary):
         yield

@@ -18,12 +18,15 @@ SECONDS = 10.0
 
 
 @contextmanager
-def nothing_left(runtime: str) -> Iterator[None]:
+def nothing_left(runtime: str, *, own_folder: bool = True) -> Iterator[None]:
     """Fails when something is left for more than 10 s. Meanwhile this process has a folder of its own for temporary
-    files, since others make theirs in the usual one."""
+    files, since others make theirs in the usual one. (Not where a user's home is made in it: podman is slow to end
+    containers when the paths of its sockets grow too long.)"""
     folder = Path(tempfile.mkdtemp(prefix="retinue-left-"))
     folder.chmod(0o755)
-    kept, tempfile.tempdir = tempfile.tempdir, str(folder)
+    kept = tempfile.tempdir
+    if own_folder:
+        tempfile.tempdir = str(folder)
     had_sockets, had_mounts = _sockets(), _mounts()
     deadline, pause = time.monotonic(), threading.Event()
     try:

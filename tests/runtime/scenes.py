@@ -91,7 +91,8 @@ _CHANGING = {"duration_ms", "approval_id", "digest", "file"}
 
 def _plain(result: Result[Any]) -> Facts:
     fields = {key: value for key, value in json.loads(json.dumps(result.to_json())).items() if key not in PASSING}
-    fields["tool_logs"] = [{key: log[key] for key in log if key != "duration_ms"} for log in fields["tool_logs"]]
+    logs = [{key: log[key] for key in log if key != "duration_ms"} for log in fields["tool_logs"]]
+    fields["tool_logs"] = sorted(logs, key=json.dumps)  # those of one reply end in any order; `said` has the order
     return fields | {"children": [_plain(child) for child in result.children]}
 
 
