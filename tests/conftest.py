@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 ASYNC_TEST_SECONDS = 60.0
+settings.register_profile("retinue", deadline=None)  # the machine may be busy; what hangs is ended above
+settings.load_profile("retinue")
 
 
 @pytest.fixture(scope="session", autouse=True)

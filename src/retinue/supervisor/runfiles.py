@@ -80,8 +80,11 @@ class RunFiles:
                     continue
                 runs.apply(event)
                 if event.run in kept:
-                    told = events.setdefault(event.run, [])
-                    await asyncio.to_thread(self._write, tree, runs.runs[event.run], event, told)
+                    told, view = events.setdefault(event.run, []), runs.runs[event.run]
+                    if told:
+                        await asyncio.to_thread(self._write, tree, view, event, told)
+                    else:  # at once: a reply waits for it
+                        self._write(tree, view, event, told)
                     kept[event.run].begun.set()
                     if isinstance(event.body, RunEnded):
                         del events[event.run]
