@@ -116,7 +116,7 @@ async def test_the_model_and_the_user_are_told(
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
     seen: list[str] = []
 
-    commands = ["turner", "exec 3<>/dev/tcp/pypi.org/443"]
+    commands = ["turner", "exec 3<>/dev/tcp/example.com/443"]
 
     class Listening:
         name = "listening"
