@@ -10,8 +10,10 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from tests.cli.shell import Project
-from tests.mcp_serve.kit import BOTH, connected, listening, piped
+from retinue import Allow, Approval, Deny
+from tests.cli.shell import SOURCE, Project
+from tests.mcp.kit import call, run, turns
+from tests.mcp_serve.kit import BOTH, connected, listening, piped, serve
 
 WRITE = {"tools": [{"name": "write", "args": {"path": "notes.txt", "content": "first line\n"}}]}
 ASKS: dict[str, Any] = {"*": [WRITE, "wrote: {{last_result}}"]}
@@ -220,3 +222,33 @@ def test_what_is_shown_harms_no_terminal() -> None:
         "message"
     ]
     assert len(long) < 5000 and "6000 more characters" in long
+
+
+class Person:
+    """Says yes or no at the root, and changes nothing of what is shown."""
+
+    by = "user"
+
+    def __init__(self, said: Allow | Deny) -> None:
+        self.asked: list[Approval] = []
+        self._said = said
+
+    async def __call__(self, question: Approval) -> Allow | Deny:
+        self.asked.append(question)
+        return self._said
+
+
+@pytest.mark.parametrize(("said", "done"), [(Allow(), True), (Deny("not now"), False)])
+async def test_a_plain_answer_at_the_root_settles_what_a_subagent_in_a_server_asks(
+    project: Project, said: Allow | Deny, done: bool
+) -> None:
+    command, *words = serve(project, "--profile", "researcher", agents=ASKS)
+    server = {"command": command, "args": words, "env": {"PYTHONPATH": SOURCE}, "cwd": str(project.folder)}
+    person = Person(said)
+    calls = turns(call("mcp__next__researcher", prompt="take a note"))
+    await run({"next": server}, calls, approver=person)
+    [asked] = person.asked
+    assert asked.tool == "mcp__next" and "wants to run: write(notes.txt)" in asked.preview
+    assert asked.args["answer"] == "yes"  # what a yes means is shown
+    notes = list(project.folder.glob("**/notes.txt"))
+    assert bool(notes) == done
