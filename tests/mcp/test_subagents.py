@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Ledger:
         address = f"http://127.0.0.1:1/{server}"
         return {"RETINUE_SUBAGENT_LOGGING_ADDRESS": address, "CPE_SUBAGENT_LOGGING_ADDRESS": address}
 
-    def call(self, server: str, ref: RunRef, name: str) -> str:
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         self.minted.append((server, ref.path, name))
         return f"run-{len(self.minted)}"
 
