@@ -279,6 +279,10 @@ class Collector(Protocol):
         """The call has come back, with None when it was given up: what is still open below it ends."""
         ...
 
+    def gone(self, server: str) -> None:
+        """The server has ended: so have the runs it reported, and nobody reports at its address any more."""
+        ...
+
 
 class Hosting(Protocol):
     """What a tool that lives with the supervisor may do for the run that called it, by the run's link."""

@@ -83,6 +83,7 @@ class Collector:
         self._port = 0
         self._paths: dict[str, _Server] = {}
         self._servers: dict[str, _Server] = {}
+        self._secrets: list[str] = []
         self._runs: dict[str, _Run] = {}
         self._anchors: dict[tuple[str, int], str] = {}
         self._anchored: dict[str, tuple[str, int]] = {}
@@ -97,6 +98,7 @@ class Collector:
             self._open()
         started = self._servers[server] = _Server(server)
         self._paths[f"/{started.secret}{ROUTE}"] = started
+        self._secrets.append(started.secret)
         hide(started.secret)
         address = f"http://{HOST}:{self._port}/{started.secret}"
         return {**self._down.variables(), ADDRESS: address, CPE_ADDRESS: address}
@@ -126,6 +128,15 @@ class Collector:
         run.server.open.pop(run_id, None)
         if run.node is not None:
             run.node.returned(outcome)
+
+    def gone(self, server: str) -> None:
+        started = self._servers.pop(server, None)
+        if started is None:
+            return
+        del self._paths[f"/{started.secret}{ROUTE}"]
+        for name, run in list(self._runs.items()):
+            if run.server is started and run.node is not None and name not in started.open:  # an open call tells why
+                run.node.stop("disconnected")
 
     def _sweep(self) -> None:
         """Forgets what belongs to trees that have ended, when it has become much."""
@@ -159,8 +170,8 @@ class Collector:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        for started in self._paths.values():
-            forget(started.secret)
+        for secret in self._secrets:
+            forget(secret)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

@@ -34,5 +34,8 @@ class Relay:
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """What the call's run did is told by whoever ran it, to whom the address belongs."""
 
+    def gone(self, server: str) -> None:
+        """Its runs were reported to somebody else, where they end with the run that made them."""
+
     async def close(self) -> None:
         """Nothing was opened."""

@@ -65,6 +65,9 @@ class Tool:
         try:
             result = await connection.call(listed.name, args, made)
             outcome = outcome_of(result, lambda name: hosting.spill(link, name))
+        except ToolError as error:
+            outcome = Outcome(str(error), success=False)
+            raise
         finally:
             if run_id and collector is not None:
                 collector.returned(run_id, outcome)
@@ -180,6 +183,10 @@ class Servers:
 
     def _changed(self) -> None:
         self.version += 1
+        if self.collector is not None:
+            for name, connection in self.connections.items():
+                if connection.state in ("down", "given up"):
+                    self.collector.gone(name)
 
 
 def _means(entry: str, tool: str, server: str) -> bool:
