@@ -111,3 +111,18 @@ async def test_continuing_keeps_within_what_is_left_to_the_caller(
         more = {"subagent_id": "a", "message": "more"}
         answer = await client.ask("tools/call", name="continue_subagent", arguments=more, _meta=meta)
     assert why in answer["result"]["content"][0]["text"]
+
+
+async def test_a_primary_that_is_continued_is_reported_too(project: Project) -> None:
+    """Hidden here, since it is shown where it is reported."""
+    model = project.script({"main": ["first"]})
+    assert project.retinue("run", "go", "--model", model).returncode == 0
+    tree = project.rows()[0]["tree"]
+    more = {"subagent_id": f"{tree}/0", "message": "more"}
+    call = {"name": "continue_subagent", "arguments": more, "_meta": {"retinue/parentRunID": "up"}}
+    result, posted = await reports(project, agents={"main": [READ, "second"]}, call=call)
+    assert result["structuredContent"]["results"][0]["answer"] == "second"
+    assert [event["type"] for event in posted] == [
+        "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
+    ]  # fmt: skip
+    assert {(event["subagentName"], event["parentRunID"]) for event in posted} == {("main", "up")}
