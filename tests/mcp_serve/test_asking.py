@@ -207,6 +207,29 @@ async def test_over_http_the_user_is_asked_too(project: Project, mode: str) -> N
     assert len(shown) == 1
 
 
+async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its_call(project: Project) -> None:
+    from mcp import Client
+
+    asked = asyncio.Event()
+
+    async def silent(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    modern = BOTH[1]
+    async with listening(project, "--no-token", "--wait-approvals", "0", agents=ASKS) as server:
+        async with Client(server.url, mode=modern, elicitation_callback=silent) as first:
+            calling = asyncio.create_task(first.call_tool("spawn_subagents", TASKS))
+            await asked.wait()
+            calling.cancel()
+        async with Client(server.url, mode=modern) as second:  # whose user cannot be asked
+            await second.call_tool("cancel_background_tool", {"subagent_id": "noter"})
+            async with asyncio.timeout(20):
+                result = await second.call_tool("spawn_subagents", TASKS)
+    assert "requires confirmation" in result.structured_content["results"][0]["answer"]
+
+
 def test_what_is_shown_harms_no_terminal() -> None:
     from retinue.core.approvals import Approval
     from retinue.surfaces.mcp.asking import form
