@@ -151,11 +151,11 @@ async def test_what_the_parent_gets_anyway_is_not_printed(tmp_path: Path) -> Non
         server = h.server()
         run_id = server.call()
         await server.post(run_id, "subagent_start")
-        await server.post(run_id, "tool_call", toolName="final_answer", payload='{"answer":"42"}')
-        await server.post(run_id, "tool_result", toolName="final_answer", payload="42")
-        await server.post(run_id, "subagent_end", status="done", payload="the answer is 42")
+        await server.post(run_id, "tool_call", toolName="final_answer", payload='{"answer":"xyz"}')
+        await server.post(run_id, "tool_result", toolName="final_answer", payload="xyz")
+        await server.post(run_id, "subagent_end", status="done", payload="the answer is xyz")
         screen = printed(await h.until("run.ended"), level="verbose")
-        assert "42" not in screen and "final_answer" not in screen
+        assert "xyz" not in screen and "final_answer" not in screen
 
 
 @pytest.mark.parametrize(

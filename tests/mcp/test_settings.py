@@ -95,7 +95,7 @@ def test_a_profile_names_servers_that_there_are() -> None:
 def test_it_waits_for_a_yes_with_what_names_it() -> None:
     narrow, words = trust.held(parse_settings(GOOD, FILE))
     assert words == [
-        "mcp_servers.files: npx -y some-server . (gets HTTPS_PROXY, MY_TOKEN)",
+        "mcp_servers.files: npx -y some-server . (gets HTTPS_PROXY, MY_TOKEN; LEVEL=1; TOKEN=...; in tools)",
         "mcp_servers.tracker: https://mcp.example.com/mcp (gets TRACKER_TOKEN)",
     ]
     assert narrow.mcp_servers == () and narrow.profiles["explorer"].tools == ("read",)
@@ -116,3 +116,9 @@ async def test_a_file_that_is_named_is_trusted_by_that(tmp_path: Path) -> None:
     ) as r:
         servers: Any = r.supervisor.servers
         assert list(servers.connections) == ["files", "tracker", "b"]
+
+
+def test_the_question_shows_all_that_decides_which_code_runs() -> None:
+    text = "mcp_servers: {a: {command: npx, cwd: sub, env: {NODE_OPTIONS: --require ./x.js, A_TOKEN: t0p-53cret}}}"
+    [words] = trust.held(parse_settings(text, FILE))[1]
+    assert words == "mcp_servers.a: npx (NODE_OPTIONS=--require ./x.js; A_TOKEN=...; in sub)"

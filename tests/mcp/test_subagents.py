@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retinue
+from retinue.core.events import ToolResult
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
 from tests.mcp.kit import call, http_server, main, offered, program, results, run, turns, until
@@ -23,12 +26,13 @@ class Ledger:
     def __init__(self) -> None:
         self.minted: list[tuple[str, str, str]] = []
         self.came: list[tuple[str, Outcome | None]] = []
+        self.ended: list[str] = []
 
     def environment(self, server: str) -> Mapping[str, str]:
         address = f"http://127.0.0.1:1/{server}"
         return {"RETINUE_SUBAGENT_LOGGING_ADDRESS": address, "CPE_SUBAGENT_LOGGING_ADDRESS": address}
 
-    def call(self, server: str, ref: RunRef, name: str) -> str:
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         self.minted.append((server, ref.path, name))
         return f"run-{len(self.minted)}"
 
@@ -37,6 +41,9 @@ class Ledger:
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         self.came.append((run_id, outcome))
+
+    def gone(self, server: str) -> None:
+        self.ended.append(server)
 
 
 @pytest.mark.requirement("CPE-22")
@@ -72,6 +79,30 @@ async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> 
         await stuck.cancel()
         await stuck.result()
     assert ledger.came[1:] == [("run-2", None)]
+
+
+async def test_a_collector_hears_of_a_server_that_ends_and_why_its_call_failed(tmp_path: Path) -> None:
+    ledger, marker = Ledger(), tmp_path / "marker"
+    async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
+        servers: Any = r.supervisor.servers
+        servers.collector = ledger
+        script = turns(call("mcp__calm__who"), call("mcp__calm__delegate", prompt=f"wait {marker}"))
+        going = await r.spawn(main({"main": script}), "go")
+        await until(marker.exists)
+        said = await anext(_results(going))
+        os.kill(int(said.text.split()[0]), signal.SIGKILL)
+        await going.result()
+        await until(lambda: ledger.ended)
+    [(run_id, outcome)] = ledger.came
+    assert run_id == "run-1" and outcome is not None and not outcome.success
+    assert "the MCP server 'calm' went away during the call" in outcome.text
+    assert ledger.ended == ["calm"]
+
+
+async def _results(going: Any) -> AsyncIterator[ToolResult]:
+    async for event in going.events():
+        if isinstance(event.body, ToolResult):
+            yield event.body
 
 
 @pytest.mark.requirement("CPE-57")

@@ -10,8 +10,10 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from tests.cli.shell import Project
-from tests.mcp_serve.kit import BOTH, connected, listening, piped
+from retinue import Allow, Approval, Deny
+from tests.cli.shell import SOURCE, Project
+from tests.mcp.kit import call, run, turns
+from tests.mcp_serve.kit import BOTH, connected, listening, piped, serve
 
 WRITE = {"tools": [{"name": "write", "args": {"path": "notes.txt", "content": "first line\n"}}]}
 ASKS: dict[str, Any] = {"*": [WRITE, "wrote: {{last_result}}"]}
@@ -205,6 +207,29 @@ async def test_over_http_the_user_is_asked_too(project: Project, mode: str) -> N
     assert len(shown) == 1
 
 
+async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its_call(project: Project) -> None:
+    from mcp import Client
+
+    asked = asyncio.Event()
+
+    async def silent(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    modern = BOTH[1]
+    async with listening(project, "--no-token", "--wait-approvals", "0", agents=ASKS) as server:
+        async with Client(server.url, mode=modern, elicitation_callback=silent) as first:
+            calling = asyncio.create_task(first.call_tool("spawn_subagents", TASKS))
+            await asked.wait()
+            calling.cancel()
+        async with Client(server.url, mode=modern) as second:  # whose user cannot be asked
+            await second.call_tool("cancel_background_tool", {"subagent_id": "noter"})
+            async with asyncio.timeout(20):
+                result = await second.call_tool("spawn_subagents", TASKS)
+    assert "requires confirmation" in result.structured_content["results"][0]["answer"]
+
+
 def test_what_is_shown_harms_no_terminal() -> None:
     from retinue.core.approvals import Approval
     from retinue.surfaces.mcp.asking import form
@@ -220,3 +245,33 @@ def test_what_is_shown_harms_no_terminal() -> None:
         "message"
     ]
     assert len(long) < 5000 and "6000 more characters" in long
+
+
+class Person:
+    """Says yes or no at the root, and changes nothing of what is shown."""
+
+    by = "user"
+
+    def __init__(self, said: Allow | Deny) -> None:
+        self.asked: list[Approval] = []
+        self._said = said
+
+    async def __call__(self, question: Approval) -> Allow | Deny:
+        self.asked.append(question)
+        return self._said
+
+
+@pytest.mark.parametrize(("said", "done"), [(Allow(), True), (Deny("not now"), False)])
+async def test_a_plain_answer_at_the_root_settles_what_a_subagent_in_a_server_asks(
+    project: Project, said: Allow | Deny, done: bool
+) -> None:
+    command, *words = serve(project, "--profile", "researcher", agents=ASKS)
+    server = {"command": command, "args": words, "env": {"PYTHONPATH": SOURCE}, "cwd": str(project.folder)}
+    person = Person(said)
+    calls = turns(call("mcp__next__researcher", prompt="take a note"))
+    await run({"next": server}, calls, approver=person)
+    [asked] = person.asked
+    assert asked.tool == "mcp__next" and "wants to run: write(notes.txt)" in asked.preview
+    assert asked.args["answer"] == "yes"  # what a yes means is shown
+    notes = list(project.folder.glob("**/notes.txt"))
+    assert bool(notes) == done

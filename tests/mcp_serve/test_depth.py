@@ -105,3 +105,20 @@ def test_a_root_that_is_killed_leaves_no_subagent_at_work(tmp_path: Path) -> Non
         process.wait()
         for project in (deep, mid):
             until(lambda: {row["state"] for row in project.rows("--all")} <= {"failed", "cancelled", "interrupted"})  # noqa: B023
+
+
+def test_cancelling_a_subagent_in_a_server_ends_its_call_at_once(tmp_path: Path) -> None:
+    """It may be silent for long: it is not left to its next report."""
+    looker = {"description": "Looks.", "instructions": "Look."}
+    mid = configured(tmp_path / "mid", {}, profiles={"mid": looker})
+    agents = {"mid": [{"thinking": "for long", "tools": [LOOK["tools"][0]]}, {"text": "late", "delay": 40}]}
+    root = configured(tmp_path / "root", {"next": server(mid, "mid", agents)})
+    root.script({"main": [ASK, SAY]})
+    with root.running(*RUN) as process:
+        read_until(process.stderr, '#### mid Tool "glob" result:')
+        tree = root.rows()[0]["tree"]
+        assert root.retinue("cancel", f"{tree}/1").returncode == 0
+        assert process.stdout is not None
+        assert (process.stdout.read(), process.wait()) == ("mcp__next__mid: the subagent was stopped\n", 0)
+    assert [row["state"] for row in root.rows()] == ["done", "cancelled"]
+    assert [row["state"] for row in mid.rows("--all")] == ["cancelled"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import stat
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.shell import Project
+from tests.cli.shell import Project, environment
 
 SERVE = ["mcp", "serve"]
 FILES = {
@@ -158,3 +159,16 @@ def test_the_page_names_only_what_there_is() -> None:
     assert set(re.findall(r"(--[a-z][a-z-]+)", page)) <= options
     for kind in CLIENTS.values():
         assert kind.file in page
+
+
+def test_what_a_client_is_told_runs_no_code_of_the_project(project: Project) -> None:
+    """Where there is no `retinue` on the PATH, Python starts us; in the project's folder, which it must not import."""
+    printed = install(project, "claude", PATH="/nowhere").stdout
+    told = entry("claude", printed[printed.index("{") :])
+    (project.folder / "json.py").write_text("raise SystemExit('imported')")
+    command = [told["command"], *told["args"]]
+    done = subprocess.run(
+        command, cwd=project.folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert command[1:] == ["-P", "-m", "retinue", *SERVE]
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr

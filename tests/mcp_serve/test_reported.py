@@ -79,3 +79,50 @@ async def test_depth_and_deadline_of_the_caller_hold(project: Project) -> None:
     spawned = {"name": "spawn_subagents", "arguments": {"tasks": [{"task": "t"}]}}
     result, _ = await reports(project, agents=agents, call=spawned, **variable)
     assert "depth limit exceeded" in result["structuredContent"]["error"]
+
+
+async def test_what_is_left_to_the_caller_is_shared_by_all_that_its_call_makes(project: Project) -> None:
+    spends = {"text": "spent", "usage": {"input_tokens": 5, "output_tokens": 5}}
+    async with piped(project, agents={"*": [spends]}) as client:
+        await client.hello()
+        tasks = {"tasks": [{"task": str(number)} for number in range(4)]}
+        meta = {"retinue/tokens": 10}
+        answer = await client.ask("tools/call", name="spawn_subagents", arguments=tasks, _meta=meta)
+    reply = answer["result"]["structuredContent"]
+    assert sorted(each["status"] for each in reply["results"]) == ["completed", "error", "error", "error"]
+    assert "budget of 10 tokens of the caller is spent" in str(reply)
+
+
+@pytest.mark.parametrize(
+    ("meta", "why"),
+    [
+        ({"retinue/depth": 0}, "depth limit exceeded"),
+        ({"retinue/tokens": 0}, "budget of 0 tokens"),
+        ({"retinue/cost": "0"}, "budget of $0"),
+        ({"retinue/deadline": 1}, "timed out"),
+    ],
+)
+async def test_continuing_keeps_within_what_is_left_to_the_caller(
+    project: Project, meta: dict[str, Any], why: str
+) -> None:
+    async with piped(project) as client:
+        await client.hello()
+        await client.call("spawn_subagents", tasks=[{"task": "t", "subagent_id": "a"}])
+        more = {"subagent_id": "a", "message": "more"}
+        answer = await client.ask("tools/call", name="continue_subagent", arguments=more, _meta=meta)
+    assert why in answer["result"]["content"][0]["text"]
+
+
+async def test_a_primary_that_is_continued_is_reported_too(project: Project) -> None:
+    """Hidden here, since it is shown where it is reported."""
+    model = project.script({"main": ["first"]})
+    assert project.retinue("run", "go", "--model", model).returncode == 0
+    tree = project.rows()[0]["tree"]
+    more = {"subagent_id": f"{tree}/0", "message": "more"}
+    call = {"name": "continue_subagent", "arguments": more, "_meta": {"retinue/parentRunID": "up"}}
+    result, posted = await reports(project, agents={"main": [READ, "second"]}, call=call)
+    assert result["structuredContent"]["results"][0]["answer"] == "second"
+    assert [event["type"] for event in posted] == [
+        "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
+    ]  # fmt: skip
+    assert {(event["subagentName"], event["parentRunID"]) for event in posted} == {("main", "up")}

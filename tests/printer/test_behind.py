@@ -34,3 +34,13 @@ async def test_a_thread_that_stands_still_holds_up_one_who_is_far_ahead() -> Non
     stuck.set()
     await behind.done()
     behind.close()
+
+
+async def test_what_comes_after_the_last_words_is_not_printed_and_hurts_nobody() -> None:
+    behind, done = Behind("test"), list[int]()
+    await behind.do(done.append, 1)
+    await behind.done()
+    behind.close()
+    behind.submit(done.append, 2)
+    await behind.done()
+    assert done == [1]

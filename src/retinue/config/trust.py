@@ -39,6 +39,7 @@ from retinue.core.limits import (
     Limits,
 )
 from retinue.core.profiles import RUNTIMES
+from retinue.core.secrets import is_named
 from retinue.core.servers import McpServer, server_of
 
 LARGEST = 16 * 1024
@@ -119,8 +120,11 @@ def _reach(settings: Settings) -> Iterator[str]:
 
 
 def _given(server: McpServer) -> str:
-    """What of the environment goes to it, in words."""
-    return f" (gets {', '.join(server.gets)})" if server.gets else ""
+    """What of the environment goes to it, in words; and what else decides which code runs: variables can, too."""
+    told = [f"gets {', '.join(server.gets)}"] if server.gets else []
+    told += [f"{name}={'...' if is_named(name) else value}" for name, value in server.env.items()]
+    told += [] if server.cwd is None else [f"in {server.cwd}"]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _laxer(settings: Settings) -> Iterator[str]:

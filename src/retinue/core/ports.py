@@ -266,8 +266,9 @@ class Collector(Protocol):
         """What a server gets beside its own variables: an address of its own to report to, and how deep it may go."""
         ...
 
-    def call(self, server: str, ref: RunRef, name: str) -> str:
-        """Mints the `runId` of one call of a subagent tool of that server, made by that run."""
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
+        """Mints the `runId` of one call of a subagent tool of that server, made by that run. `give_up` ends the call,
+        for when the run it made is stopped here."""
         ...
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -276,6 +277,10 @@ class Collector(Protocol):
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """The call has come back, with None when it was given up: what is still open below it ends."""
+        ...
+
+    def gone(self, server: str) -> None:
+        """The server has ended: so have the runs it reported, and nobody reports at its address any more."""
         ...
 
 

@@ -28,6 +28,11 @@ def learn(environ: Mapping[str, str]) -> None:
             hide(value.strip())
 
 
+def is_named(name: str) -> bool:
+    """Whether a variable of that name holds a secret."""
+    return _NAMED.search(name) is not None
+
+
 def hide(value: str) -> None:
     """From now on this value is not shown."""
     global _known  # noqa: PLW0603 - one set for the process, as its environment is one

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from retinue.core.errors import RetinueError
@@ -52,14 +52,15 @@ class _Server:
 
 class _Run:
     """A run id that may be reported by one server. `parent` is the run of our tree that it stands below; `node` is the
-    run it became with its first event."""
+    run it became with its first event; `give_up` ends the call whose own run it is."""
 
-    __slots__ = ("cut", "node", "over", "parent", "server", "tree")
+    __slots__ = ("cut", "give_up", "node", "over", "parent", "server", "tree")
 
-    def __init__(self, server: _Server, tree: str, parent: int) -> None:
+    def __init__(self, server: _Server, tree: str, parent: int, give_up: Callable[[], object] | None = None) -> None:
         self.server = server
         self.tree = tree
         self.parent = parent
+        self.give_up = give_up
         self.node: ForeignNode | None = None
         self.over = False
         self.cut = False
@@ -82,6 +83,7 @@ class Collector:
         self._port = 0
         self._paths: dict[str, _Server] = {}
         self._servers: dict[str, _Server] = {}
+        self._secrets: list[str] = []
         self._runs: dict[str, _Run] = {}
         self._anchors: dict[tuple[str, int], str] = {}
         self._anchored: dict[str, tuple[str, int]] = {}
@@ -96,15 +98,16 @@ class Collector:
             self._open()
         started = self._servers[server] = _Server(server)
         self._paths[f"/{started.secret}{ROUTE}"] = started
+        self._secrets.append(started.secret)
         hide(started.secret)
         address = f"http://{HOST}:{self._port}/{started.secret}"
         return {**self._down.variables(), ADDRESS: address, CPE_ADDRESS: address}
 
-    def call(self, server: str, ref: RunRef, name: str) -> str:
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         self._sweep()
         run_id, started = mint(name), self._servers.get(server)
         if started is not None:
-            started.open[run_id] = self._runs[run_id] = _Run(started, ref.tree, ref.run)
+            started.open[run_id] = self._runs[run_id] = _Run(started, ref.tree, ref.run, give_up)
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -125,6 +128,15 @@ class Collector:
         run.server.open.pop(run_id, None)
         if run.node is not None:
             run.node.returned(outcome)
+
+    def gone(self, server: str) -> None:
+        started = self._servers.pop(server, None)
+        if started is None:
+            return
+        del self._paths[f"/{started.secret}{ROUTE}"]
+        for name, run in list(self._runs.items()):
+            if run.server is started and run.node is not None and name not in started.open:  # an open call tells why
+                run.node.stop("disconnected")
 
     def _sweep(self) -> None:
         """Forgets what belongs to trees that have ended, when it has become much."""
@@ -158,8 +170,8 @@ class Collector:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        for started in self._paths.values():
-            forget(started.secret)
+        for secret in self._secrets:
+            forget(secret)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
@@ -265,7 +277,7 @@ class Collector:
         node = self._down.supervisor.adopt(run.tree, run.parent, event, server=run.server.name)
         if node is None:
             raise Refused(409, f"the run that made the call of '{event.run_id}' has ended: it is not wanted any more")
-        self._runs[event.run_id] = run
+        self._runs[event.run_id], node.give_up = run, run.give_up
         return node
 
     def _may_say(self, run: _Run, size: int) -> bool:

@@ -90,7 +90,7 @@ class Publisher:
     @contextmanager
     def calling(self, run_id: str = "", *, parent_id: str = "", root_id: str = "") -> Iterator[None]:
         """Around whatever makes runs for a call: the run it makes is reported under this id; without one a primary
-        stands for the caller, and what it makes is reported below `parent_id`."""
+        that continues none stands for the caller, and what it makes is reported below `parent_id`."""
         token = _CALLED.set(_Called(run_id, parent_id, root_id))
         try:
             yield
@@ -155,8 +155,8 @@ class Publisher:
     def _begin(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
         called = _CALLED.get()
         above = None if body.parent is None else lines.get(body.parent)
-        if body.server or (body.parent is None and (called is None or not called.run_id)):
-            return None  # reported by whoever runs it, or nobody asked for it
+        if body.server or (body.parent is None and (called is None or not (called.run_id or body.origin))):
+            return None  # reported by whoever runs it, or it stands for the caller, or nobody asked for it
         name = f"{event.tree}-{event.run}"
         if above is not None:
             parent_id, root_id = above.sender.run_id, above.sender.root_id

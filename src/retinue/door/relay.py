@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from retinue.core.messages import RunRef
@@ -24,7 +24,7 @@ class Relay:
     def environment(self, server: str) -> Mapping[str, str]:
         return {**self._down.variables(), ADDRESS: self._address, CPE_ADDRESS: self._address}
 
-    def call(self, server: str, ref: RunRef, name: str) -> str:
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         return mint(name)
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -33,6 +33,9 @@ class Relay:
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """What the call's run did is told by whoever ran it, to whom the address belongs."""
+
+    def gone(self, server: str) -> None:
+        """Its runs were reported to somebody else, where they end with the run that made them."""
 
     async def close(self) -> None:
         """Nothing was opened."""

@@ -54,13 +54,15 @@ _PLAN = Plan(
 
 
 class ForeignNode(Node, eq=False):
-    """One run elsewhere. `calls` are those without a result yet, `seq` is the last number its server gave an event."""
+    """One run elsewhere. `calls` are those without a result yet, `seq` is the last number its server gave an event,
+    `give_up` ends the call that the run was made by."""
 
     tree: Tree = None  # type: ignore[assignment]
     clock: Clock = None  # type: ignore[assignment]
     calls: tuple[tuple[str, str, float], ...] = ()
     made: int = 0
     seq: int = 0
+    give_up: Callable[[], object] | None = None
 
     def take(self, event: Reported) -> None:
         """Writes what is reported of the run. What comes twice counts once; what is missing leaves a gap."""
@@ -123,11 +125,14 @@ class ForeignNode(Node, eq=False):
             self.end(Ending("failed", outcome.text[:EVENT_BYTES], outcome.text[:EVENT_BYTES]))
 
     def stop(self, status: Status) -> bool:
-        """Ends it here and at once; what it still reports is refused, which ends one that reports strictly."""
+        """Ends it here and at once, and its call with it; what it still reports is refused, which ends one below a
+        call's own run when it next reports."""
         if self.ending:
             return False
         self.stopping = status
         self.end(Ending(status, *ending_texts(status, name=self.name, primary=False)), below=status)
+        if self.give_up is not None:
+            self.give_up()
         return True
 
     def end(self, ending: Ending, *, below: Status = "disconnected") -> None:
@@ -143,7 +148,7 @@ class ForeignNode(Node, eq=False):
 
     def let_go(self) -> None:
         Node.let_go(self)
-        self.tree = None  # type: ignore[assignment]
+        self.tree = self.give_up = None  # type: ignore[assignment]
 
     def _write(self, body: Any) -> None:
         self.tree.write(self, body)

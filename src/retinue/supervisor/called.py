@@ -8,40 +8,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from retinue.core.limits import Limits
+from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
 from retinue.core.ports import Clock
+from retinue.supervisor.budgets import Account
 from retinue.supervisor.nodes import Node
 from retinue.wire.travel import Caller
 
-CALLER: ContextVar[Caller | None] = ContextVar("retinue_caller", default=None)
+
+class _Call:
+    """`account` is what all runs of the call together may spend, made with the first of them."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.account: Account | None = None
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
 def serving(caller: Caller) -> Iterator[None]:
     """Around whatever makes runs for the call."""
-    token = CALLER.set(caller)
+    token = _CALL.set(_Call(caller))
     try:
         yield
     finally:
-        CALLER.reset(token)
+        _CALL.reset(token)
+
+
+def caller() -> Caller | None:
+    call = _CALL.get()
+    return None if call is None else call.caller
 
 
 def too_deep() -> bool:
     """Whether no level is left to the caller for a run that would be made now."""
-    caller = CALLER.get()
-    return caller is not None and not caller.may_spawn
+    call = _CALL.get()
+    return call is not None and not call.caller.may_spawn
 
 
-def within(limits: Limits) -> Limits:
-    """The limits of a run that is made now: its own, and no more than is left to the caller."""
-    caller = CALLER.get()
-    return limits if caller is None else caller.narrow(limits)
+def check_depth(name: str) -> None:
+    if too_deep():
+        raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
+
+
+def account(above: Account | None) -> Account | None:
+    """What a run below one with that account spends from: all that a call makes shares what is left to the caller."""
+    call = _CALL.get()
+    if call is None or (call.caller.tokens is None and call.caller.cost is None):
+        return above
+    if call.account is None:
+        call.account = Account("the caller", tokens=call.caller.tokens, cost=call.caller.cost, parent=above)
+    return above if above is not None and call.account in above.chain else call.account
 
 
 def narrow(node: Node, clock: Clock) -> None:
     """Gives a run that is made now no more levels and no more time than are left to the caller."""
-    caller = CALLER.get()
-    if caller is not None:
-        if caller.depth is not None:
-            node.max_depth = min(node.max_depth, node.depth + caller.depth - 1)
-        node.seconds = caller.seconds(node.seconds, clock.wall())
+    call = _CALL.get()
+    if call is not None:
+        left = call.caller
+        if left.depth is not None:
+            node.max_depth = min(node.max_depth, node.depth + left.depth - 1)
+        node.seconds = left.seconds(node.seconds, clock.wall())

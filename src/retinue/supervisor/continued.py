@@ -14,6 +14,7 @@ from retinue.core.profiles import Task
 from retinue.log.runs import Runs
 from retinue.log.threads import before, thread
 from retinue.runtime.folders import context_paths
+from retinue.supervisor import called
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
 from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
@@ -39,6 +40,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
         raise ConfigError(
             f"{tree}/{run} ran in the MCP server '{old.spawned.server}': it cannot be continued from here"
         )
+    called.check_depth(f"{tree}/{run}")
     said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:
@@ -62,7 +64,8 @@ def _below(ground: Ground, tree: Tree, old: Node, task: Task, *, said_after: Aft
         raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
     plan = plans.of(old.view, parent.plan)
     readable = context_paths(task.context_paths, base=ground.state.project)
-    account = account_of(f"'{old.name}'", plan.profile.limits, parent=parent.account, plan=plan, prices=host.prices)
+    above, limits = called.account(parent.account), plan.profile.limits
+    account = account_of(f"'{old.name}'", limits, parent=above, plan=plan, prices=host.prices)
     asked = task.timeout_seconds is not None
     order = Order(plan.profile, task, background=True, asked_by_model=asked, files=files, continues=said_after.run)
     node = host.make(tree, parent, order, plan, readable, account)

@@ -111,7 +111,7 @@ class Supervisor:
         One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
-        caller = caller or called.CALLER.get() or self.caller
+        caller = caller or called.caller() or self.caller
         if not caller.may_spawn:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
@@ -152,7 +152,7 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            limits, above = called.within(plan.profile.limits), parent.account
+            limits, above = plan.profile.limits, called.account(parent.account)
             account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None

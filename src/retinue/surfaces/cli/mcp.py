@@ -129,7 +129,7 @@ def _called() -> list[str]:
     if shutil.which("retinue") is not None:
         return ["retinue"]
     called = Path(sys.argv[0]).absolute()
-    return [str(called)] if called.name == "retinue" else [sys.executable, "-m", "retinue"]
+    return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
 
 
 async def _serve(args: argparse.Namespace) -> int:

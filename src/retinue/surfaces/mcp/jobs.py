@@ -108,8 +108,8 @@ class Jobs:
 
     @property
     def suspended(self) -> bool:
-        """Whether a client was told to ask its user, and has not come back yet."""
-        return bool(self._suspended)
+        """Whether a client was told to ask its user, and has not come back yet, for a call that is still at work."""
+        return any(not job.task.done() for job in self._suspended.values())
 
     def taken_up(self, exchange: Exchange, about: tuple[str, Reply]) -> Job | None:
         """The call that this one goes on with, its user's answers given; None for a new one."""

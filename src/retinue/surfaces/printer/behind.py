@@ -17,9 +17,12 @@ class Behind:
         self._thread = ThreadPoolExecutor(1, name)
         self._last: Future[Any] | None = None
         self._given = 0
+        self._closed = False
 
     def submit(self, work: Callable[..., object], *args: object) -> None:
-        self._last = self._thread.submit(work, *args)
+        """Nothing is taken any more once it is closed: the screen has had its last words."""
+        if not self._closed:
+            self._last = self._thread.submit(work, *args)
 
     async def do(self, work: Callable[..., object], *args: object) -> None:
         self.submit(work, *args)
@@ -34,4 +37,5 @@ class Behind:
 
     def close(self) -> None:
         """Waits for nobody: what still blocks ends with the process."""
+        self._closed = True
         self._thread.shutdown(wait=False)

@@ -26,6 +26,7 @@ from retinue.tools.mcp.forms import Action, Form
 CURRENT: ContextVar[Made | None] = ContextVar("retinue_mcp_call", default=None)
 ATTEMPTS = 3
 UNCERTAIN = "It does not say for which of these calls: {calls}."
+GIVEN_UP = "{tool}: the subagent was stopped"
 SILENT = "{tool}: the server did not answer within {seconds:g} s, so the call was given up"
 
 
@@ -38,7 +39,15 @@ class Made:
     seconds: float | None
     meta: dict[str, Any]
     limit: asyncio.Timeout | None = None
+    task: asyncio.Task[types.CallToolResult] | None = None
+    given_up: bool = False
     asking: set[asyncio.Task[types.ElicitResult]] = field(default_factory=set)
+
+    def give_up(self) -> None:
+        """Nobody wants what it would give any more."""
+        self.given_up = True
+        if self.task is not None:
+            self.task.cancel()
 
     def heard(self) -> None:
         """The server is at work on it: its time begins again, unless a person is being waited for."""
@@ -57,7 +66,7 @@ class Calls:
 
     async def run(self, client: Client, tool: str, args: dict[str, Any], made: Made) -> types.CallToolResult:
         """Raises what the library raises, or ToolError when the time is over."""
-        task = asyncio.create_task(self._call(client, tool, args, made))
+        task = made.task = asyncio.create_task(self._call(client, tool, args, made))
         self._made[task] = client, made
         try:
             async with asyncio.timeout(made.seconds) as made.limit:
@@ -68,6 +77,8 @@ class Calls:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
+            if made.given_up:
+                raise ToolError(GIVEN_UP.format(tool=made.tool)) from None
             raise MCPError(types.CONNECTION_CLOSED, "the connection was closed") from None
         finally:
             made.limit = None

@@ -14,6 +14,7 @@ from referencing.exceptions import Unresolvable
 from retinue.tools.mcp import words
 
 Action = Literal["accept", "decline", "cancel"]
+YES = "yes"
 
 
 class Form:
@@ -29,7 +30,7 @@ class Form:
             return
         self._is_url = False
         self._schema = words.plain_value(params.requested_schema)
-        self.fields = {name: about.get("default") for name, about in self._properties()}
+        self.fields = {name: self._filled(name, about) for name, about in self._properties()}
         lines = [f"The MCP server '{server}' asks:", message, *self._described()]
         self.preview = "\n".join(lines)
 
@@ -60,16 +61,26 @@ class Form:
             if isinstance(about, dict):
                 yield name, about
 
+    def _filled(self, name: str, about: dict[str, Any]) -> Any:
+        """What stands in a field at first. Where one has to choose and `yes` is a choice, it is what a yes means."""
+        means = name in (self._schema.get("required") or ()) and YES in _choices(about)
+        return about.get("default", YES if means else None)
+
     def _described(self) -> Iterator[str]:
         required = self._schema.get("required") or ()
         for name, about in self._properties():
-            choices = about.get("enum") or [
-                one.get("const") for one in about.get("oneOf") or () if isinstance(one, dict)
-            ]
+            choices = _choices(about)
             kind = f"one of {', '.join(map(str, choices))}" if choices else str(about.get("type", "text"))
             must = ", required" if name in required else ""
             more = about.get("description") or about.get("title") or ""
             yield words.line(f"  {name} ({kind}{must}) {more}")
+
+
+def _choices(about: dict[str, Any]) -> list[Any]:
+    listed, said = about.get("enum"), about.get("oneOf")
+    if isinstance(listed, list) and listed:
+        return listed
+    return [one.get("const") for one in said if isinstance(one, dict)] if isinstance(said, list) else []
 
 
 def _as_kind(value: Any, about: dict[str, Any]) -> Any:

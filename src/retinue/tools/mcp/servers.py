@@ -53,17 +53,21 @@ class Tool:
         args = listed.checked(args)
         collector, hosting = self._servers.collector, self._servers.hosting
         seconds, run_id = connection.server.timeout, ""
+        meta = {} if collector is None else dict(collector.meta(link.ref))
+        made = Made(link, self._name, seconds, meta)
         if listed.runs_agents:
-            seconds = None  # an agent takes as long as its run may
+            made.seconds = None  # an agent takes as long as its run may
             run_id = uuid.uuid4().hex
             if collector is not None:
-                run_id = collector.call(connection.server.name, link.ref, listed.name)
+                run_id = collector.call(connection.server.name, link.ref, listed.name, made.give_up)
             args = {**args, RUN_ID: run_id}
-        meta = {} if collector is None else dict(collector.meta(link.ref))
         outcome: Outcome | None = None
         try:
-            result = await connection.call(listed.name, args, Made(link, self._name, seconds, meta))
+            result = await connection.call(listed.name, args, made)
             outcome = outcome_of(result, lambda name: hosting.spill(link, name))
+        except ToolError as error:
+            outcome = Outcome(str(error), success=False)
+            raise
         finally:
             if run_id and collector is not None:
                 collector.returned(run_id, outcome)
@@ -179,6 +183,10 @@ class Servers:
 
     def _changed(self) -> None:
         self.version += 1
+        if self.collector is not None:
+            for name, connection in self.connections.items():
+                if connection.state in ("down", "given up"):
+                    self.collector.gone(name)
 
 
 def _means(entry: str, tool: str, server: str) -> bool:
