@@ -70,6 +70,21 @@ def test_what_shows_a_program(tmp_path: Path, there: dict[str, str], shown: list
     assert needed(["node", "sh", "no-such"], tmp_path / "project", env) == [f"{tmp_path}/{path}" for path in shown]
 
 
+@pytest.mark.parametrize("target", ["home/.ssh", "home/work/run.sh"])
+def test_a_link_of_the_project_that_poses_as_a_python_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A clone may write `/proc/self/cwd` for where it is; and a folder may be entered, as a program may be run."""
+    project = tmp_path / "project"
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    program(tmp_path / "home/work/run.sh")
+    program(project / ".venv/pyvenv.cfg", "home = /proc/self/cwd/bin\n")
+    (project / "bin").mkdir()
+    (project / "bin/python3").symlink_to(tmp_path / target)
+    monkeypatch.chdir(project)
+    assert needed([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
+
+
 def test_a_file_that_never_ends_is_none(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     os.mkfifo(tmp_path / ".venv/pyvenv.cfg")

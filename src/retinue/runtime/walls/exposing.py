@@ -20,6 +20,7 @@ SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
 _DEFAULT = re.compile(r'^default_toolchain\s*=\s*"([^"/]+)"', re.MULTILINE)
 _BASE = re.compile(r"^home\s*=\s*(/.+?)\s*$", re.MULTILINE)
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 
 
 def needed(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
@@ -49,7 +50,7 @@ def shown_by(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
 def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_text(Path(place, "pyvenv.cfg")))
-        python = next((path for path in _pythons(base[1] if base else "") if os.access(path, os.X_OK)), None)
+        python = next((path for path in _pythons(base[1] if base else "") if _is_python(path)), None)
         if place and python is not None:
             root = os.path.realpath(place)
             yield from ([] if _is_seen(Path(root)) else [root])
@@ -60,6 +61,12 @@ def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 def _pythons(folder: str) -> list[str]:
     """A file of the project's names that folder, so it counts only where a Python is."""
     return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
+
+
+def _is_python(path: str) -> bool:
+    """A link of the project's may stand there, so it is where it leads that counts."""
+    real = Path(os.path.realpath(path))
+    return _PYTHON.fullmatch(real.name) is not None and real.is_file() and os.access(real, os.X_OK)
 
 
 def _of_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:
