@@ -90,6 +90,8 @@ class Plans:
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
             if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
                 found = replace(found, workspace=kept.workspace)
+            if found.network is None and kept.network is not None:  # a container asked for it
+                found = replace(found, network=kept.network)
             return self._placed(found, kept.runtime)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
@@ -98,8 +100,10 @@ class Plans:
         return self._placed(Profile(**fields, tools=tools), kept.runtime)
 
     def _placed(self, profile: Profile, runtime: RuntimeName) -> Profile:
-        """Where it ran, unless something else is said now."""
+        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that."""
         wanted = self._runtime or profile.runtime or runtime
+        if self._runtime is None and runtime in RUNTIMES:
+            wanted = max(wanted, runtime, key=RUNTIMES.index)
         return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
