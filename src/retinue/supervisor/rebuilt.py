@@ -24,6 +24,8 @@ PYTHON = "python"
 COPIES = ("copy", "worktree")
 NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
+WEB = frozenset(("web_fetch", "web_search"))
+UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
 T = TypeVar("T")
 
 
@@ -119,6 +121,8 @@ class Plans:
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))
+        if missing <= WEB:
+            raise ConfigError(f"'{profile.name}' has no tool {tools} here: {UNREACHED}")
         raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
 
     def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
