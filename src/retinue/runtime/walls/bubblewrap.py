@@ -162,8 +162,9 @@ class Bubblewrap:
             if path == "/":
                 raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
             mounts.add(path, "--ro-bind", path, path)
-        for mask in {box.hidden, *(f"{root}/{STATE}" for root in roots)}:
-            if Path(mask).is_dir() and any(mask.startswith(f"{root}/") for root in roots) and mask not in roots:
+        shown = (*self._expose, *roots)
+        for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
                 mounts.add(mask, "--perms", "0755", "--size", str(MASK_BYTES), "--tmpfs", mask)
         if box.own_workspace:
             mounts.add(box.workspace, "--bind", box.workspace, box.workspace)

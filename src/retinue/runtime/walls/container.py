@@ -195,7 +195,8 @@ class Containers:
         for source, name in library():
             bound[f"{LIBRARY}/{name}"] = self._bind(source, f"{LIBRARY}/{name}")
         roots = (*box.readable, box.workspace)
-        for path in (*self._expose, *roots):
+        shown = (*self._expose, *roots)
+        for path in shown:
             if path == "/":
                 raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
             bound[path] = self._bind(path, path)
@@ -205,9 +206,9 @@ class Containers:
         bound[box.lent] = self._bind(box.lent, box.lent)
         if box.proxy:
             bound[PROXY] = self._bind(box.proxy, PROXY)
-        masks = {box.hidden, *(f"{root}/{STATE}" for root in roots)} - set(roots)
+        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)} - set(roots)
         for number, mask in enumerate(sorted(masks)):
-            if Path(mask).is_dir() and any(mask.startswith(f"{root}/") for root in roots):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
                 bound[mask] = self._bind(_empty(Path(box.lent).parent / "masks" / str(number), mask, bound), mask)
         return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.runtime.walls.box import interpreter
+from retinue.runtime.walls.box import STATE, interpreter
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
@@ -51,11 +51,16 @@ def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_text(Path(place, "pyvenv.cfg")))
         python = next((path for path in _pythons(base[1] if base else "") if _is_python(path)), None)
-        if place and python is not None:
-            root = os.path.realpath(place)
+        root = os.path.realpath(place)
+        if place and python is not None and not _is_ours(Path(root), Path(os.path.realpath(folder))):
             yield from ([] if _is_seen(Path(root)) else [root])
             yield from shown_by(python, folder, env)
             return
+
+
+def _is_ours(root: Path, folder: Path) -> bool:
+    """Whether a link of the project's leads to the project itself, above it, or to our state in it."""
+    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
 
 
 def _pythons(folder: str) -> list[str]:
