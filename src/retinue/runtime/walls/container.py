@@ -33,6 +33,7 @@ from retinue.runtime.walls.box import (
 )
 from retinue.runtime.walls.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
 from retinue.runtime.walls.image import NAME, PYTHON
+from retinue.runtime.walls.sockets import COVER, bound_below
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
@@ -200,6 +201,8 @@ class Containers:
             if path == "/":
                 raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
             bound[path] = self._bind(path, path)
+        for path in bound_below(shown, box.hidden):
+            bound[path] = self._bind(COVER, path)
         if box.own_workspace:
             bound[box.workspace] = self._bind(box.workspace, box.workspace, writable=True)
         bound[box.outputs] = self._bind(box.outputs, box.outputs, writable=True)
