@@ -360,9 +360,11 @@ def _wants_telemetry(said: bool | None) -> bool:
 
 
 def hosted(parts: Parts) -> Parts:
-    """The parts of a process on the host: what asks to be delegated is already where it should be, behind a wall."""
-    profiles = [replace(each, runtime="isolated") if each.runtime == "delegated" else each for each in parts.profiles]
+    """The parts of a process on the host: what asks to be delegated is already where it should be, behind a wall; and a
+    profile has no less of one than the process says, as it is a container that names it."""
     runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
+    mode: dict[str | None, RuntimeName] = {"delegated": "isolated", "inherited": runtime}
+    profiles = [replace(each, runtime=mode.get(each.runtime, each.runtime)) for each in parts.profiles]
     return replace(parts, profiles=profiles, runtime=runtime, outbox=None)
 
 

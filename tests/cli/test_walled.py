@@ -64,6 +64,18 @@ def test_a_tree_that_goes_on_without_its_walls_says_so(project: Project) -> None
 
 
 @needs_bubblewrap
+def test_a_tree_that_may_reach_less_than_it_did_says_which_setting_that_is(project: Project) -> None:
+    file = project.folder / "narrower.yaml"
+    file.write_text("network: [a.com]\n")
+    died = project.run("--yes", "--config", str(file), agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+    assert died.returncode == -signal.SIGKILL
+    file.write_text("network: none\n")
+    done = project.retinue("resume", "--yes", "--config", str(file))
+    assert done.returncode == 2
+    assert "'main' has no tool web_fetch here: no host may be reached any more (`network:`" in done.stderr
+
+
+@needs_bubblewrap
 def test_outside_a_repository_it_is_a_copy(tmp_path: Path) -> None:
     project = Project(tmp_path / "plain")
     project.runtime = ""

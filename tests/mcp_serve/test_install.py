@@ -59,10 +59,16 @@ def test_what_is_printed_is_what_is_written(project: Project, client: str) -> No
 
 
 @pytest.mark.requirement("MASS-47")
-def test_clients_that_have_a_timeout_get_one_that_a_subagent_fits_in(project: Project) -> None:
-    assert entry("codex", install(project, "codex").stdout.partition(":\n\n")[2])["tool_timeout_sec"] == 1800 + 60
+@pytest.mark.parametrize("seconds", [None, 3000])
+def test_clients_that_have_a_timeout_get_one_that_a_subagent_fits_in(project: Project, seconds: int | None) -> None:
+    if seconds is not None:
+        settings = f"orchestrator: {{coordination: {{subagent_default_timeout: {seconds}}}}}\n"
+        (project.folder / "retinue.yaml").write_text(settings)
+        assert project.retinue("trust", "--yes", HOME=str(project.folder.parent)).returncode == 0
+    whole = (seconds or 1800) + 60
+    assert entry("codex", install(project, "codex").stdout.partition(":\n\n")[2])["tool_timeout_sec"] == whole
     printed = install(project, "gemini").stdout
-    assert entry("gemini", printed[printed.index("{") :])["timeout"] == (1800 + 60) * 1000
+    assert entry("gemini", printed[printed.index("{") :])["timeout"] == whole * 1000
 
 
 @pytest.mark.parametrize("client", FILES)

@@ -274,3 +274,12 @@ async def test_a_timeout_on_the_command_line_is_that_of_each_subagent(project: P
         said = await reply(client, "spawn_subagents", tasks=tasks)
         assert [(each["status"], each["timeout_seconds"]) for each in said["results"]] == [("timeout", 1)] * 2
         assert (await reply(client, "spawn_subagents", tasks=[{"task": "c"}]))["summary"]["timeout"] == 1
+
+
+async def test_the_bounds_of_a_timeout_that_a_model_reads_are_those_of_the_project(project: Project) -> None:
+    times = "{subagent_default_timeout: 300, subagent_min_timeout: 5, subagent_max_timeout: 900}"
+    (project.folder / "retinue.yaml").write_text(f"orchestrator: {{coordination: {times}}}\n")
+    async with connected(project) as client:
+        spawn = (await client.list_tools()).tools[0]
+    task = spawn.input_schema["properties"]["tasks"]["items"]["properties"]
+    assert "default 300; between 5 and 900" in task["timeout_seconds"]["description"]

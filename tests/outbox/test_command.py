@@ -133,7 +133,23 @@ def test_on_the_host_what_would_be_delegated_is_isolated(tmp_path: Path) -> None
     profiles = [Profile("a", runtime="delegated"), Profile("b", runtime="inherited"), Profile("c")]
     parts = build.hosted(build.Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
     assert (parts.runtime, parts.outbox) == ("isolated", None)
-    assert [profile.runtime for profile in parts.profiles] == ["isolated", "inherited", None]
+    assert [profile.runtime for profile in parts.profiles] == ["isolated", "isolated", None]
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-8")
+def test_a_profile_that_needs_no_wall_has_one_when_a_container_names_it(place: Place) -> None:
+    place.script()
+    file = place.project.folder / "retinue.yaml"
+    file.write_text(f"{file.read_text()}profiles: {{explorer: {{runtime: inherited}}}}\n")
+    watcher = place.watcher("", "--runtime", "isolated", "--config", str(file))
+    ask(place.outbox, "a-1", workspace=str(place.work))
+    try:
+        until((place.outbox / "response_a-1.json").exists)
+    finally:
+        stop(watcher)
+    [started] = [event for event in place.project.events() if event["kind"] == "run.started"]
+    assert started["runtime"] == "isolated" and place.times() == 0
 
 
 def test_questions_of_a_delegated_run_are_answered_on_the_host(place: Place) -> None:

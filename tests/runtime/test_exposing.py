@@ -12,11 +12,12 @@ from retinue import Profile
 from retinue.build import Parts
 from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply
+from retinue.core.profiles import RuntimeName
 from retinue.runtime.walls.exposing import needed
 from retinue.runtime.walls.hints import hint, image_hint, offline_hint
 from tests.runtime.places import make_image, needs_bubblewrap, needs_containers
 from tests.runtime.test_network import play
-from tests.tree.kit import bodies
+from tests.tree.kit import bodies, call, main, spawn
 
 
 def program(path: Path, text: str = "#!/bin/sh\necho made\n") -> Path:
@@ -68,6 +69,57 @@ def test_what_shows_a_program(tmp_path: Path, there: dict[str, str], shown: list
     folders.sort(key=lambda folder: not folder.endswith(first))
     env = {"HOME": str(tmp_path / "home"), "PATH": ":".join([*folders, "/usr/bin"])}
     assert needed(["node", "sh", "no-such"], tmp_path / "project", env) == [f"{tmp_path}/{path}" for path in shown]
+
+
+@pytest.mark.parametrize("target", ["home/.ssh", "home/work/run.sh"])
+def test_a_link_of_the_project_that_poses_as_a_python_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A clone may write `/proc/self/cwd` for where it is; and a folder may be entered, as a program may be run."""
+    project = tmp_path / "project"
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    program(tmp_path / "home/work/run.sh")
+    program(project / ".venv/pyvenv.cfg", "home = /proc/self/cwd/bin\n")
+    (project / "bin").mkdir()
+    (project / "bin/python3").symlink_to(tmp_path / target)
+    monkeypatch.chdir(project)
+    assert needed([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
+
+
+@pytest.mark.parametrize("target", [".", "..", ".retinue", ".retinue/runs"])
+def test_an_environment_that_is_the_project_itself_or_our_state_shows_nothing(tmp_path: Path, target: str) -> None:
+    project = tmp_path / "above/project"
+    python = program(tmp_path / "opt/python/bin/python3")
+    program(project / target / "pyvenv.cfg", f"home = {python.parent}\n")
+    (project / ".venv").symlink_to(target)
+    assert needed([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)],
+)
+@pytest.mark.parametrize("exposed", [".", ".retinue"])
+async def test_our_state_is_not_shown_by_a_folder_that_it_is_in(
+    tmp_path: Path, runtime: RuntimeName, exposed: str
+) -> None:
+    if runtime == "container":
+        make_image()
+    tmp_path.chmod(0o755)
+    (tmp_path / ".retinue").mkdir(mode=0o700)
+    look = call("shell", command=f"ls {tmp_path}/.retinue")
+    agents = {"main": [spawn({"task": "x", "subagent_type": "kid"}), {"text": "x"}], "kid": [look, {"text": "x"}]}
+    parts = Parts(
+        tmp_path,
+        tmp_path / ".retinue",
+        runtime=runtime,
+        mode="yes",
+        expose=[str(tmp_path / exposed)],
+        profiles=[Profile("kid")],
+    )
+    events = await play(parts, main(agents, workspace="copy"))
+    [result] = [body for body in bodies(events, ToolResult) if body.name == "shell"]
+    assert result.text == "runs\n"
 
 
 def test_a_file_that_never_ends_is_none(tmp_path: Path) -> None:

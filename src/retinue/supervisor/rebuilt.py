@@ -24,6 +24,8 @@ PYTHON = "python"
 COPIES = ("copy", "worktree")
 NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
+WEB = frozenset(("web_fetch", "web_search"))
+UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
 T = TypeVar("T")
 
 
@@ -90,6 +92,8 @@ class Plans:
         if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
             if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
                 found = replace(found, workspace=kept.workspace)
+            if found.network is None and kept.network is not None:  # a container asked for it
+                found = replace(found, network=kept.network)
             return self._placed(found, kept.runtime)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
@@ -98,8 +102,10 @@ class Plans:
         return self._placed(Profile(**fields, tools=tools), kept.runtime)
 
     def _placed(self, profile: Profile, runtime: RuntimeName) -> Profile:
-        """Where it ran, unless something else is said now."""
+        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that."""
         wanted = self._runtime or profile.runtime or runtime
+        if self._runtime is None and runtime in RUNTIMES:
+            wanted = max(wanted, runtime, key=RUNTIMES.index)
         return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
@@ -115,6 +121,8 @@ class Plans:
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))
+        if missing <= WEB:
+            raise ConfigError(f"'{profile.name}' has no tool {tools} here: {UNREACHED}")
         raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
 
     def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:

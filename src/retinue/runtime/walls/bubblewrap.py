@@ -38,6 +38,7 @@ from retinue.runtime.walls.box import (
     worker,
 )
 from retinue.runtime.walls.reasons import reason
+from retinue.runtime.walls.sockets import COVER, bound_below
 
 PROBE_SECONDS = 20.0
 TEMPORARY_BYTES = 512 * 1024**2
@@ -162,9 +163,7 @@ class Bubblewrap:
             if path == "/":
                 raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
             mounts.add(path, "--ro-bind", path, path)
-        for mask in {box.hidden, *(f"{root}/{STATE}" for root in roots)}:
-            if Path(mask).is_dir() and any(mask.startswith(f"{root}/") for root in roots) and mask not in roots:
-                mounts.add(mask, "--perms", "0755", "--size", str(MASK_BYTES), "--tmpfs", mask)
+        self._cover(mounts, box, roots)
         if box.own_workspace:
             mounts.add(box.workspace, "--bind", box.workspace, box.workspace)
         mounts.add(box.outputs, "--bind", box.outputs, box.outputs)
@@ -172,6 +171,15 @@ class Bubblewrap:
         if box.proxy:
             mounts.add(PROXY, "--ro-bind", box.proxy, PROXY)
         return mounts.arguments()
+
+    def _cover(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
+        """What is not shown of the folders that are: our state, and who listens there."""
+        shown = (*self._expose, *roots)
+        for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
+                mounts.add(mask, "--perms", "0755", "--size", str(MASK_BYTES), "--tmpfs", mask)
+        for path in bound_below(shown, box.hidden):
+            mounts.add(path, "--ro-bind", COVER, path)
 
     def check(self, box: Box, secret: str) -> None:
         """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""

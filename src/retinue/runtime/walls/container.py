@@ -33,6 +33,7 @@ from retinue.runtime.walls.box import (
 )
 from retinue.runtime.walls.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
 from retinue.runtime.walls.image import NAME, PYTHON
+from retinue.runtime.walls.sockets import COVER, bound_below
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
@@ -195,19 +196,22 @@ class Containers:
         for source, name in library():
             bound[f"{LIBRARY}/{name}"] = self._bind(source, f"{LIBRARY}/{name}")
         roots = (*box.readable, box.workspace)
-        for path in (*self._expose, *roots):
+        shown = (*self._expose, *roots)
+        for path in shown:
             if path == "/":
                 raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
             bound[path] = self._bind(path, path)
+        for path in bound_below(shown, box.hidden):
+            bound[path] = self._bind(COVER, path)
         if box.own_workspace:
             bound[box.workspace] = self._bind(box.workspace, box.workspace, writable=True)
         bound[box.outputs] = self._bind(box.outputs, box.outputs, writable=True)
         bound[box.lent] = self._bind(box.lent, box.lent)
         if box.proxy:
             bound[PROXY] = self._bind(box.proxy, PROXY)
-        masks = {box.hidden, *(f"{root}/{STATE}" for root in roots)} - set(roots)
+        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)} - set(roots)
         for number, mask in enumerate(sorted(masks)):
-            if Path(mask).is_dir() and any(mask.startswith(f"{root}/") for root in roots):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
                 bound[mask] = self._bind(_empty(Path(box.lent).parent / "masks" / str(number), mask, bound), mask)
         return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.runtime.walls.box import interpreter
+from retinue.runtime.walls.box import STATE, interpreter
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
 _DEFAULT = re.compile(r'^default_toolchain\s*=\s*"([^"/]+)"', re.MULTILINE)
 _BASE = re.compile(r"^home\s*=\s*(/.+?)\s*$", re.MULTILINE)
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 
 
 def needed(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
@@ -49,17 +50,28 @@ def shown_by(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
 def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_text(Path(place, "pyvenv.cfg")))
-        python = next((path for path in _pythons(base[1] if base else "") if os.access(path, os.X_OK)), None)
-        if place and python is not None:
-            root = os.path.realpath(place)
+        python = next((path for path in _pythons(base[1] if base else "") if _is_python(path)), None)
+        root = os.path.realpath(place)
+        if place and python is not None and not _is_ours(Path(root), Path(os.path.realpath(folder))):
             yield from ([] if _is_seen(Path(root)) else [root])
             yield from shown_by(python, folder, env)
             return
 
 
+def _is_ours(root: Path, folder: Path) -> bool:
+    """Whether a link of the project's leads to the project itself, above it, or to our state in it."""
+    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
+
+
 def _pythons(folder: str) -> list[str]:
     """A file of the project's names that folder, so it counts only where a Python is."""
     return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
+
+
+def _is_python(path: str) -> bool:
+    """A link of the project's may stand there, so it is where it leads that counts."""
+    real = Path(os.path.realpath(path))
+    return _PYTHON.fullmatch(real.name) is not None and real.is_file() and os.access(real, os.X_OK)
 
 
 def _of_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    from retinue.config.project import find_project
+    from retinue.config.project import find_project, own_settings
     from retinue.core.profiles import check_name
 
     install = importlib.import_module("retinue.surfaces.mcp.install")
@@ -111,7 +111,8 @@ def _install(args: argparse.Namespace) -> int:
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder)
+    seconds = own_settings(folder)[0].subagent_default_timeout
+    wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
         print(safe.line(install.write(wish)))
         return 0

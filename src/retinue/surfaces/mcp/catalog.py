@@ -9,6 +9,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from retinue.supervisor.timeouts import Timeouts
 from retinue.wire.subagents import SPAWN_SCHEMA
 
 SPAWN, LIST, CONTINUE = "spawn_subagents", "list_subagents", "continue_subagent"
@@ -99,12 +100,14 @@ def _tool(
     }
 
 
-def tools(types: Sequence[tuple[str, str]] = ()) -> list[dict[str, Any]]:
+def tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
     """The eight tools; `types` are the profiles a task may name, with what each is for."""
     takes = copy.deepcopy(SPAWN_SCHEMA)
     fields = takes["properties"]["tasks"]["items"]["properties"]
     fields["subagent_type"]["description"] = _types(types)
-    fields["timeout_seconds"]["description"] = "How many seconds it may take (default 1800; between 60 and 14400)"
+    timeouts = timeouts or Timeouts()
+    bounds = f"default {timeouts.default:g}; between {timeouts.minimum:g} and {timeouts.maximum:g}"
+    fields["timeout_seconds"]["description"] = f"How many seconds it may take ({bounds})"
     takes["properties"]["background"]["description"] = f"Return at once; {WAIT} gives the answers later"
     takes["properties"]["refine"]["description"] = "Not available"
     return [

@@ -139,7 +139,8 @@ class Host:
     def tools(self) -> list[dict[str, Any]]:
         if self._wish.profile is not None:
             return [single.tool(self._wish.profile)]
-        return catalog.tools([(profile.name, profile.description) for profile in self._wish.parts.profiles])
+        parts = self._wish.parts
+        return catalog.tools([(profile.name, profile.description) for profile in parts.profiles], parts.timeouts)
 
     async def call(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
         served = self._served.get(exchange.session)

@@ -7,6 +7,7 @@ alone and said so. Every file that is changed is kept beside the new one.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from retinue.core.errors import ConfigError
 
 BACKUP = ".retinue-backup"
-TOOL_SECONDS = 1860  # what a subagent may take, and a minute
+SPARE_SECONDS = 60  # that a call may take longer than its subagent
 HERE = "${workspaceFolder}"
 LARGEST = 4 * 1024 * 1024
 Entry = dict[str, Any]
@@ -25,8 +26,8 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """One client: its file in a project (or the user's own), the key its servers are under, an entry for ours, and the
-    command of its own that adds one, if it has such a command."""
+    """One client: its file in a project (or the user's own), the key its servers are under, an entry for ours, the
+    command of its own that adds one, if it has such a command, and the key and unit of its timeout, if it has one."""
 
     title: str
     file: str
@@ -34,6 +35,7 @@ class Kind:
     entry: Callable[[str, list[str]], Entry]
     adds: str = ""
     own: bool = False
+    timeout: tuple[str, int] | None = None
 
 
 def _stdio(command: str, words: list[str]) -> Entry:
@@ -45,12 +47,8 @@ def _stdio_here(command: str, words: list[str]) -> Entry:
     return _stdio(command, words if "--project" in words else [*words, "--project", HERE])
 
 
-def _codex(command: str, words: list[str]) -> Entry:
-    return {"command": command, "args": words, "tool_timeout_sec": TOOL_SECONDS}
-
-
-def _gemini(command: str, words: list[str]) -> Entry:
-    return {"command": command, "args": words, "timeout": TOOL_SECONDS * 1000}
+def _plain(command: str, words: list[str]) -> Entry:
+    return {"command": command, "args": words}
 
 
 def _opencode(command: str, words: list[str]) -> Entry:
@@ -59,8 +57,15 @@ def _opencode(command: str, words: list[str]) -> Entry:
 
 CLIENTS = {
     "claude": Kind("Claude Code", ".mcp.json", "mcpServers", _stdio, "claude mcp add {name} -- {line}"),
-    "codex": Kind("Codex", "config.toml", "mcp_servers", _codex, own=True),
-    "gemini": Kind("Gemini CLI", ".gemini/settings.json", "mcpServers", _gemini, "gemini mcp add {name} {line}"),
+    "codex": Kind("Codex", "config.toml", "mcp_servers", _plain, own=True, timeout=("tool_timeout_sec", 1)),
+    "gemini": Kind(
+        "Gemini CLI",
+        ".gemini/settings.json",
+        "mcpServers",
+        _plain,
+        "gemini mcp add {name} {line}",
+        timeout=("timeout", 1000),
+    ),
     "opencode": Kind("opencode", "opencode.json", "mcp", _opencode),
     "cursor": Kind("Cursor", ".cursor/mcp.json", "mcpServers", _stdio_here),
     "vscode": Kind("VS Code", ".vscode/mcp.json", "servers", _stdio_here),
@@ -69,12 +74,14 @@ CLIENTS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """`line` are the words of the command to start; `folder` is the project, whose file is written."""
+    """`line` are the words of the command to start; `folder` is the project, whose file is written; `seconds` is what a
+    subagent may take there."""
 
     client: str
     name: str
     line: Sequence[str]
     folder: Path
+    seconds: float
 
     @property
     def kind(self) -> Kind:
@@ -92,7 +99,11 @@ class Wish:
     @property
     def entry(self) -> Entry:
         command, *words = self.line
-        return self.kind.entry(command, words)
+        entry = self.kind.entry(command, words)
+        if self.kind.timeout is not None:
+            key, unit = self.kind.timeout
+            entry[key] = math.ceil(self.seconds + SPARE_SECONDS) * unit
+        return entry
 
     @property
     def text(self) -> str:
