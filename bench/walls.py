@@ -111,7 +111,7 @@ def _nothing(wall: bubblewrap.Bubblewrap, folder: Path) -> float:
     started = time.perf_counter()
     subprocess.run(opening.argv, env=dict(opening.env), pass_fds=opening.fds, check=True)
     taken = time.perf_counter() - started
-    bubblewrap.close(opening)
+    opening.drop()
     if opening.group is not None:
         opening.group.remove_soon()
     return taken
