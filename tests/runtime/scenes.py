@@ -32,6 +32,7 @@ from tests.tree.kit import call, main, spawn, until
 
 Facts = dict[str, Any]
 SCENES: dict[str, Callable[[str], Awaitable[Facts]]] = {}
+_IN_PROCESS: dict[str, Facts] = {}
 # What differs from one tree to the next, whatever its runtime.
 PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "walls"}
 
@@ -39,6 +40,13 @@ PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runti
 def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
     SCENES[play.__name__] = play
     return play
+
+
+async def in_process(scene: str) -> Facts:
+    """How it looks in this process, which it does each time: played once, and compared with every other place."""
+    if scene not in _IN_PROCESS:
+        _IN_PROCESS[scene] = await SCENES[scene]("inherited")
+    return _IN_PROCESS[scene]
 
 
 def project() -> Path:

@@ -15,7 +15,7 @@ from tests.cli.shell import until
 from tests.outbox.test_kills import running
 from tests.runtime.falls import FALLS
 from tests.runtime.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
-from tests.runtime.scenes import SCENES
+from tests.runtime.scenes import SCENES, in_process
 
 SEED = 4
 SECONDS = 300.0  # on a machine with nothing else to do 20 are enough
@@ -43,13 +43,9 @@ def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, falls
     if escapes:
         assert played.pop(0) == {"escaped": dict.fromkeys(TRIES, False), "left": []}
     for scene in SCENES_TRIED:
-        assert played.pop(0) == asyncio.run(_in_process(scene))
+        assert played.pop(0) == asyncio.run(in_process(scene))
     for told in played:
         assert (told["endings"], told["last"], told["left"]) == (1, "run.ended", [])
-
-
-async def _in_process(scene: str) -> object:
-    return await SCENES[scene]("inherited")
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root")
