@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,6 @@ import msgspec
 
 from retinue.core.events import (
     Body,
-    Delta,
     Event,
     RunEnded,
     RunSpawned,
@@ -34,6 +33,7 @@ from retinue.core.events import (
 from retinue.core.ports import Log
 from retinue.core.secrets import hide
 from retinue.door.poster import POST_SECONDS, Poster, PostFailed, Unwanted
+from retinue.log.wrapped import Wrapped
 from retinue.wire.collected import ROUTE, Sender
 
 if TYPE_CHECKING:
@@ -238,11 +238,11 @@ class _Reported:
             raise PostFailed(self._line.failure)
 
 
-class PublishedLog:
+class PublishedLog(Wrapped):
     """The log it is made of, with what is written to it reported. Closing it closes that log."""
 
     def __init__(self, log: Log, publisher: Publisher) -> None:
-        self._log = log
+        super().__init__(log)
         self.publisher = publisher
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
@@ -252,21 +252,9 @@ class PublishedLog:
             event = self.publisher.mark(event)
         return self.publisher.take(event, self._log.append(event, wait))
 
-    def show(self, delta: Delta) -> None:
-        self._log.show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self._log.watch(tree, after=after, deltas=deltas)
-
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        return self._log.read(tree, after=after)
-
-    def trees(self) -> list[str]:
-        return self._log.trees()
-
     async def close(self) -> None:
         await self.publisher.close()
-        await self._log.close()
+        await super().close()
 
 
 def publisher_of(log: Log) -> Publisher | None:
