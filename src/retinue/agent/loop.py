@@ -37,13 +37,14 @@ async def run_loop(job: Job, link: Link) -> Ending:
     ending: Ending | None = None
     if job.past is not None:
         turn, ending = await _go_on(job.past, thread, job, link)
+    emit, specs, most = link.emit, job.plan.specs, job.max_turns
     while ending is None:
         turn += 1
-        if job.max_turns is not None and turn > job.max_turns:
-            raise Limited(f"limit of {job.max_turns} turns reached")
+        if most is not None and turn > most:
+            raise Limited(f"limit of {most} turns reached")
         thread += link.inbox()
-        link.emit(TurnStarted(turn))
-        reply = await link.complete(turn, job.system, thread, job.plan.specs)
+        emit(TurnStarted(turn))
+        reply = await link.complete(turn, job.system, thread, specs)
         if reply.refused:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
@@ -57,7 +58,7 @@ async def run_loop(job: Job, link: Link) -> Ending:
                 thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
                 if call.name == answer.NAME and outcome.success and given is None:
                     given = outcome
-        link.emit(TurnEnded(turn))
+        emit(TurnEnded(turn))
         if given is not None:
             return _answered(given)
         if not reply.calls and not await link.children_done():

@@ -14,6 +14,7 @@ import msgspec
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import CallCancelled, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Inbox, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
@@ -252,8 +253,10 @@ class RunLink:
         write, node = self.tree.write, self.node
         if reply.natives or reply.thoughts:
             self._report_thinking(reply)
-        if reply.text and not reply.refused:
-            text, file = node.folders.fitting(reply.text)
+        text, file = reply.text, ""
+        if text and not reply.refused:
+            if len(text) * 4 > EVENT_BYTES:
+                text, file = node.folders.fitting(text)
             write(node, Message(text, not reply.calls, file))
         write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
 

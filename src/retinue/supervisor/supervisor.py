@@ -112,13 +112,14 @@ class Supervisor:
         if self._closing:
             raise RetinueError("this Retinue is closed")
         caller = caller or called.caller() or self.caller
-        if not caller.may_spawn:
+        if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
         own = plan.profile.limits
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
-        whole, merged = caller.narrow(whole), caller.narrow(merged)
+        if caller is not NOBODY:
+            whole, merged = caller.narrow(whole), caller.narrow(merged)
         account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
         tree = tree_for(self.log, self._clock, concurrent=known(merged.concurrent), trace=caller.trace or self._trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []

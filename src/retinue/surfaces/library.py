@@ -142,8 +142,10 @@ class Retinue:
         if isinstance(task, Task) and context_paths:
             raise ConfigError("context_paths belongs into the Task that is given")
         wish = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
-        await self.supervisor.prepare(profile)
-        return Run(self.supervisor, self.supervisor.spawn(profile, wish, limits=limits))
+        supervisor = self.supervisor
+        if supervisor.servers is not None:
+            await supervisor.prepare(profile)
+        return Run(supervisor, supervisor.spawn(profile, wish, limits=limits))
 
     async def run(self, profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
         """Spawns and waits."""
