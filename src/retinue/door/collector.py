@@ -217,11 +217,7 @@ class Collector:
 
     def _server(self, head: Head) -> _Server:
         """Whose path it is; nothing of the body has been read yet."""
-        if head.headers.get("host") not in self._hosts:
-            raise Refused(403, "the collector is not open under that Host")
-        origin = head.headers.get("origin")
-        if origin is not None and origin.removeprefix("http://") not in self._hosts:
-            raise Refused(403, "the collector is not open to that Origin")
+        http.check_local(head, self._hosts, "the collector")
         server = self._paths.get(head.path)
         if server is None:
             raise Refused(404, "there is no such address")

@@ -90,6 +90,15 @@ def _query(text: str) -> dict[str, str]:
     return found
 
 
+def check_local(head: Head, hosts: frozenset[str], what: str) -> None:
+    """Refuses who came by another name of this machine, or by a page of somebody else's, before the body is read."""
+    if head.headers.get("host") not in hosts:
+        raise Refused(403, f"{what} is not open under that Host")
+    origin = head.headers.get("origin")
+    if origin is not None and origin.removeprefix("http://") not in hosts:
+        raise Refused(403, f"{what} is not open to that Origin")
+
+
 def body_length(head: Head, most: int = MAX_BODY) -> int:
     """How long the JSON body is, if its head is in order: nothing of it has been read yet."""
     if "transfer-encoding" in head.headers or "content-length" not in head.headers:

@@ -123,11 +123,7 @@ class DoorServer:
 
     def _check(self, head: Head) -> None:
         """Before anything else of the request is looked at."""
-        if head.headers.get("host") not in self._hosts:
-            raise Refused(403, "this door is not open under that Host")
-        origin = head.headers.get("origin")
-        if origin is not None and origin.removeprefix("http://") not in self._hosts:
-            raise Refused(403, "this door is not open to that Origin")
+        http.check_local(head, self._hosts, "this door")
         scheme, _, token = head.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})

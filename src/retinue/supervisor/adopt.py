@@ -45,7 +45,7 @@ class _Elsewhere:
     started = RunStarted(FOREIGN)
 
     async def run(self, job: Job, link: Link) -> Ending:
-        raise NotImplementedError("a foreign run is not started from here")
+        raise RuntimeError("a foreign run is not started from here")
 
 
 _PLAN = Plan(

@@ -142,11 +142,7 @@ class Endpoint:
     def _check(self, head: Head) -> None:
         """Before anything else of the request is looked at."""
         headers = head.headers
-        if headers.get("host") not in self._hosts:
-            raise Refused(403, "this server is not there under that Host")
-        origin = headers.get("origin")
-        if origin is not None and origin.removeprefix("http://") not in self._hosts:
-            raise Refused(403, "this server is not there for that Origin")
+        http.check_local(head, self._hosts, "this server")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
         if self._token and not known:
