@@ -242,6 +242,10 @@ class Log(Protocol):
         """Takes an event. With `wait`, what comes back (if anything) is done when the event is written."""
         ...
 
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        """`append` for the events of that tree, for whoever has many of them."""
+        ...
+
     def show(self, delta: Delta) -> None:
         """Shows a delta to whoever watches now."""
         ...

@@ -86,6 +86,9 @@ class SqliteLog:
             self._loop.call_soon(self._kick)
         return waiter
 
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        return self.append
+
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)
         if feed is not None:

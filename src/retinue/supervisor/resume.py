@@ -133,7 +133,7 @@ class Revival:
         self._keep_files(tree)
         for view in self.elsewhere:
             left_open(tree.write, tree.nodes[view.number])
-        written = [tree.write(node, RunResumed(), wait=True) for node in nodes]
+        written = [tree.write(node, RunResumed(), True) for node in nodes]
         for node in nodes:
             self._settle_calls(tree, node)
         for node in nodes:

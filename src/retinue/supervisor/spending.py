@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from decimal import Decimal
 from typing import Any
 
@@ -14,8 +13,7 @@ from retinue.core.messages import Request
 from retinue.core.plans import Plan
 from retinue.core.ports import Prices
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.supervisor.budgets import NOTHING, Account, Amount, Need
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.budgets import NOTHING, Account, Amount
 
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -55,31 +53,42 @@ def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
         )
 
 
-def reserve(node: Node, request: Request, prices: Prices) -> tuple[Need, asyncio.Future[None] | None]:
-    """The worst case of a call, and what to `wait` for when it could not be reserved at once."""
-    account = node.account
-    assert account is not None
-    counted = prices if account.counts_cost else None
-    need = Need(request.max_output_tokens, worst_case, (request, node.plan.tools_json, counted))
-    return need, account.reserve(need)
+class CallNeed(msgspec.Struct, eq=False, gc=False):
+    """The worst case of one call, worked out when it is asked; without prices nothing is known of its cost."""
+
+    request: Request
+    tools: msgspec.Raw
+    prices: Prices | None
+    made: Amount | None = None
+
+    @property
+    def least(self) -> int:
+        return self.request.max_output_tokens
+
+    @property
+    def amount(self) -> Amount:
+        if self.made is None:
+            self.made = worst_case(self.request, self.tools, self.prices)
+        return self.made
+
+    @property
+    def tokens(self) -> int:
+        return self.amount.tokens
+
+    @property
+    def cost(self) -> Decimal:
+        return self.amount.cost
 
 
-async def wait(node: Node, need: Need, place: asyncio.Future[None]) -> None:
-    """Until calls in flight have settled and left room for this one, which is no stall."""
-    assert node.account is not None
-    await node.knowing(node.account.wait(need, place))
-
-
-def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> None:
+def settle(account: Account, need: CallNeed, usage: Usage) -> None:
     """The call is over. One that failed or was cancelled counts for what is known that it spent; the rest of what it
     had reserved is given back."""
-    account = node.account
-    assert account is not None
-    cost = NOTHING
-    if account.counts_cost and usage is not NO_USAGE:
-        known = prices.price(model, usage)
-        cost = need.cost if known is None else known
-    account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
+    tokens, prices = usage.input_tokens + usage.output_tokens, need.prices
+    if prices is None or usage is NO_USAGE:
+        account.settle(need, tokens)
+    else:
+        known = prices.price(need.request.model, usage)
+        account.settle(need, tokens, need.cost if known is None else known)
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:

@@ -298,7 +298,7 @@ class Supervisor:
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)
-        written = tree.write(node, body_of(node, ending, duration_ms=duration), wait=True)
+        written = tree.write(node, body_of(node, ending, duration_ms=duration), True)
         try:
             if written is not None:
                 await written
@@ -333,7 +333,9 @@ class Supervisor:
             await seats.wait_without(tree, node, seats.join_all(wanted))
             await node.knowing(self._files.written(tree.id, runs))
         else:
-            await seats.join_all(wanted)
+            for child in wanted:
+                if not child.finished:
+                    await child.join()
         return [child.result() for child in wanted]
 
     async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:

@@ -33,7 +33,7 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent")
+    __slots__ = ("_append", "_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent")
 
     def __init__(self, log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None) -> None:
         self.id = new_tree_id()
@@ -44,6 +44,7 @@ class Tree:
         self.slots = Slots(concurrent)
         self.labels: dict[str, int] = {}
         self.log = log
+        self._append = log.appender(self.id)
         self.root: Node | None = None  # with which the tree ends: its primary, or one that goes on in a finished tree
         self._now = clock.wall
         self.seq = 0
@@ -54,22 +55,23 @@ class Tree:
         ref = node.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         node.view = self.runs.spawn(event, body)
-        return self.log.append(event, True)
+        return self._append(event, True)
 
-    def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
+    def write(self, node: Node, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """The only other way into the log. Nothing is written of a run after its ending."""
         view = node.view
         if view.ended is not None:
             return None
+        self.seq = seq = self.seq + 1
         if node.stall is not None:
             node.stall.touch()
-        self.seq = view.last_seq = seq = self.seq + 1
+            view.last_seq = seq
         ref = node.ref
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
         if fold is not None:
             fold(view, event, body)
-        return self.log.append(event, wait)
+        return self._append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""
