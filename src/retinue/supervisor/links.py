@@ -38,16 +38,13 @@ NO_SEAL = ToolSpec("", "", {})
 ANOTHER_TOOL = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
 
 
-class RunLink:
+class RunLink(msgspec.Struct, eq=False):
     """What one run can ask for. Everything it says is stamped with the run this link was made for."""
 
-    __slots__ = ("node", "ref", "supervisor", "tree")
-
-    def __init__(self, supervisor: Supervisor, tree: Tree, node: Node) -> None:
-        self.supervisor = supervisor
-        self.tree = tree
-        self.node = node
-        self.ref: RunRef = node.ref
+    supervisor: Supervisor
+    tree: Tree
+    node: Node
+    ref: RunRef
 
     def emit(self, body: Body) -> None:
         self.tree.write(self.node, body)
@@ -116,7 +113,8 @@ class RunLink:
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
         account, need, usage = node.account, None, NO_USAGE
         if account is not None:
-            need = CallNeed(request, plan.tools_json, self.supervisor.prices if account.counts_cost else None)
+            prices = self.supervisor.prices if account.counts_cost else None
+            need = CallNeed(request.max_output_tokens, request, plan.tools_json, prices)
             place = account.reserve(need)
             if place is not None:  # until calls in flight have left room for this one, which is no stall
                 await node.knowing(account.wait(need, place))
@@ -164,11 +162,11 @@ class RunLink:
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = self.supervisor.spawn_children(self.tree, self.node, orders)
         if orders[0].files and orders[0].background:
-            await self.supervisor.files_begun(self.tree, tickets)
+            await self.supervisor.files.begun(self.tree.id, [ticket.run for ticket in tickets])
         return tickets
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        return self.supervisor.wait_for(self.tree, self.node, runs)
+        return seats.results(self.tree, self.node, runs, self.supervisor.files)
 
     def agents(self) -> list[Row]:
         return self.supervisor.rows_below(self.tree, self.node)

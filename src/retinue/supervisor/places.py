@@ -97,7 +97,7 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
     """The first event of a run: all there is to know of it before it begins."""
     plan, ref, task = node.plan, node.ref, node.wish
     own = None if node.parent is not None and node.account is node.parent.account else node.account
-    return RunSpawned(
+    return RunSpawned(  # by position: so many names would take five times as long
         None if node.parent is None else node.parent.ref.run,
         ref.label,
         node.depth,
@@ -106,25 +106,25 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
         node.folders.path,
         plan.profile_json,
         plan.tools_json,
-        task_context=task.context,
-        model=plan.model_name,
-        call_id=order.call_id,
-        background=order.background,
-        queued=node.place is not None,
-        timeout_seconds=node.seconds,
-        max_turns=node.max_turns,
-        max_tokens=None if own is None else own.tokens,
-        max_cost=None if own is None else own.cost,
-        stall_seconds=None if node.stall is None else node.stall.seconds,
-        trace_id=tree.trace_id,
-        span_id=f"{random.getrandbits(64):016x}",
-        limits=order.limits,
-        context_paths=tuple(task.context_paths),
-        include_parent_workspace=task.include_parent_workspace,
-        include_temp_workspace=task.include_temp_workspace,
-        continues=order.continues,
-        origin=order.origin,
-        traceparent="" if node.parent is not None else tree.traceparent,
+        task.context,
+        plan.model_name,
+        order.call_id,
+        order.background,
+        node.place is not None,
+        node.seconds,
+        node.max_turns,
+        None if own is None else own.tokens,
+        None if own is None else own.cost,
+        None if node.stall is None else node.stall.seconds,
+        tree.trace_id,
+        random.getrandbits(64).to_bytes(8, "big").hex(),
+        order.limits,
+        tuple(task.context_paths),
+        task.include_parent_workspace,
+        task.include_temp_workspace,
+        order.continues,
+        order.origin,
+        "" if node.parent is not None else tree.traceparent,
     )
 
 

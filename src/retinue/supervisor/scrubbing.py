@@ -45,8 +45,8 @@ class ScrubbedTree(Tree):
         return super().write(node, scrubbed(body), wait)
 
 
-def tree_for(log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None = None) -> Tree:
-    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent=concurrent, trace=trace)
+def tree_for(log: Log, clock: Clock, concurrent: int | None, trace: Callable[[], str] | None, name: str = "") -> Tree:
+    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent, trace, name)
 
 
 def scrubbed(body: B) -> B:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -19,9 +20,11 @@ BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
-def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, prices: Prices) -> Account | None:
-    """The account a run spends from: its own, if limits (of several the narrowest) say so, inside its parent's; or
-    its parent's, or none.
+def account_of(
+    name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices
+) -> Account | None:
+    """The account a run of that name spends from, the primary of none: its own, if limits (of several the narrowest)
+    say so, inside its parent's; or its parent's, or none.
 
     A cost limit for a model whose price nobody knows is a ConfigError, as is a child of a parent with nothing left."""
     tokens: int | None = None
@@ -35,10 +38,10 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
         try:
             parent.check()
         except Limited as spent:
-            raise ConfigError(f"Cannot spawn subagent {owner}: {spent}") from None
+            raise ConfigError(f"Cannot spawn subagent '{name}': {spent}") from None
     account = parent
     if tokens is not None or cost is not None:
-        account = Account(owner, tokens=tokens, cost=cost, parent=parent)
+        account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
     check_price(account, plan, prices)
     return account
 
@@ -56,14 +59,11 @@ def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
 class CallNeed(msgspec.Struct, eq=False, gc=False):
     """The worst case of one call, worked out when it is asked; without prices nothing is known of its cost."""
 
+    least: int
     request: Request
     tools: msgspec.Raw
     prices: Prices | None
     made: Amount | None = None
-
-    @property
-    def least(self) -> int:
-        return self.request.max_output_tokens
 
     @property
     def amount(self) -> Amount:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
 
 from msgspec import UNSET
 
@@ -23,7 +22,7 @@ from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Ending, Result, Status
+from retinue.core.results import Ending, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
 from retinue.supervisor import adopt as adopting
 from retinue.supervisor import called, continued, seats, steering
@@ -84,7 +83,7 @@ class Supervisor:
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
-        self._files = RunFiles(self.log_of, state)
+        self.files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
@@ -111,17 +110,20 @@ class Supervisor:
         One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
-        caller = caller or called.caller() or self.caller
+        call = called.CALL.get()
+        caller = caller or (self.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
         own = plan.profile.limits
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
+        trace, kept = self._trace, limits
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
-        account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=known(merged.concurrent), trace=caller.trace or self._trace)
+            trace, kept = caller.trace or trace, caller.kept(limits, merged)
+        account = account_of("", (whole, own), None, plan, self.prices)
+        tree = tree_for(self.log, self._clock, known(merged.concurrent), trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
@@ -129,7 +131,7 @@ class Supervisor:
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
         node.stall = stall_of(node, merged.stall, self._clock, tree.write)
-        order = Order(plan.profile, task, limits=caller.kept(limits, merged))
+        order = Order(plan.profile, task, limits=kept)
         self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
         return node
@@ -144,7 +146,8 @@ class Supervisor:
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if parent.ending or parent.stopping is not None:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
-        if parent.depth >= parent.max_depth or called.too_deep():
+        call = called.CALL.get()
+        if parent.depth >= parent.max_depth or (call is not None and not call.caller.may_spawn):
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
@@ -153,8 +156,8 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            limits, above = plan.profile.limits, called.account(parent.account)
-            account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
+            above = parent.account if call is None else call.shared(parent.account)
+            account = account_of(name, (plan.profile.limits,), above, plan, self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
         return plan, readable, account
@@ -188,7 +191,7 @@ class Supervisor:
         else:
             path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
         label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
-        subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
+        subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
         folders = folders_of(self._state, ref, parent, plan, task, readable)
         policy = self.policy if parent is None else parent.policy
@@ -202,14 +205,14 @@ class Supervisor:
     def _begin(self, tree: Tree, node: Node, order: Order) -> None:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
         ref = node.ref
-        node.link = RunLink(self, tree, node)
+        node.link = RunLink(self, tree, node, ref)
         written = tree.open(node, spawned_of(tree, node, order))
         for note in node.plan.notes:
             tree.write(node, note)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
-            self._files.keep(tree.id, ref.run)
+            self.files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
     def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
@@ -226,10 +229,10 @@ class Supervisor:
 
     def _ground(self, tree: str) -> Ground:
         of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits
-        return Ground(self, *of_tree, self._files.keep, self._go)
+        return Ground(self, *of_tree, self.files.keep, self._go)
 
     def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
-        node.task = self._loop.create_task(self._drive(tree, node, written))
+        node.task = self._loop.create_task(self._drive(tree, node, written), name=node.ref.path)
 
     # Driving
 
@@ -272,7 +275,7 @@ class Supervisor:
         started = node.plan.runtime.started
         if started is not None and (past is None or node.view.place != started):
             tree.write(node, started)
-        if self._files.keeps(tree.id, node.ref.run):
+        if self.files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
@@ -327,21 +330,6 @@ class Supervisor:
 
     # Looking and commanding
 
-    async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
-        wanted = seats.children(tree, node, runs)
-        if wanted and wanted[0].queues:
-            await seats.wait_without(tree, node, seats.join_all(wanted))
-            await node.knowing(self._files.written(tree.id, runs))
-        else:
-            for child in wanted:
-                if not child.finished:
-                    await child.join()
-        return [child.result() for child in wanted]
-
-    async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:
-        """Waits for the status files that a reply in the background names."""
-        await self._files.begun(tree.id, [ticket.run for ticket in tickets])
-
     def rows_below(self, tree: Tree, node: Node) -> list[Row]:
         """Every run below this one, in the order they were made; ended ones stay listed."""
         return [
@@ -395,7 +383,7 @@ class Supervisor:
             if self._on_close is not None:
                 await self._on_close()
         finally:
-            await self._files.close()
+            await self.files.close()
             for log in {id(log): log for log in (self.log, *self.others.values())}.values():
                 await log.close()
             self._state.remove_temporary()

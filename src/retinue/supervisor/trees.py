@@ -33,12 +33,17 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_append", "_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent")
+    __slots__ = (
+        "_append", "_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent",
+    )  # fmt: skip
 
-    def __init__(self, log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None) -> None:
-        self.id = new_tree_id()
+    def __init__(
+        self, log: Log, clock: Clock, concurrent: int | None, trace: Callable[[], str] | None, name: str = ""
+    ) -> None:
+        """Of that name if it has one already."""
+        self.id = name or new_tree_id()
         self.traceparent = "" if trace is None else trace()
-        self.trace_id = self.traceparent[3:35] or f"{random.getrandbits(128):032x}"
+        self.trace_id = self.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
         self.nodes: list[Node] = []
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)
