@@ -21,10 +21,11 @@ from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE
 from retinue.supervisor import seats, takeover
+from retinue.supervisor.budgets import NOTHING as NO_COST
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import current, judged
-from retinue.supervisor.spending import CallNeed, settle
+from retinue.supervisor.spending import CallNeed, cost_of
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -135,8 +136,9 @@ class RunLink(msgspec.Struct, eq=False):
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
-            if account is not None and need is not None:
-                settle(account, need, usage)
+            if account is not None and need is not None:  # what it did not spend of its worst case is given back
+                cost = NO_COST if need.prices is None else cost_of(need, usage)
+                account.settle(need, usage.input_tokens + usage.output_tokens, cost)
         if reply.calls:
             reply = self._with_own_ids(reply)
             node.inflight += len(reply.calls)

@@ -80,15 +80,12 @@ class CallNeed(msgspec.Struct, eq=False, gc=False):
         return self.amount.cost
 
 
-def settle(account: Account, need: CallNeed, usage: Usage) -> None:
-    """The call is over. One that failed or was cancelled counts for what is known that it spent; the rest of what it
-    had reserved is given back."""
-    tokens, prices = usage.input_tokens + usage.output_tokens, need.prices
-    if prices is None or usage is NO_USAGE:
-        account.settle(need, tokens)
-    else:
-        known = prices.price(need.request.model, usage)
-        account.settle(need, tokens, need.cost if known is None else known)
+def cost_of(need: CallNeed, usage: Usage) -> Decimal:
+    """What a call is counted for: one that failed or was cancelled for what is known that it spent."""
+    if need.prices is None or usage is NO_USAGE:
+        return NOTHING
+    known = need.prices.price(need.request.model, usage)
+    return need.cost if known is None else known
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:

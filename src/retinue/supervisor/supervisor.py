@@ -130,7 +130,8 @@ class Supervisor:
         seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
-        node.stall = stall_of(node, merged.stall, self._clock, tree.write)
+        if merged.stall is not UNSET:
+            node.stall = stall_of(node, merged.stall, self._clock, tree.write)
         order = Order(plan.profile, task, limits=kept)
         self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
@@ -177,7 +178,8 @@ class Supervisor:
         node.seconds = child_seconds(order, limits, self._timeouts)
         called.narrow(node, self._clock)
         node.account = account
-        node.stall = stall_of(node, limits.stall, self._clock, tree.write)
+        if limits.stall is not UNSET or parent.stall is not None:
+            node.stall = stall_of(node, limits.stall, self._clock, tree.write)
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)

@@ -71,12 +71,12 @@ class Tree:
         if node.stall is not None:
             node.stall.touch()
             view.last_seq = seq
-        ref = node.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        ref, now, append = node.ref, self._now, self._append  # a call of an attribute would look for a method first
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
         fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
         if fold is not None:
             fold(view, event, body)
-        return self._append(event, wait)
+        return append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""
