@@ -15,6 +15,7 @@ class MemoryLog:
     """Events by tree. `watch` and `read` of an unknown tree see it as empty."""
 
     durable = False
+    ahead = True
 
     def __init__(self) -> None:
         self._feeds: defaultdict[str, Feed] = defaultdict(partial(Feed, keep=None))

@@ -45,6 +45,7 @@ class SqliteLog:
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the file go."""
 
     durable = True
+    ahead = True
 
     def __init__(self, folder: Path, file: Path | None = None) -> None:
         """Without a file the first that is free; with one, that one or none: HeldElsewhere."""

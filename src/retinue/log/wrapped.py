@@ -13,6 +13,7 @@ class Wrapped:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self.ahead = log.ahead
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         return self._log.append(event, wait)

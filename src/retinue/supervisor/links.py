@@ -122,6 +122,9 @@ class RunLink(msgspec.Struct, eq=False):
         try:
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
+            if node.written is not None:
+                written, node.written = node.written, None
+                await written
         except ModelError as error:
             usage = error.usage
             self._failed(error, plan.model_name)

@@ -61,6 +61,7 @@ class Node(msgspec.Struct, eq=False):
     finished: bool = False
     grace: Timer | None = None
     started: float = 0.0
+    written: Awaitable[None] | None = None  # what the model's first reply waits for
     driving: bool = False
     ending: bool = False
     stopping: Status | None = None

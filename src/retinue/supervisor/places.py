@@ -67,6 +67,19 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
     return None, state.project
 
 
+def may_ask_ahead(tree: Tree, node: Node) -> bool:
+    """Whether the run may ask its model while its first event is on the way to the disk. Only one that has done nothing
+    before it has the reply: no process, no folder, no function, no call of an earlier life."""
+    plan = node.plan
+    return (
+        tree.log.ahead
+        and plan.model is not None
+        and plan.runtime.name == "inherited"
+        and node.folders.space is None
+        and node.past is None
+    )
+
+
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
     plan, folders = node.plan, node.folders

@@ -34,7 +34,7 @@ from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import After, Node
-from retinue.supervisor.places import context_of, folders_of, row_of, spawned_of, system_of, ticket_of
+from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
@@ -245,7 +245,9 @@ class Supervisor:
         try:
             job = None
             if node.stopping is None:
-                if written is not None:
+                if written is not None and may_ask_ahead(tree, node):
+                    node.written = written
+                elif written is not None:
                     await written
                 if node.parent is not None and not node.holds_slot:
                     await seats.take(tree, node)
@@ -304,11 +306,12 @@ class Supervisor:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)
         written = tree.write(node, body_of(node, ending, duration_ms=duration), True)
-        try:
-            if written is not None:
-                await written
-        except (LogError, asyncio.CancelledError):
-            pass  # the result stands; that the log did not take it is told by whoever closes the log
+        for waited in (node.written, written):
+            try:
+                if waited is not None:
+                    await waited
+            except (LogError, asyncio.CancelledError):
+                pass  # the result stands; that the log did not take it is told by whoever closes the log
         if node is tree.root:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
