@@ -116,7 +116,7 @@ def _reach(settings: Settings) -> Iterator[str]:
     if settings.network == "full":
         yield "network: full"
     elif settings.network not in (None, "none"):
-        yield from (f"network.allow: {host}" for host in settings.network or ())
+        yield from (f"network: {host}" for host in settings.network or ())
 
 
 def _given(server: McpServer) -> str:
