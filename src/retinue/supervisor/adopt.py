@@ -34,7 +34,7 @@ FOREIGN = "foreign"
 CHARACTERS = 64
 SOMEBODY = "subagent"
 NO_JSON = msgspec.Raw(b"null")
-TOO_FAR = "it runs in an MCP server, which words from here do not reach"
+TOO_FAR = "{who} is only watched here: it runs in the MCP server '{server}', which words from here do not reach"
 
 
 class _Elsewhere:
