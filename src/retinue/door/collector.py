@@ -181,6 +181,8 @@ class Collector(Listener):
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._first_seen(server, event)
+            if event.type == END:
+                return  # nothing was reported of it, so there is nothing to end
         elif run.server is not server:
             raise Refused(403, NOT_YOURS.format(run=event.run_id))
         if run.over or (run.node is not None and run.node.ending):
