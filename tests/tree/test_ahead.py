@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import retinue
 from retinue import Profile
 from retinue.core.errors import LogError
-from retinue.core.events import Event, RunSpawned
+from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.messages import Reply, Request
 from retinue.log.memory import MemoryLog
 from retinue.log.wrapped import Wrapped
@@ -87,6 +90,24 @@ async def test_a_first_event_that_cannot_be_written_ends_the_run_before_it_does_
         result = await run.result()
     assert (result.status, result.error_details) == ("failed", "cannot write the log: the disk is full")
     assert ran == []
+
+
+class Streams:
+    """A model that says three words at once."""
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        for word in ("one", "two", "three"):
+            on_delta("text", word)
+        return Reply("one two three")
+
+
+@pytest.mark.requirement("P1")
+async def test_what_a_run_says_is_shown_when_it_is_known_that_there_is_one(tmp_path: Path) -> None:
+    async with retinue.open(tmp_path / ".retinue") as r:
+        run = await r.spawn(Profile("main", "Say.", model=Streams()), "go")
+        shown = [item async for item in r.supervisor.watch(run.tree, deltas=True)]
+    assert isinstance(shown[0], Event) and isinstance(shown[0].body, RunSpawned)
+    assert [item.text for item in shown if isinstance(item, Delta)] == ["one", "two", "three"]
 
 
 async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:

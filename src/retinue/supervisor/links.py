@@ -245,15 +245,19 @@ class RunLink(msgspec.Struct, eq=False):
         return msgspec.structs.replace(reply, calls=tuple(calls))
 
     def _delta(self, kind: str, text: str) -> None:
-        ref, stall = self.ref, self.node.stall
-        if self.node.ending:
+        ref, node, show = self.ref, self.node, self.tree.log.show
+        if node.ending:
             return
-        if stall is not None:
-            stall.touch()
+        if node.stall is not None:
+            node.stall.touch()
         if kind == "retry":
-            self.tree.write(self.node, Warned(text, code="retry"))
+            self.tree.write(node, Warned(text, code="retry"))
             return
-        self.tree.log.show(Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind))
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind)
+        if node.written is None:
+            show(delta)
+        else:  # in order, and not before there is a run to those who watch
+            node.written.add_done_callback(lambda done: done.cancelled() or done.exception() or show(delta))
 
     def _report(self, reply: Reply, model: str) -> None:
         write, node = self.tree.write, self.node

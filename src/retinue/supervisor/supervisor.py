@@ -246,7 +246,7 @@ class Supervisor:
             job = None
             if node.stopping is None:
                 if written is not None and may_ask_ahead(tree, node):
-                    node.written = written
+                    node.written = asyncio.ensure_future(written)
                 elif written is not None:
                     await written
                 if node.parent is not None and not node.holds_slot:
