@@ -1,6 +1,7 @@
 """The contract every log keeps, and `watch` without a seam: the same tests for memory and SQLite."""
 
 import asyncio
+import gc
 import os
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -290,6 +291,23 @@ async def test_a_batch_that_cannot_be_written_is_told_and_written_later(tmp_path
     assert [e.seq for e in log.read("t")] == [1, 2, 3, 4, 5]
     blocker.close()
     await log.close()
+
+
+async def test_who_did_not_wait_for_what_cannot_be_written_made_no_mistake(tmp_path: Path) -> None:
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told["message"]))
+    log = SqliteLog(tmp_path)
+    await fill(log, 3, end=False)
+    blocker = apsw.Connection(str(log.path))
+    log._db.set_busy_timeout(1)
+    blocker.execute("BEGIN IMMEDIATE")
+    log.append(event(4, TurnStarted(4)), True)  # as of a run that was cancelled before it began
+    with pytest.raises(LogError):
+        await log.append(event(5, ended()), True)
+    blocker.close()
+    await log.close()
+    gc.collect()
+    assert said == []
 
 
 async def test_many_events_take_few_commits(tmp_path: Path) -> None:

@@ -248,3 +248,4 @@ class SqliteLog:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
+                waiter.exception()  # that it was told is enough: not to wait is no mistake

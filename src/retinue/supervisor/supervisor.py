@@ -306,12 +306,11 @@ class Supervisor:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)
         written = tree.write(node, body_of(node, ending, duration_ms=duration), True)
-        for waited in (node.written, written):
-            try:
-                if waited is not None:
-                    await waited
-            except (LogError, asyncio.CancelledError):
-                pass  # the result stands; that the log did not take it is told by whoever closes the log
+        try:
+            if written is not None:
+                await written
+        except (LogError, asyncio.CancelledError):
+            pass  # the result stands; that the log did not take it is told by whoever closes the log
         if node is tree.root:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
