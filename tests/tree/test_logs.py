@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import retinue
-from retinue.core.errors import LogError
+from retinue import Task
+from retinue.core.errors import ConfigError, LogError
 from retinue.core.events import (
     KINDS,
     Delta,
@@ -308,6 +309,14 @@ async def test_who_did_not_wait_for_what_cannot_be_written_made_no_mistake(tmp_p
     await log.close()
     gc.collect()
     assert said == []
+
+
+async def test_a_task_that_is_refused_leaves_nothing_in_the_log() -> None:
+    async with retinue.open() as r:
+        with pytest.raises(ConfigError, match="does not exist"):
+            await r.spawn(main({"main": ["done"]}), Task("go", context_paths=["/nosuch"]))
+        assert isinstance(r.supervisor.log, MemoryLog)
+        assert r.supervisor.log._feeds == {}
 
 
 async def test_many_events_take_few_commits(tmp_path: Path) -> None:

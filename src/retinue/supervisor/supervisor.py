@@ -123,8 +123,8 @@ class Supervisor:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)
         account = account_of("", (whole, own), None, plan, self.prices)
-        tree = tree_for(self.log, self._clock, known(merged.concurrent), trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
+        tree = tree_for(self.log, self._clock, known(merged.concurrent), trace)
         node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
         seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
