@@ -14,6 +14,7 @@ from retinue import Profile
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.messages import Reply, Request
+from retinue.core.ports import Log
 from retinue.log.memory import MemoryLog
 from retinue.log.wrapped import Wrapped
 from retinue.models.scripted import ScriptedModel
@@ -24,8 +25,8 @@ from tests.tree.kit import call
 class SlowDisk(Wrapped):
     """Has first events written when the test says so."""
 
-    def __init__(self) -> None:
-        super().__init__(MemoryLog())
+    def __init__(self, log: Log | None = None) -> None:
+        super().__init__(log or MemoryLog())
         self.disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
@@ -125,3 +126,32 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
         log.disk.set_result(None)
         await run.result()
     assert called == ["go"]
+
+
+@pytest.mark.parametrize("fields", [{"workspace": "copy"}, {"runtime": "isolated", "workspace": "scratch"}])
+async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    model = Noticed(scripted({"main": ["done"]}))
+    async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+        log = r.supervisor.log = SlowDisk(r.supervisor.log)
+        run = await r.spawn(Profile("main", "Work.", model=model, **fields), "go")
+        log.disk.set_exception(LogError("cannot write the log"))
+        assert (await run.result()).error_details == "cannot write the log"
+    assert not model.asked.is_set()
+    assert not (tmp_path / ".retinue" / "runs").exists()
+
+
+async def test_a_run_that_goes_on_waits_for_the_disk() -> None:
+    model = Noticed(scripted({"main": ["done"]}))
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(Profile("main", "Work.", model=model), "go")
+        await run.result()
+        model.asked.clear()
+        log = r.supervisor.log = SlowDisk(r.supervisor.log)
+        again = await r.continue_run(run, "more", profiles=[Profile("main", "Work.", model=model)])
+        await some_turns()
+        assert not model.asked.is_set()
+        log.disk.set_result(None)
+        await again.result()
+        assert model.asked.is_set()
