@@ -18,6 +18,7 @@ from retinue.core.events import encode
 from retinue.core.ports import Log
 from retinue.log import sqlite
 from retinue.log.archive import Archive
+from retinue.log.wrapped import Wrapped
 from retinue.supervisor import runfiles
 from tests.cli.shell import COMMAND, environment
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
@@ -36,16 +37,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 WORDS = {"full": "the disk is full: cannot ", "write": "the disk fails (", "sync": "the disk fails ("}
 
 
-class Told:
+class Told(Wrapped):
     """A log before the real one that notes which events were acknowledged: somebody waited, and was told."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        super().__init__(log)
         self.acknowledged: list[Event] = []
         self.refusals: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         written = self._log.append(event, wait)
@@ -67,7 +65,7 @@ async def one_tree(folder: Path, *, wait: bool = True) -> tuple[retinue.Result[A
     try:
         kids = [retinue.Profile("mid")]
         async with retinue.open(folder / ".retinue", project=folder, mode="yes", profiles=kids) as r:
-            r.supervisor.log = told = Told(r.supervisor.log)  # type: ignore[assignment]
+            r.supervisor.log = told = Told(r.supervisor.log)
             run = await r.spawn(main(SCRIPT), "go")
             result = await run.result()
     except LogError as error:
@@ -112,6 +110,7 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
             assert stored(folder)
         again, told, closing = await one_tree(folder)
         assert (again is not None and again.status, closing) == ("done", "")
+        assert told is not None and told.acknowledged, "the witness saw nothing"
         newest = stored(folder)[0]
         check_order(newest)
         assert len(by_run(newest)) == 4
