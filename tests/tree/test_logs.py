@@ -64,10 +64,11 @@ def ended() -> RunEnded:
 
 
 async def fill(log: Log, count: int, *, tree: str = "t", end: bool = True) -> None:
-    log.append(event(1, spawned(), tree=tree))
+    append = log.appender(tree)
+    append(event(1, spawned(), tree=tree), False)
     for seq in range(2, count):
-        log.append(event(seq, TurnStarted(seq), tree=tree))
-    written = log.append(event(count, ended() if end else TurnStarted(count), tree=tree), True)
+        append(event(seq, TurnStarted(seq), tree=tree), False)
+    written = append(event(count, ended() if end else TurnStarted(count), tree=tree), True)
     if written is not None:
         await written
 
