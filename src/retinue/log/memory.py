@@ -14,7 +14,6 @@ from retinue.log.feed import Feed
 class MemoryLog:
     """Events by tree. `watch` and `read` of an unknown tree see it as empty."""
 
-    durable = False
     ahead = True
 
     def __init__(self) -> None:

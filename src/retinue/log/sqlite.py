@@ -44,7 +44,6 @@ def claim(folder: Path) -> tuple[Path, int]:
 class SqliteLog:
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the file go."""
 
-    durable = True
     ahead = True
 
     def __init__(self, folder: Path, file: Path | None = None) -> None:
