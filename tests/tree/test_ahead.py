@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Profile
+from retinue import Limits, Profile
 from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.messages import Reply, Request
@@ -19,7 +19,7 @@ from retinue.log.memory import MemoryLog
 from retinue.log.wrapped import Wrapped
 from retinue.models.scripted import ScriptedModel
 from retinue.testing import scripted
-from tests.tree.kit import call
+from tests.tree.kit import call, spawn
 
 
 class SlowDisk(Wrapped):
@@ -35,13 +35,15 @@ class SlowDisk(Wrapped):
 
 
 class Noticed:
-    """A model that says when it was asked."""
+    """A model that says when it was asked, and by whom."""
 
     def __init__(self, model: ScriptedModel) -> None:
         self._model = model
         self.asked = asyncio.Event()
+        self.runs: list[int] = []
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        self.runs.append(request.ref.run)
         reply = await self._model.complete(request, on_delta)
         self.asked.set()
         return reply
@@ -140,6 +142,28 @@ async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
         assert (await run.result()).error_details == "cannot write the log"
     assert not model.asked.is_set()
     assert not (tmp_path / ".retinue" / "runs").exists()
+
+
+class RefusesOne(Wrapped):
+    """Takes all but the first event of run 2."""
+
+    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        written = self._log.append(event, wait)
+        if event.run == 2 and isinstance(event.body, RunSpawned):
+            refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            refused.set_exception(LogError("cannot write the log"))
+            return refused
+        return written
+
+
+async def test_a_run_that_waits_for_a_slot_and_cannot_be_written_asks_nothing() -> None:
+    model = Noticed(scripted({"main": [spawn({"task": "a"}, {"task": "b"}), "done"], "*": ["done"]}))
+    async with retinue.open(mode="yes") as r:
+        r.supervisor.log = RefusesOne(r.supervisor.log)
+        profile = Profile("main", "Ask.", model=model, tools=["spawn_subagents"])
+        result = await r.run(profile, "go", limits=Limits(concurrent=1))
+    assert [child.error_details for child in result.children] == [None, "cannot write the log"]
+    assert model.runs == [0, 1, 0]
 
 
 async def test_a_run_that_goes_on_waits_for_the_disk() -> None:

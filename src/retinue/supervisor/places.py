@@ -69,7 +69,8 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
 
 def may_ask_ahead(tree: Tree, node: Node) -> bool:
     """Whether the run may ask its model while its first event is on the way to the disk. Only one that has done nothing
-    before it has the reply: no process, no folder, no function, no call of an earlier life."""
+    before it has the reply: no process, no copy, no function, no call of an earlier life. Who waits for a slot has
+    the time to wait for the disk."""
     plan = node.plan
     return (
         tree.log.ahead
@@ -77,6 +78,7 @@ def may_ask_ahead(tree: Tree, node: Node) -> bool:
         and plan.runtime.name == "inherited"
         and node.folders.space is None
         and node.past is None
+        and node.place is None
     )
 
 
