@@ -101,7 +101,9 @@ class Stop(Exception):
 
 
 class Limited(Stop):
-    """A limit of the run is spent; the text says which."""
+    """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more."""
+
+    usage: Usage = NO_USAGE
 
 
 class Unconfirmed(Stop):

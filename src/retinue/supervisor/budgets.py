@@ -41,6 +41,8 @@ class Need(msgspec.Struct, eq=False, gc=False):
     work_out: Callable[..., Amount]
     call: tuple[Any, ...]
     made: Amount | None = None
+    paid: Amount | None = None  # for attempts of the call that were settled before
+    given_back: bool = False
 
     @property
     def amount(self) -> Amount:

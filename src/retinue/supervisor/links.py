@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import CallCancelled, ModelError, RetinueError, Stop, StreamCut, ToolError
+from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Inbox, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
@@ -119,9 +119,10 @@ class RunLink:
                 if place is not None:
                     await spending.wait(node, wanted, place)
                 need = wanted
+                request = spending.paid_anew(node, need, request, self.supervisor.prices)
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
-        except ModelError as error:
+        except (ModelError, Limited) as error:
             usage = error.usage
             self._failed(error, plan.model_name)
             raise
@@ -273,7 +274,7 @@ class RunLink:
             text, file = node.folders.fitting(thought.text)
             write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
 
-    def _failed(self, error: ModelError, model: str) -> None:
+    def _failed(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
             cost = self.supervisor.prices.price(model, error.usage)
             self.tree.write(self.node, UsageReported(model, error.usage, cost))

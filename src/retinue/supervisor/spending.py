@@ -75,11 +75,30 @@ def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> 
     had reserved is given back."""
     account = node.account
     assert account is not None
+    if need.given_back:
+        return
     cost = NOTHING
     if account.counts_cost and usage is not NO_USAGE:
         known = prices.price(model, usage)
         cost = need.cost if known is None else known
-    account.settle(need, Amount(usage.input_tokens + usage.output_tokens, cost))
+    spent, before = Amount(usage.input_tokens + usage.output_tokens, cost), need.paid
+    need.paid = spent
+    account.settle(need, spent if before is None else Amount(spent.tokens - before.tokens, cost - before.cost))
+
+
+def paid_anew(node: Node, need: Need, request: Request, prices: Prices) -> Request:
+    """The call as its model gets it: to be made once more it is settled, and reserved like another one."""
+
+    async def again(usage: Usage) -> None:
+        assert node.account is not None
+        settle(node, need, request.model, usage, prices)
+        need.given_back = True
+        place = node.account.reserve(need)
+        if place is not None:
+            await wait(node, need, place)
+        need.given_back = False
+
+    return msgspec.structs.replace(request, again=again)
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
