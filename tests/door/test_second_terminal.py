@@ -331,3 +331,28 @@ def test_an_answer_can_reach_further_than_one_call(project: Project) -> None:
     ]
     assert decided[0][1] == "run"
     assert decided[1][0] == "rule"
+
+
+def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Project) -> None:
+    def shell(command: str) -> dict[str, object]:
+        return {"name": "shell", "args": {"command": command}}
+
+    asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo 1; echo 2"), shell("echo 3")])
+    with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "60") as run:
+        tree = waiting(project, 2)[0]["tree"]
+        both = project.retinue("approve", "1", "--pending")
+        assert both.stdout == f"approved write(a.txt) of {tree}/0\napproved write(b.txt) of {tree}/0\n"
+        waiting(project)
+        always = project.retinue("approve", "3", "--project")
+        assert always.stdout.splitlines()[1:] == [
+            "allowed in this project from now on, by the rule in retinue.yaml: shell(echo 1)"
+        ]
+        assert "shell(echo 1)" in (project.folder / "retinue.yaml").read_text()
+        waiting(project, 2)
+        said = one_line_error(project.retinue("approve", "4", "--project"))
+        assert "no rule says just shell(echo 1; echo 2): answer without --project" in said
+        assert "--set is about one call" in one_line_error(project.retinue("approve", "4", "--pending", "--set", "a=1"))
+        assert len(project.retinue("deny", "4", "enough", "--pending").stdout.splitlines()) == 2
+        assert run.communicate()[0] == "done\n"
+    texts = [e["text"] for e in project.events() if e["kind"] == "tool.result"]
+    assert texts[-2:] == ["The user denied this call: enough"] * 2

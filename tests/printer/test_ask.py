@@ -9,7 +9,7 @@ import pytest
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.events import ApprovalAsked, Thinking
 from retinue.surfaces.printer.answers import decide
-from retinue.surfaces.printer.ask import NOBODY, PROMPT, TerminalApprover
+from retinue.surfaces.printer.ask import NOBODY, PROMPT, SURE, TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 from tests.printer.facts import ANNA, Facts
 
@@ -120,6 +120,29 @@ async def test_questions_come_one_at_a_time_in_their_order(person: Person) -> No
     await person.sees("◐ [three] edit(three.py)")
     await person.sees(PROMPT)
     assert "waiting" not in person.seen
+    person.types("n\n")
+    assert await third == Deny()
+
+
+async def test_yes_to_all_that_an_agent_asks_is_to_what_was_shown(person: Person) -> None:
+    person.sit_down()
+    first, second = person.ask("one"), person.ask("two")
+    await person.sees(PROMPT)
+    person.types("p\n")
+    await person.sees(SURE)
+    assert "+new one" in person.seen and "+new two" in person.seen
+    person.types("no\n")
+    await person.sees(PROMPT)
+    assert not first.done() and not second.done()
+    person.types("p\n")
+    await person.sees(SURE)
+    third = person.ask("three")
+    await person.sees("(2 more questions waiting)")
+    person.types("y\n")
+    assert (await first, await second) == (Allow(), Allow())
+    await person.sees("◐ [three]")
+    await person.sees(PROMPT)
+    assert not third.done()
     person.types("n\n")
     assert await third == Deny()
 

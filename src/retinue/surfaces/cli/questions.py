@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Event
 from retinue.door import files
 from retinue.door.client import DoorClient, DoorGone
 from retinue.log.archive import Archive, Stored
 from retinue.surfaces.cli import screen
-from retinue.surfaces.cli.doors import doors_of
+from retinue.surfaces.cli.doors import doors_of, wait_for
 from retinue.wire.door import Question
 
 
@@ -85,6 +86,19 @@ def decision(archive: Archive, approval: Approval) -> ApprovalDecided | None:
                 if isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id:
                     return event.body
     return None
+
+
+async def decided(archive: Archive, approval: Approval, *, seconds: float) -> ApprovalDecided | None:
+    """The same of an answer that was just taken: it may not be written yet."""
+    for stored in archive.trees():
+        if stored.tree == approval.tree:
+            event = await wait_for(archive, stored, partial(_is_decision, approval.id), seconds=seconds)
+            return event.body if event is not None and isinstance(event.body, ApprovalDecided) else None
+    return None
+
+
+def _is_decision(approval_id: str, event: Event) -> bool:
+    return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval_id
 
 
 def _numbers(archive: Archive, tree: str) -> dict[str, int]:

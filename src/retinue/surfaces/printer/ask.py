@@ -26,12 +26,14 @@ NOBODY = "nobody answered: the input has ended"
 
 
 class _Place:
-    """One question's place: `shown` when the printer is there, `turn` when it is to be asked."""
+    """One question's place: `shown` when the printer is there, `turn` when it is to be asked, or was `granted` beside
+    another one."""
 
     def __init__(self, question: Approval) -> None:
         self.question = question
         self.shown = asyncio.Event()
         self.turn = asyncio.Event()
+        self.granted = False
 
 
 class TerminalApprover:
@@ -55,6 +57,8 @@ class TerminalApprover:
             while True:
                 self._give_turn(self._current or place)
                 await place.turn.wait()
+                if place.granted:
+                    return Allow()
                 with suppress(TimeoutError):  # a printer that shows other events never reaches this one
                     async with asyncio.timeout(SHOWN_SECONDS):
                         await place.shown.wait()
@@ -118,6 +122,8 @@ class TerminalApprover:
                     self._tell_waiting(listed=True)
             case "always":
                 return await self._always(question)
+            case "pending":
+                return await self._pending(question)
             case "edit":
                 return await self._edit(question)
             case "go":
@@ -134,6 +140,19 @@ class TerminalApprover:
         self._printer.note(f"writes to retinue.yaml, to allow it from now on: {question.rule}")
         line = await self._read(SURE)
         return Allow("project") if line is not None and decide(line) == Allow() else None
+
+    async def _pending(self, question: Approval) -> Allow | None:
+        """Yes to all that its run asks now. What comes while the person reads is not meant."""
+        meant = [place for place in self._places.values() if _same_run(place.question, question)]
+        for place in meant:
+            self._printer.question(place.question)
+        line = await self._read(SURE)
+        if line is None or decide(line) != Allow():
+            return None
+        for place in meant:
+            place.granted = True
+            place.turn.set()
+        return Allow()
 
     async def _edit(self, question: Approval) -> Allow | None:
         args = await self._edited(question.args)
@@ -160,3 +179,7 @@ class TerminalApprover:
                 spans = question_spans(asked.label, asked.tool, asked.args)[1:]
                 lines.append(f"  {number}. " + safe.line("".join(text for _, text in spans)))
         self._printer.note("\n".join(lines))
+
+
+def _same_run(one: Approval, other: Approval) -> bool:
+    return (one.tree, one.run) == (other.tree, other.run)
