@@ -205,6 +205,21 @@ def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) 
     assert "\x1b[31mslowly" not in shown
 
 
+def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> None:
+    spoken = {"tools": [write("a.txt")], "text": "spoken \x1b[31mslowly", "chunks": 2, "thinking": "hm"}
+    model = project.script({"main": [spoken, "the end"]})
+    terminal = Terminal(project, "run", "x", "--model", model, NO_COLOR="")
+    terminal.read_until("[y]es [n]o > ")
+    terminal.type("y\n")
+    shown = terminal.read_until(None)
+    assert terminal.end() == 0
+    assert "\r\x1b[K\x1b[2mmain: spoken" in shown
+    assert "main: hm" not in shown.partition("main: spoken")[2]
+    assert "\x1b[31mslowly" not in shown
+    plain = project.retinue("run", "x", "--yes", "--model", model, FORCE_COLOR="1", NO_COLOR="")
+    assert "main: spoken" not in plain.stderr  # a file keeps what was said, not how
+
+
 @pytest.mark.requirement("P23")
 def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, "end"]}

@@ -173,6 +173,21 @@ async def test_blocks_still_come_and_the_prompt_comes_again(person: Person, colo
     assert await asking == Allow()
 
 
+async def test_what_is_being_said_leaves_the_line_to_who_is_asked(person: Person) -> None:
+    person.sit_down(color=True)
+    person.printer.say("anna: let me \x1bsee")
+    await person.sees("\r\x1b[K\x1b[2manna: let me \\x1bsee\x1b[0m")
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    assert person.seen.startswith("\r\x1b[K")
+    person.printer.say("bert: me too")
+    person.types("y\n")
+    assert await asking == Allow()
+    person.printer.say("bert: at last")
+    await person.sees("bert: at last")
+    assert "me too" not in person.seen
+
+
 async def test_a_cancelled_question_disappears_and_the_next_is_asked(person: Person) -> None:
     person.sit_down()
     first, second, third = person.ask("one"), person.ask("two"), person.ask("three")

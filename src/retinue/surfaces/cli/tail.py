@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
     stdout = _Stdout()
     printer = Printer(stdout, level="verbose" if args.verbose else "normal")
-    speech = Speech(printer) if printer.color and not args.json else None
+    speech = Speech(printer) if printer.terminal and not args.json else None
     async for line in _lines(archive, stored, args, deltas=args.deltas or speech is not None):
         item = None if args.json else decode_item(line)
         if isinstance(item, Delta):
@@ -68,7 +68,7 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
             if stdout.broken:
                 raise BrokenPipeError
     if speech is not None:
-        speech.end()
+        printer.hush()
     if args.follow and not archive.has_ended(stored):
         screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
 
