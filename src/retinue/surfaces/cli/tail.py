@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta
+from retinue.core.events import Delta, RunEnded
 from retinue.door.client import DoorGone
 from retinue.log.archive import Archive, Stored, event_of
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.cli.speech import Speech
+from retinue.surfaces.printer import paint, safe
 from retinue.surfaces.printer.printer import Printer
 from retinue.wire.door import decode_item
 
@@ -65,12 +66,23 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
             if speech is not None:
                 speech.over(event)
             printer.show(event)
+            if event.run == 0 and isinstance(event.body, RunEnded):
+                _end(printer, event.agent, event.body)
             if stdout.broken:
                 raise BrokenPipeError
     if speech is not None:
         printer.hush()
     if args.follow and not archive.has_ended(stored):
         screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
+
+
+def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
+    """How the primary ended: its answer went to whoever started it, who may be nobody by now."""
+    head, text = f"● {safe.line(agent)} {ended.status}", ended.final_response
+    if ended.status == "done":
+        printer.plain(f"{paint.faint(head, color=printer.color)}\n{safe.text(text)}")
+    else:
+        printer.note(f"{head}: {safe.line(ended.error_details or text)}")
 
 
 class _Stdout:
