@@ -79,6 +79,7 @@ def test_cancelling_the_primary_ends_the_first_terminals_command(project: Projec
 
 def test_a_steer_and_its_receipts(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [GLOB], "delay": 2}, {"hang": True}]}
+    project.run(agents={"main": ["another main, which has ended"]})
     with first(project, agents) as process:
         delivered = project.retinue("send", "main", "look at the tests", "--wait", "30")
         assert (delivered.returncode, delivered.stdout) == (0, "delivered at turn 3\n")
@@ -87,7 +88,8 @@ def test_a_steer_and_its_receipts(project: Project) -> None:
         assert "#### inbox\nlook at the tests\n" in project.retinue("tail").stdout
         interrupt(process)
         process.communicate()
-    late = project.retinue("send", "main", "hello?")
+    assert "'main' could be any of" in one_line_error(project.retinue("send", "main", "hello?"))
+    late = project.retinue("send", project.rows()[0]["tree"], "hello?")
     assert (late.returncode, late.stdout) == (1, "")
     assert late.stderr == "retinue: too late: the run has ended: cancelled\n"
     assert "no run is called 'nobody'" in one_line_error(project.retinue("send", "nobody", "x"))
