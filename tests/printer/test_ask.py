@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import shlex
+import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -200,6 +203,23 @@ async def test_a_cancelled_question_disappears_and_the_next_is_asked(person: Per
     person.types("y\n")
     assert await third == Allow()
     assert first.cancelled() and second.cancelled()
+
+
+async def test_an_editor_that_is_no_longer_needed_gives_the_terminal_back(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys, tty; tty.setraw(0); print('raw', flush=True); sys.stdin.read()"
+    monkeypatch.setenv("VISUAL", shlex.join([sys.executable, "-c", program]))
+    person.sit_down()
+    modes = termios.tcgetattr(person.terminal)
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    person.types("e\n")
+    await person.sees("raw")
+    assert termios.tcgetattr(person.terminal) != modes
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert termios.tcgetattr(person.terminal) == modes
 
 
 async def test_when_the_terminal_is_gone_the_answer_is_no(person: Person) -> None:
