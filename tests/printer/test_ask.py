@@ -25,6 +25,7 @@ class Person:
         self.screen = ""
         self.stream = os.fdopen(self.terminal, "w", encoding="utf-8", closefd=False)
         self.facts = Facts()
+        self.number = 3  # so many were asked and answered before
 
     def sit_down(self, *, color: bool = False) -> None:
         self.printer = Printer(self.stream, color=color)
@@ -33,9 +34,11 @@ class Person:
     def ask(self, name: str) -> asyncio.Task[Allow | Deny]:
         """A question, and its event in its place among the blocks."""
         args = {"path": f"{name}.py"}
+        self.number += 1
         question = Approval(
-            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name, f"-old {name}\n+new {name}"
-        )
+            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name, f"-old {name}\n+new {name}",
+            number=self.number,
+        )  # fmt: skip
         asking = asyncio.ensure_future(self.approver(question))
         asking.get_loop().call_soon(
             self.printer.show, self.facts(ANNA, ApprovalAsked(name, "c1", "edit", args, name, question.preview))
@@ -125,6 +128,22 @@ async def test_questions_come_one_at_a_time_in_their_order(person: Person) -> No
     assert "waiting" not in person.seen
     person.types("n\n")
     assert await third == Deny()
+
+
+async def test_a_number_goes_to_the_question_that_has_it_at_every_terminal(person: Person) -> None:
+    person.sit_down()
+    first, second = person.ask("one"), person.ask("two")
+    await person.sees("  5. [two] edit(two.py)\n" + PROMPT)
+    person.types("2\n")
+    await person.sees("no question 2 is waiting\n" + PROMPT)
+    person.types("5\n")
+    await person.sees("◐ [two]")
+    await person.sees("  4. [one] edit(one.py)\n" + PROMPT)
+    person.types("y\n")
+    assert await second == Allow()
+    await person.sees(PROMPT)
+    person.types("n\n")
+    assert await first == Deny()
 
 
 async def test_yes_to_all_that_an_agent_asks_is_to_what_was_shown(person: Person) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.events import Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
+from retinue.core.events import ApprovalAsked, Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
@@ -162,9 +162,11 @@ class Revival:
             self._bound(tree, self._node(tree, view, parent, plan), given.limits)
             tree.labels[view.label] = 1
         self._count_spent(tree)
+        desk = host.supervisor.desk
+        desk.asked[self.id] = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
         for run, body in standing(self._events):
             tool = sealed(body.tool, body.seal)
-            host.supervisor.desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
+            desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
         concurrent = self._whole(given.limits, tree.nodes[0]).concurrent
         assert concurrent is not UNSET
         tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))

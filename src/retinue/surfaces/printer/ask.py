@@ -127,10 +127,10 @@ class TerminalApprover:
             case "edit":
                 return await self._edit(question)
             case "go":
-                waiting = list(self._places.values())
-                if 1 <= wish.number <= len(waiting):
-                    return waiting[wish.number - 1]
-                self._printer.note(f"there is no question {wish.number}; {len(waiting)} wait")
+                for place in self._places.values():
+                    if place.question.number == wish.number:
+                        return place
+                self._printer.note(f"no question {wish.number} is waiting")
         return None
 
     async def _always(self, question: Approval) -> Allow | None:
@@ -173,11 +173,10 @@ class TerminalApprover:
     def _tell_waiting(self, *, listed: bool = False) -> None:
         more = len(self._places) - 1
         lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
-        for number, place in enumerate(self._places.values() if listed else (), 1):
-            if place is not self._current and number <= LISTED:
-                asked = place.question
-                spans = question_spans(asked.label, asked.tool, asked.args)[1:]
-                lines.append(f"  {number}. " + safe.line("".join(text for _, text in spans)))
+        others = [place.question for place in self._places.values() if listed and place is not self._current]
+        for asked in others[:LISTED]:
+            spans = question_spans(asked.label, asked.tool, asked.args)[1:]
+            lines.append(f"  {asked.number}. " + safe.line("".join(text for _, text in spans)))
         self._printer.note("\n".join(lines))
 
 
