@@ -86,7 +86,7 @@ class ProviderModel:
         except asyncio.CancelledError:
             if stream is None:
                 raise
-            raise CallCancelled(_known_usage(stream, request), estimated=True) from None
+            raise CallCancelled(_known_usage(stream, request), estimated=True, partial=_text(stream)) from None
         except _FAILURES as error:
             raise self._fault(error, stream) from error
         if not _is_whole(response):

@@ -55,7 +55,8 @@ class Retrying:
                     raise
                 raise CallCancelled(spent, estimated=False) from None
             except CallCancelled as error:
-                raise CallCancelled(spent + error.usage, estimated=error.estimated) from None
+                error.usage = spent + error.usage
+                raise
             except Limited as error:
                 error.usage = spent
                 raise

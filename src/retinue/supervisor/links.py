@@ -127,7 +127,7 @@ class RunLink:
             self._failed(error, plan.model_name)
             raise
         except CallCancelled as error:
-            usage = error.usage
+            usage, node.partial = error.usage, error.partial
             cost = self.supervisor.prices.price(plan.model_name, usage)
             self.tree.write(node, UsageReported(plan.model_name, usage, cost, error.estimated))
             raise asyncio.CancelledError from None
