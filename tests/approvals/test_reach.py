@@ -180,6 +180,12 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         assert made.made == ["bert"]
         told = '[The user changed the arguments of this call to {"who":"bert"}]\npaged bert'
         assert result.final_response == bodies(events, ToolResult)[0].text == told
+        wrong = await r.spawn(main(script, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        r.supervisor.answer(question.id, Allow(args={"whom": "bert"}), by="user")
+        said_of_it = (await wrong.result()).final_response
+        assert said_of_it.startswith('[The user changed the arguments of this call to {"whom":"bert"}]\n')
+        assert "who" in said_of_it.splitlines()[1]  # else the model would wonder whose mistake that is
         again = await r.spawn(main(script, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
         r.supervisor.answer(question.id, Allow(args={"who": "boss"}), by="user")
