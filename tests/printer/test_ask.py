@@ -197,6 +197,8 @@ async def test_blocks_still_come_and_the_prompt_comes_again(person: Person, colo
 
 async def test_what_is_being_said_leaves_the_line_to_who_is_asked(person: Person) -> None:
     person.sit_down(color=True)
+    termios.tcsetwinsize(person.terminal, (24, 77))
+    assert person.printer.columns == 77  # of where it prints, wherever the answer goes
     person.printer.say("anna: let me \x1bsee")
     await person.sees("\r\x1b[K\x1b[2manna: let me \\x1bsee\x1b[0m")
     asking = person.ask("one")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 from retinue.core.events import Delta, Event, Inbox
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
@@ -22,7 +20,7 @@ class Speech:
         kind, before = self._said.get(delta.run, (delta.kind, ""))
         said = ((before if kind == delta.kind else "") + delta.text)[-KEPT:]
         self._said[delta.run] = delta.kind, said
-        width = shutil.get_terminal_size((80, 24)).columns - 1
+        width = self._printer.columns - 1
         line = safe.line(f"{delta.agent}: {' '.join(said.split())}")
         head = len(safe.line(delta.agent)) + 2
         if len(line) > width:

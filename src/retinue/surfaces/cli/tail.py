@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
-    stdout = _Stdout()
-    printer = Printer(stdout, level="verbose" if args.verbose else "normal")
+    printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     speech = Speech(printer) if printer.terminal and not args.json else None
     async for line in _lines(archive, stored, args, deltas=args.deltas or speech is not None):
         item = None if args.json else decode_item(line)
@@ -68,7 +67,7 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
             printer.show(event)
             if event.run == 0 and isinstance(event.body, RunEnded):
                 _end(printer, event.agent, event.body)
-            if stdout.broken:
+            if printer.gone:
                 raise BrokenPipeError
     if speech is not None:
         printer.hush()
@@ -83,25 +82,6 @@ def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
         printer.plain(f"{paint.faint(head, color=printer.color)}\n{safe.text(text)}")
     else:
         printer.note(f"{head}: {safe.line(ended.error_details or text)}")
-
-
-class _Stdout:
-    """stdout, remembering that its reader is gone: the printer is silent then, but nobody is left to follow for."""
-
-    broken = False
-
-    def write(self, text: str) -> None:
-        sys.stdout.write(text)
-
-    def flush(self) -> None:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self.broken = True
-            raise
-
-    def isatty(self) -> bool:
-        return sys.stdout.isatty()
 
 
 async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, deltas: bool) -> AsyncIterator[bytes]:

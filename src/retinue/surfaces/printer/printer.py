@@ -43,6 +43,10 @@ class Printer:
         """Whether nobody reads any more, so that printing on is pointless."""
         return self._output.gone
 
+    @property
+    def columns(self) -> int:
+        return self._output.columns
+
     def show(self, event: Event) -> None:
         """Prints what there is to see of an event."""
         block = self._blocks.apply(event)
