@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
@@ -10,6 +11,7 @@ import retinue
 from retinue import ConfigError, Limits, Profile
 from retinue.core.events import UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
+from retinue.core.messages import Reply, Request
 from retinue.core.usage import Usage
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, ask, serving
@@ -65,3 +67,18 @@ async def test_what_attempts_spent_is_counted_once_whoever_waits_beside_them() -
     spent = sum(body.usage.total_tokens for body in bodies(events, UsageReported))
     assert spent == result.total_usage.total_tokens < 50_000 + 20_008
     assert (result.status, len(server.requests)) == ("limited", 4)
+
+
+async def test_nothing_of_what_an_attempt_spent_comes_back_when_the_next_one_breaks() -> None:
+    class Breaking:
+        async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+            if request.again is None:
+                raise AssertionError("a run with a budget pays for each attempt")
+            await request.again(Usage(700, 0))
+            raise ZeroDivisionError
+
+    async with retinue.open() as r:
+        run = await r.spawn(Profile("main", model=Breaking(), tools=[]), "go", limits=Limits(tokens=10_000))
+        account = r.supervisor.trees[run.tree].nodes[0].account
+        assert (await run.result()).status == "failed"
+    assert account is not None and (account.spent.tokens, account.in_flight) == (700, 0)

@@ -190,6 +190,8 @@ class Desk:
         if decision.scope != "project":
             return decision
         try:
+            if decision.args is not None:
+                raise ConfigError("its arguments were changed, and the rule would be for what was asked")
             if self._book is None or not question.approval.rule:
                 raise ConfigError("there is no rule, or no file for it, that would say just this")
             self._book.keep(question.approval.rule)

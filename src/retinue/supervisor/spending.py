@@ -83,7 +83,9 @@ def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> 
         cost = need.cost if known is None else known
     spent, before = Amount(usage.input_tokens + usage.output_tokens, cost), need.paid
     need.paid = spent
-    account.settle(need, spent if before is None else Amount(spent.tokens - before.tokens, cost - before.cost))
+    if before is not None:  # nothing comes back of what attempts before have spent
+        spent = Amount(max(0, spent.tokens - before.tokens), max(NOTHING, cost - before.cost))
+    account.settle(need, spent)
 
 
 def paid_anew(node: Node, need: Need, request: Request, prices: Prices) -> Request:

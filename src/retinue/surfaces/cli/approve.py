@@ -63,9 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.changes and args.scope in ("pending", "project"):
+        raise ConfigError(f"--set is about one call: give it without --{args.scope}")
     if args.scope == "pending":
-        if args.changes:
-            raise ConfigError("--set is about one call: give it without --pending")
         return asyncio.run(answer_all(args.id, Allow()))
     return asyncio.run(answer(args.id, Allow(scope=args.scope), dict(args.changes)))
 
