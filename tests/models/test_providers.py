@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from retinue.core.messages import AssistantTurn, Call, Thought, ToolTurn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Thought, ToolSpec, ToolTurn, UserTurn
 from retinue.core.usage import Usage
 from tests.models import wire
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, ask, request, serving
@@ -190,3 +190,20 @@ async def test_openai_at_the_token_limit() -> None:
 async def test_no_arguments_are_an_empty_object() -> None:
     async with serving(Answer(wire.anthropic(wire.tool("c1", "add"), stop="tool_use"))):
         assert (await ask(CLAUDE, request(tools=[ADD])))[0].calls == (Call("c1", "add", {}),)
+
+
+@pytest.mark.parametrize("name", SAID)
+async def test_schemas_go_out_as_they_are(name: str) -> None:
+    """No strict mode that a provider's library finds fitting changes what a tool takes."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 1, "description": "how many"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    async with serving(Answer(SAID[name])) as server:
+        await ask(name, request(tools=[ToolSpec("add", "Adds.", schema)]))
+    [sent] = server.requests[0].body["tools"]
+    sent = sent.get("function", sent)
+    assert sent.get("parameters", sent.get("input_schema")) == schema
+    assert not sent.get("strict")
