@@ -25,7 +25,9 @@ async def run(model: str, *tools: str, network: list[str]) -> tuple[Result[Any],
 
 async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None:
     blocks = [
+        wire.thinking("look", "s1"),
         *wire.searched("srvtoolu_1", "what is new", FOUND),
+        wire.thinking("seen", "s2"),
         wire.text("Let me see."),
         wire.tool("c1", "glob", '{"pattern": "*"}'),
     ]
@@ -38,8 +40,10 @@ async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None
     first, second = server.requests
     [offered] = [tool for tool in first.body["tools"] if tool["name"] == "web_search"]
     assert (offered["type"].startswith("web_search_"), offered["allowed_domains"]) == (True, ["a.com", "b.org"])
-    sent = {block["type"]: block for block in second.body["messages"][1]["content"]}
-    assert list(sent) == ["server_tool_use", "web_search_tool_result", "text", "tool_use"]
+    blocks_again = second.body["messages"][1]["content"]
+    sent = {block["type"]: block for block in blocks_again}
+    kinds = ["thinking", "server_tool_use", "web_search_tool_result", "thinking", "text", "tool_use"]
+    assert [block["type"] for block in blocks_again] == kinds
     assert sent["web_search_tool_result"]["content"][0]["encrypted_content"] == "Eo8B=="
     kept = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn)).natives[0]
     assert (kept.origin, kept.args) == ("anthropic", {"query": "what is new"})

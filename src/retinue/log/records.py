@@ -119,7 +119,8 @@ def _started(tape: _Tape, body: TurnStarted) -> None:
 
 def _thought(tape: _Tape, body: Thinking) -> None:
     if tape.turn is not None:
-        thought = Thought(_whole(body.text, body.file), body.type, body.signature, body.block_id, body.origin)
+        signed = body.signature, body.block_id, body.origin, body.layout
+        thought = Thought(_whole(body.text, body.file), body.type, *signed)
         reply = _replied(tape.turn)
         tape.turn.reply = structs.replace(reply, thoughts=(*reply.thoughts, thought))
 

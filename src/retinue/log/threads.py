@@ -56,7 +56,8 @@ class Thread:
                 self._clear()
             case Thinking(text=words, file=file):
                 words = _whole(words, file)
-                self._thoughts.append(Thought(words, body.type, body.signature, body.block_id, body.origin))
+                signed = body.signature, body.block_id, body.origin, body.layout
+                self._thoughts.append(Thought(words, body.type, *signed))
             case Message(text=words, file=file, host=False):
                 self._text, self._final = _whole(words, file), body.final
             case ToolCall(call_id=call_id, name=name, args=args, tier="provider"):

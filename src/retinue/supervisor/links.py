@@ -272,7 +272,8 @@ class RunLink:
             )
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
-            write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
+            signed = thought.signature, file, thought.id, thought.origin, thought.layout
+            write(node, Thinking(text, thought.type, *signed))
 
     def _failed(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
