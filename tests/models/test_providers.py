@@ -63,6 +63,17 @@ async def test_calls_in_parallel_and_their_results(name: str) -> None:
         assert [(part["tool_use_id"], part.get("is_error", False)) for part in results] == [("c1", False), ("c2", True)]
 
 
+async def test_a_tool_that_says_nothing_is_no_empty_block() -> None:
+    calls = tuple(Call(f"c{n}", "add", {}) for n in range(3))
+    results = (ToolTurn("c0", "add", ""), ToolTurn("c1", "add", " \n"), ToolTurn("c2", "add", "", success=False))
+    async with serving(Answer(SAID[CLAUDE])) as server:
+        await ask(CLAUDE, request(UserTurn("add"), AssistantTurn("", calls), *results, tools=[ADD]))
+    sent = server.requests[0].body["messages"][-1]["content"]
+    assert [(part["content"][0]["text"], part["is_error"]) for part in sent] == [
+        ("(no output)", False), ("(no output)", False), ("(it failed, and said nothing)", True)
+    ]  # fmt: skip
+
+
 async def test_thinking_keeps_its_signature_over_turns() -> None:
     blocks = (wire.thinking("hm", "sig=="), wire.redacted("blob"), wire.tool("c1", "add", '{"a": 1}'))
     async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("3")) as server:
