@@ -177,7 +177,7 @@ async def test_who_is_cancelled_in_the_line_or_in_the_call_holds_nothing() -> No
     assert place is not None
     waiting = asyncio.create_task(whole.wait(second, place))
     await asyncio.sleep(0)
-    whole.settle(first, Amount(10))
+    whole.settle(first, 10)
     waiting.cancel()  # at the very moment it got in
     await asyncio.gather(waiting, return_exceptions=True)
     assert (whole.held, whole.in_flight, whole.spent) == (Amount(), 0, Amount(10))
@@ -191,9 +191,9 @@ async def test_nobody_overtakes_in_the_same_account_but_others_go_on() -> None:
     assert large is not None and small is not None and not large.done() and not small.done()
     beside = other.reserve(Amount(90))
     assert beside is None or beside.done()
-    narrow.settle(Amount(90), Amount(10))
+    narrow.settle(Amount(90), 10)
     assert large.done() and not small.done()  # alone, though 10 + 95 do not fit
-    narrow.settle(Amount(95), Amount(95))
+    narrow.settle(Amount(95), 95)
     assert isinstance(small.exception(), Limited)
     assert (narrow.spent.tokens, whole.spent.tokens, whole.in_flight) == (105, 105, 1)
 
@@ -214,7 +214,7 @@ async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(
             account, need = flying.pop(chance.randrange(len(flying)))
             spent = Amount(chance.randrange(need.tokens + 1), need.cost * chance.randrange(101) / 100)
             largest = Amount(max(largest.tokens, spent.tokens), max(largest.cost, spent.cost))
-            account.settle(need, spent)
+            account.settle(need, spent.tokens, spent.cost)
         else:
             try:
                 place = account.reserve(need)
@@ -230,7 +230,7 @@ async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(
             assert each.cost is None or each.spent.cost <= each.cost + largest.cost
             assert each.in_flight == sum(each in account.chain for account, _ in flying)
     for account, need in flying:
-        account.settle(need, Amount())
+        account.settle(need)
     assert all(account.held == Amount() for account in accounts) or line  # who waited last is in flight now
 
 

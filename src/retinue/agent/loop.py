@@ -37,13 +37,13 @@ async def run_loop(job: Job, link: Link) -> Ending:
     ending: Ending | None = None
     if job.past is not None:
         turn, ending = await _go_on(job.past, thread, job, link)
-    emit, specs, most = link.emit, job.plan.specs, job.max_turns
+    specs, most = job.plan.specs, job.max_turns
     while ending is None:
         turn += 1
         if most is not None and turn > most:
             raise Limited(f"limit of {most} turns reached")
         thread += link.inbox()
-        emit(TurnStarted(turn))
+        link.emit(TurnStarted(turn))
         reply = await link.complete(turn, job.system, thread, specs)
         if reply.refused:
             return Ending("refused", reply.text)
@@ -58,7 +58,7 @@ async def run_loop(job: Job, link: Link) -> Ending:
                 thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
                 if call.name == answer.NAME and outcome.success and given is None:
                     given = outcome
-        emit(TurnEnded(turn))
+        link.emit(TurnEnded(turn))
         if given is not None:
             return _answered(given)
         if not reply.calls and not await link.children_done():

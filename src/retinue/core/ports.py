@@ -236,10 +236,18 @@ class Clock(Protocol):
 
 
 class Log(Protocol):
-    """The order of events, kept. One writer; any number of readers, none of whom it waits for."""
+    """The order of events, kept. One writer; any number of readers, none of whom it waits for. `ahead` says whether a
+    run may ask its model before its first event is written."""
+
+    @property
+    def ahead(self) -> bool: ...
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Takes an event. With `wait`, what comes back (if anything) is done when the event is written."""
+        ...
+
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        """`append` for the events of that tree, for whoever has many of them."""
         ...
 
     def show(self, delta: Delta) -> None:

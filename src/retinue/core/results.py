@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import msgspec
 
 from retinue.core.errors import RunFailed
-from retinue.core.usage import NO_USAGE, Usage
+from retinue.core.usage import Usage
 
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
 State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "stalled"]
@@ -45,7 +45,7 @@ class ChangedFile(msgspec.Struct, frozen=True, gc=False):
     path: str
 
 
-class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
+class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
     of a run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
     `changed_count` in all. `walls` are those that stood around it. `cost` is in US dollars; None says that a price is
@@ -53,14 +53,14 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
 
     name: str
     final_response: str
-    total_turns: int = 0
-    tool_count: int = 0
-    tool_logs: tuple[ToolLog, ...] = ()
-    usage: Usage = NO_USAGE
-    cost: Decimal | None = None
+    total_turns: int
+    tool_count: int
+    tool_logs: tuple[ToolLog, ...]
+    usage: Usage
+    cost: Decimal | None
     success: bool
-    duration_ms: int = 0
-    error_details: str | None = None
+    duration_ms: int
+    error_details: str | None
     status: Status
     tree: str
     run: int

@@ -243,6 +243,7 @@ class PublishedLog(Wrapped):
 
     def __init__(self, log: Log, publisher: Publisher) -> None:
         super().__init__(log)
+        self.ahead = False  # no run begins before it is reported
         self.publisher = publisher
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:

@@ -205,7 +205,7 @@ class DoorServer:
     async def _begun(self, node: Node) -> wire.Begun:
         """Said when it is in the log, so that whoever reads the log finds it alive."""
         ref = node.ref
-        async with aclosing(self._supervisor.watch(ref.tree, after=node.view.last_seq - 1)) as events:
+        async with aclosing(self._supervisor.watch(ref.tree, after=node.link.tree.seq - 1)) as events:
             async for _ in events:
                 break
         return wire.Begun(ref.tree, ref.run)

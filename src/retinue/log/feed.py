@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned, decode
 
@@ -57,6 +57,13 @@ class Feed:
         self.watchers: tuple[Watcher, ...] = ()
         self.ended = False
         self.root = 0  # the run with whose ending nothing more comes
+
+    def append(self, event: Event, _: bool = False, /) -> Awaitable[None] | None:
+        """Of a log in memory, where what comes is written, and all of it is kept."""
+        self.events.append(event)
+        if self.watchers:
+            self.announce(event)
+        return None
 
     def publish(self, event: Event) -> None:
         self.events.append(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -15,16 +15,16 @@ class MemoryLog:
     """Events by tree. `watch` and `read` of an unknown tree see it as empty."""
 
     durable = False
+    ahead = True
 
     def __init__(self) -> None:
         self._feeds: defaultdict[str, Feed] = defaultdict(partial(Feed, keep=None))
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        feed = self._feeds[event.tree]
-        feed.events.append(event)
-        if feed.watchers:
-            feed.announce(event)
-        return None
+        return self._feeds[event.tree].append(event, wait)
+
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        return self._feeds[tree].append
 
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)

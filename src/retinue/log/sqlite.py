@@ -45,6 +45,7 @@ class SqliteLog:
     """Made in the event loop whose tasks append to it; `close` writes what is left and lets the file go."""
 
     durable = True
+    ahead = True
 
     def __init__(self, folder: Path, file: Path | None = None) -> None:
         """Without a file the first that is free; with one, that one or none: HeldElsewhere."""
@@ -85,6 +86,9 @@ class SqliteLog:
             self._hurries = True
             self._loop.call_soon(self._kick)
         return waiter
+
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        return self.append
 
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)

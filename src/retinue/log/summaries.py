@@ -53,22 +53,17 @@ def lines_of(text: str) -> list[str]:
     return [*lines, rest] if rest else lines
 
 
-def summary(name: str, text: str, success: bool, *, spoken: bool = False) -> str:
+def summary(name: str, text: str, success: bool, spoken: bool = False) -> str:
     """How a call went: a count, a fixed word, or the first line of what went wrong. A program reads `1 lines`, a person
     (`spoken`) 1 line."""
-    lines = lines_of(text)
     if not success:
-        return shorten(lines[0] if lines else "Error", 50, 47)
+        return shorten(lines_of(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:
         return _FIXED[name]
-    if name in _COUNTED:
-        return _count(len(lines), _COUNTED[name], spoken=spoken)
-    if not lines:
+    count = text.count("\n") + (not text.endswith("\n")) if text else 0  # of `lines_of`, which need not be made
+    if not count and name not in _COUNTED:
         return "done"
-    if len(lines) == 1 and name in ("bash", "shell"):
-        return shorten(lines[0], 50, 47)
-    return _count(len(lines), "lines", spoken=spoken)
-
-
-def _count(number: int, what: str, *, spoken: bool) -> str:
-    return f"{number} {_ONE[what] if spoken and number == 1 else what}"
+    if count == 1 and name in ("bash", "shell"):
+        return shorten(lines_of(text)[0], 50, 47)
+    what = _COUNTED.get(name, "lines")
+    return f"{count} {_ONE[what] if spoken and count == 1 else what}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from retinue.core.events import Delta, Event
 from retinue.core.ports import Log
@@ -13,9 +13,13 @@ class Wrapped:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self.ahead = log.ahead
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         return self._log.append(event, wait)
+
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        return self.append
 
     def show(self, delta: Delta) -> None:
         self._log.show(delta)

@@ -17,14 +17,15 @@ LAST_RESULT = "{{last_result}}"
 
 
 class ScriptedModel:
-    """Holds no state: a run's place in its list is the number of turns it has begun."""
+    """Holds no state: a run's place in its list, which begins with 1, is the number of turns it has begun."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
         self._strict = script.strict
         self._turns = {
-            who: tuple(_Turn(scripted, turn) for turn, scripted in enumerate(replies, 1))
+            who: (_DONE, *(_Turn(scripted, turn) for turn, scripted in enumerate(replies, 1)))
             for who, replies in script.agents.items()
         }
+        self._other = self._turns.get("*", (_DONE,))
         self._clock = clock
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
@@ -46,21 +47,13 @@ class ScriptedModel:
         return reply
 
     def _turn_of(self, request: Request) -> _Turn:
-        turns, ref = self._turns, request.ref
-        found = turns.get(ref.path)
-        if found is None:
-            found = turns.get(ref.label)
-        if found is None:
-            found = turns.get(ref.subagent_id)
-        if found is None:
-            found = turns.get(ref.agent)
-        if found is None:
-            found = turns.get("*", ())
-        if request.turn <= len(found):
-            return found[request.turn - 1]
+        named, ref, turn = self._turns.get, request.ref, request.turn
+        turns = named(ref.path) or named(ref.label) or named(ref.subagent_id) or named(ref.agent) or self._other
+        if turn < len(turns):
+            return turns[turn]
         if self._strict:
-            said = f"has {len(found)} replies" if found else "says nothing"
-            raise ModelError(f"the script {said} for {ref.path} ({ref.agent}), which asks for turn {request.turn}")
+            said = f"has {len(turns) - 1} replies" if len(turns) > 1 else "says nothing"
+            raise ModelError(f"the script {said} for {ref.path} ({ref.agent}), which asks for turn {turn}")
         return _DONE
 
 

@@ -38,7 +38,7 @@ class Terms(msgspec.Struct, frozen=True):
 async def started(tree: Tree, node: Node, call: Call) -> None:
     """The answer takes effect now: on disk before the tool runs, so that after a crash it is known whether it may
     have."""
-    written = tree.write(node, ToolStarted(call.id), wait=True)
+    written = tree.write(node, ToolStarted(call.id), True)
     if written is not None:
         await written
 
@@ -74,7 +74,7 @@ class Desk:
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             by = f"rule: {standing or verdict.rule}"
             body = ApprovalDecided(minted(tree, node), call.id, allowed, reason, by, call.name, seal=spec.seal)
-            written = tree.write(node, body, wait=not (spec.repeatable or spec.waits))  # as its call was
+            written = tree.write(node, body, not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
             return Allow() if allowed else Deny(reason)
@@ -250,7 +250,7 @@ class Desk:
         call, approval = question.call, question.approval
         seal = question.spec.seal
         body = ApprovalDecided(approval.id, call.id, allowed, reason, by, call.name, scope, args, seal)
-        question.written = question.tree.write(question.node, body, wait=True)
+        question.written = question.tree.write(question.node, body, True)
 
     # Leaving
 

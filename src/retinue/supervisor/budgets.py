@@ -10,10 +10,9 @@ reserve that much more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from decimal import Decimal
 from math import inf
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
@@ -33,30 +32,16 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
         return self.tokens
 
 
-class Need(msgspec.Struct, eq=False, gc=False):
-    """The worst case of one call, at `least` so many tokens. It is worked out, of what the call is, when somebody else
-    wants to spend beside it, so mostly never."""
-
-    least: int
-    work_out: Callable[..., Amount]
-    call: tuple[Any, ...]
-    made: Amount | None = None
-    paid: Amount | None = None  # for attempts of the call that were settled before
-    given_back: bool = False
+class Need(Protocol):
+    """The worst case of one call, at `least` so many tokens. An amount, or what works it out when it is asked, which is
+    when somebody else wants to spend beside it, so mostly never."""
 
     @property
-    def amount(self) -> Amount:
-        if self.made is None:
-            self.made = self.work_out(*self.call)
-        return self.made
-
+    def least(self) -> int: ...
     @property
-    def tokens(self) -> int:
-        return self.amount.tokens
-
+    def tokens(self) -> int: ...
     @property
-    def cost(self) -> Decimal:
-        return self.amount.cost
+    def cost(self) -> Decimal: ...
 
 
 class Account:
@@ -72,13 +57,13 @@ class Account:
     ) -> None:
         self._owner = owner
         self.tokens = tokens
-        self._most = inf if tokens is None else tokens
+        self._most = -inf if cost is not None else inf if tokens is None else tokens  # a quick look says yes up to here
         self.cost = cost
         self._spent_tokens = 0
         self._spent_cost = NOTHING
-        self._flying: list[Need | Amount] = []
+        self._flying: list[Need] = []
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
-        self._line: list[tuple[Account, Need | Amount, asyncio.Future[None]]] = [] if parent is None else parent._line
+        self._line: list[tuple[Account, Need, asyncio.Future[None]]] = [] if parent is None else parent._line
         self.counts_cost: bool = cost is not None or (parent is not None and parent.counts_cost)
         self._excess: Decimal | None = None
 
@@ -112,45 +97,45 @@ class Account:
             account._spent_tokens += spent.tokens
             account._spent_cost += spent.cost
 
-    def reserve(self, need: Need | Amount) -> asyncio.Future[None] | None:
+    def reserve(self, need: Need) -> asyncio.Future[None] | None:
         """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
-        for account in self.chain:
-            if account._flying or self._line or account._spent_tokens >= account._most or account.cost is not None:
+        chain = self.chain
+        for account in chain:
+            if account._flying or account._spent_tokens >= account._most or account._line:
                 self.check()
                 if self._line or self._obstacle(need) is not None:
                     return self._line_up(need)
                 break
-        for account in self.chain:
+        for account in chain:
             account._flying.append(need)
         return None
 
-    def _line_up(self, need: Need | Amount) -> asyncio.Future[None]:
+    def _line_up(self, need: Need) -> asyncio.Future[None]:
         place = asyncio.get_running_loop().create_future()
         self._line.append((self, need, place))
         self._serve()
         return place
 
-    async def wait(self, need: Need | Amount, place: asyncio.Future[None]) -> None:
+    async def wait(self, need: Need, place: asyncio.Future[None]) -> None:
         """Until the reservation is made; whoever is cancelled meanwhile holds nothing."""
         try:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self.settle(need, Amount())
+                self.settle(need)
             else:
                 self._line[:] = [waiting for waiting in self._line if waiting[2] is not place]
             raise
 
-    def settle(self, need: Need | Amount, spent: Amount) -> None:
+    def settle(self, need: Need, tokens: int = 0, cost: Decimal = NOTHING) -> None:
         """The call is over: gives its reservation back and counts what it spent, be it nothing."""
-        tokens, counts_cost = spent.tokens, self.counts_cost
         for account in self.chain:
             account._flying.remove(need)
             account._spent_tokens += tokens
-            if counts_cost:
-                account._spent_cost += spent.cost
-        if (counts_cost or tokens > need.least) and (tokens > need.tokens or spent.cost > need.cost):
-            self._learn(max(_ratio(spent.tokens, need.tokens), _ratio(spent.cost, need.cost)))
+            if cost is not NOTHING:
+                account._spent_cost += cost
+        if (cost is not NOTHING or tokens > need.least) and (tokens > need.tokens or cost > need.cost):
+            self._learn(max(_ratio(tokens, need.tokens), _ratio(cost, need.cost)))
         if self._line:
             self._serve()
 
@@ -158,14 +143,14 @@ class Account:
         for account in self.chain:
             account._excess = excess if account._excess is None else max(account._excess, excess)
 
-    def _obstacle(self, need: Need | Amount) -> Account | None:
+    def _obstacle(self, need: Need) -> Account | None:
         """The first account of the chain in which it does not fit while others are in flight."""
         for account in self.chain:
             if account._flying and not account._fits(need):
                 return account
         return None
 
-    def _fits(self, need: Need | Amount) -> bool:
+    def _fits(self, need: Need) -> bool:
         held, excess = self.held, self._excess or 1
         if self.tokens is not None and self._spent_tokens + (held.tokens + need.tokens) * excess > self.tokens:
             return False
@@ -174,7 +159,7 @@ class Account:
     def _serve(self) -> None:
         """Lets in who fits, in order: nobody overtakes one who waits for the same account."""
         closed: set[Account] = set()
-        waiting: list[tuple[Account, Need | Amount, asyncio.Future[None]]] = []
+        waiting: list[tuple[Account, Need, asyncio.Future[None]]] = []
         for account, need, place in self._line:
             if place.done():
                 continue

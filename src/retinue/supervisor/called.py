@@ -15,58 +15,48 @@ from retinue.supervisor.nodes import Node
 from retinue.wire.travel import Caller
 
 
-class _Call:
+class Call:
     """`account` is what all runs of the call together may spend, made with the first of them."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.account: Account | None = None
 
+    def shared(self, above: Account | None) -> Account | None:
+        """What a run below one with that account spends from: all that a call makes shares what is left to the
+        caller."""
+        if self.caller.tokens is None and self.caller.cost is None:
+            return above
+        if self.account is None:
+            self.account = Account("the caller", tokens=self.caller.tokens, cost=self.caller.cost, parent=above)
+        return above if above is not None and self.account in above.chain else self.account
 
-_CALL: ContextVar[_Call | None] = ContextVar("retinue_call", default=None)
+
+CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
 def serving(caller: Caller) -> Iterator[None]:
     """Around whatever makes runs for the call."""
-    token = _CALL.set(_Call(caller))
+    token = CALL.set(Call(caller))
     try:
         yield
     finally:
-        _CALL.reset(token)
-
-
-def caller() -> Caller | None:
-    call = _CALL.get()
-    return None if call is None else call.caller
-
-
-def too_deep() -> bool:
-    """Whether no level is left to the caller for a run that would be made now."""
-    call = _CALL.get()
-    return call is not None and not call.caller.may_spawn
-
-
-def check_depth(name: str) -> None:
-    if too_deep():
-        raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
-
-
-def account(above: Account | None) -> Account | None:
-    """What a run below one with that account spends from: all that a call makes shares what is left to the caller."""
-    call = _CALL.get()
-    if call is None or (call.caller.tokens is None and call.caller.cost is None):
-        return above
-    if call.account is None:
-        call.account = Account("the caller", tokens=call.caller.tokens, cost=call.caller.cost, parent=above)
-    return above if above is not None and call.account in above.chain else call.account
+        CALL.reset(token)
 
 
 def narrow(node: Node, clock: Clock) -> None:
     """Gives a run that is made now no more levels and no more time than are left to the caller."""
-    call = _CALL.get()
+    call = CALL.get()
     if call is not None:
         left = call.caller
         if left.depth is not None:
             node.max_depth = min(node.max_depth, node.depth + left.depth - 1)
         node.seconds = left.seconds(node.seconds, clock.wall())
+
+
+def check_depth(name: str) -> None:
+    """Raises SpawnRefused when no level is left to the caller for a run that would be made now."""
+    call = CALL.get()
+    if call is not None and not call.caller.may_spawn:
+        raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))

@@ -64,8 +64,9 @@ def _below(ground: Ground, tree: Tree, old: Node, task: Task, *, said_after: Aft
         raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
     plan = plans.of(old.view, parent.plan)
     readable = context_paths(task.context_paths, base=ground.state.project)
-    above, limits = called.account(parent.account), plan.profile.limits
-    account = account_of(f"'{old.name}'", limits, parent=above, plan=plan, prices=host.prices)
+    call = called.CALL.get()
+    above = parent.account if call is None else call.shared(parent.account)
+    account = account_of(old.name, (plan.profile.limits,), above, plan, host.prices)
     asked = task.timeout_seconds is not None
     order = Order(plan.profile, task, background=True, asked_by_model=asked, files=files, continues=said_after.run)
     node = host.make(tree, parent, order, plan, readable, account)

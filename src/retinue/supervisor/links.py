@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,12 @@ from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE
-from retinue.supervisor import seats, spending, takeover
+from retinue.supervisor import seats, takeover
+from retinue.supervisor.budgets import NOTHING as NO_COST
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import current, judged
+from retinue.supervisor.spending import CallNeed, cost_of, paid_anew, settle
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -38,17 +39,16 @@ NO_SEAL = ToolSpec("", "", {})
 ANOTHER_TOOL = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
 
 
-class RunLink:
+class RunLink(msgspec.Struct, eq=False):
     """What one run can ask for. Everything it says is stamped with the run this link was made for."""
 
-    __slots__ = ("emit", "node", "ref", "supervisor", "tree")
+    supervisor: Supervisor
+    tree: Tree
+    node: Node
+    ref: RunRef
 
-    def __init__(self, supervisor: Supervisor, tree: Tree, node: Node) -> None:
-        self.supervisor = supervisor
-        self.tree = tree
-        self.node = node
-        self.ref: RunRef = node.ref
-        self.emit: Callable[[Body], Any] = partial(tree.write, node)
+    def emit(self, body: Body) -> None:
+        self.tree.write(self.node, body)
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
         node = self.node
@@ -61,7 +61,7 @@ class RunLink:
         node.inflight += spec.host  # a model's calls are counted when its reply comes, all at once
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event.
-            written = self.tree.write(node, body, wait=not (spec.repeatable or spec.waits))
+            written = self.tree.write(node, body, not (spec.repeatable or spec.waits))
             if written is not None:
                 await written
             if spec.tier == "none":
@@ -112,16 +112,20 @@ class RunLink:
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
         request = Request(self.ref, turn, plan.model_name, system, thread, tools)
-        need, usage = None, NO_USAGE
+        account, need, usage = node.account, None, NO_USAGE
+        if account is not None:
+            prices = self.supervisor.prices if account.counts_cost else None
+            need = CallNeed(request.max_output_tokens, request, plan.tools_json, prices)
+            place = account.reserve(need)
+            if place is not None:  # until calls in flight have left room for this one, which is no stall
+                await node.knowing(account.wait(need, place))
+            request = paid_anew(node, account, need)
         try:
-            if node.account is not None:
-                wanted, place = spending.reserve(node, request, self.supervisor.prices)
-                if place is not None:
-                    await spending.wait(node, wanted, place)
-                need = wanted
-                request = spending.paid_anew(node, need, request, self.supervisor.prices)
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
+            if node.written is not None:
+                written, node.written = node.written, None
+                await written
         except (ModelError, Limited) as error:
             usage = error.usage
             self._failed(error, plan.model_name)
@@ -136,8 +140,11 @@ class RunLink:
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
-            if need is not None:
-                spending.settle(node, need, plan.model_name, usage, self.supervisor.prices)
+            if account is not None and need is not None and need.paid is not None:  # it was made more than once
+                settle(account, need, usage)
+            elif account is not None and need is not None:  # what it did not spend of its worst case is given back
+                cost = NO_COST if need.prices is None else cost_of(need, usage)
+                account.settle(need, usage.input_tokens + usage.output_tokens, cost)
         if reply.calls:
             reply = self._with_own_ids(reply)
             node.inflight += len(reply.calls)
@@ -163,11 +170,11 @@ class RunLink:
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = self.supervisor.spawn_children(self.tree, self.node, orders)
         if orders[0].files and orders[0].background:
-            await self.supervisor.files_begun(self.tree, tickets)
+            await self.supervisor.files.begun(self.tree.id, [ticket.run for ticket in tickets])
         return tickets
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        return self.supervisor.wait_for(self.tree, self.node, runs)
+        return seats.results(self.tree, self.node, runs, self.supervisor.files)
 
     def agents(self) -> list[Row]:
         return self.supervisor.rows_below(self.tree, self.node)

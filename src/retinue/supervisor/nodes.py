@@ -61,6 +61,7 @@ class Node(msgspec.Struct, eq=False):
     finished: bool = False
     grace: Timer | None = None
     started: float = 0.0
+    written: Awaitable[None] | None = None  # what the model's first reply waits for
     driving: bool = False
     ending: bool = False
     stopping: Status | None = None
@@ -106,12 +107,14 @@ class Node(msgspec.Struct, eq=False):
             self.link.supervisor.give_grace(self)
         return True
 
-    async def join(self) -> None:
-        """Waits until the ending is written."""
-        if not self.finished:
-            waiter = asyncio.get_running_loop().create_future()
+    def join(self) -> asyncio.Future[None]:
+        """Done when the ending is written."""
+        waiter = asyncio.get_running_loop().create_future()
+        if self.finished:
+            waiter.set_result(None)
+        else:
             self.waiters += (waiter,)
-            await waiter
+        return waiter
 
     def finish(self) -> None:
         """The ending is written: wakes whoever waits, once."""

@@ -67,6 +67,19 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space |
     return None, state.project
 
 
+def may_ask_ahead(tree: Tree, node: Node) -> bool:
+    """Whether the run may ask its model while its first event is on the way to the disk. Only one that has done nothing
+    before it has the reply: no process, no folder, no function, no call of an earlier life."""
+    plan = node.plan
+    return (
+        tree.log.ahead
+        and plan.model is not None
+        and plan.runtime.name == "inherited"
+        and node.folders.space is None
+        and node.past is None
+    )
+
+
 def system_of(node: Node) -> str:
     """The instructions, what the parent says the run should know, and where it may read and write."""
     plan, folders = node.plan, node.folders
@@ -97,7 +110,7 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
     """The first event of a run: all there is to know of it before it begins."""
     plan, ref, task = node.plan, node.ref, node.wish
     own = None if node.parent is not None and node.account is node.parent.account else node.account
-    return RunSpawned(
+    return RunSpawned(  # by position: so many names would take five times as long
         None if node.parent is None else node.parent.ref.run,
         ref.label,
         node.depth,
@@ -106,25 +119,25 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
         node.folders.path,
         plan.profile_json,
         plan.tools_json,
-        task_context=task.context,
-        model=plan.model_name,
-        call_id=order.call_id,
-        background=order.background,
-        queued=node.place is not None,
-        timeout_seconds=node.seconds,
-        max_turns=node.max_turns,
-        max_tokens=None if own is None else own.tokens,
-        max_cost=None if own is None else own.cost,
-        stall_seconds=None if node.stall is None else node.stall.seconds,
-        trace_id=tree.trace_id,
-        span_id=f"{random.getrandbits(64):016x}",
-        limits=order.limits,
-        context_paths=tuple(task.context_paths),
-        include_parent_workspace=task.include_parent_workspace,
-        include_temp_workspace=task.include_temp_workspace,
-        continues=order.continues,
-        origin=order.origin,
-        traceparent="" if node.parent is not None else tree.traceparent,
+        task.context,
+        plan.model_name,
+        order.call_id,
+        order.background,
+        node.place is not None,
+        node.seconds,
+        node.max_turns,
+        None if own is None else own.tokens,
+        None if own is None else own.cost,
+        None if node.stall is None else node.stall.seconds,
+        tree.trace_id,
+        random.getrandbits(64).to_bytes(8, "big").hex(),
+        order.limits,
+        tuple(task.context_paths),
+        task.include_parent_workspace,
+        task.include_temp_workspace,
+        order.continues,
+        order.origin,
+        "" if node.parent is not None else tree.traceparent,
     )
 
 

@@ -133,7 +133,7 @@ class Revival:
         self._keep_files(tree)
         for view in self.elsewhere:
             left_open(tree.write, tree.nodes[view.number])
-        written = [tree.write(node, RunResumed(), wait=True) for node in nodes]
+        written = [tree.write(node, RunResumed(), True) for node in nodes]
         for node in nodes:
             self._settle_calls(tree, node)
         for node in nodes:
@@ -151,8 +151,8 @@ class Revival:
         `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned
         plans = Plans(host.planner, self.id, primary, given.profiles, given.model, given.runtime)
-        tree = tree_for(host.log, host.clock, concurrent=None)
-        tree.id, tree.trace_id, tree.runs = self.id, primary.trace_id, self.runs
+        tree = tree_for(host.log, host.clock, None, None, self.id)
+        tree.trace_id, tree.runs = primary.trace_id, self.runs
         tree.seq = self._events[-1].seq
         needed = self._needed(planned)
         for view in self.runs.runs.values():
@@ -264,7 +264,7 @@ class Revival:
     def _settle_calls(self, tree: Tree, node: Node) -> None:
         """Gives calls that may have run their outcome; the others are taken up when the run goes on."""
         known = self.known[node.ref.run]
-        link = node.link = ResumedLink(self.ground.supervisor, tree, node)
+        link = node.link = ResumedLink(self.ground.supervisor, tree, node, node.ref)
         node.call_ids = known.call_ids or None
         node.inbox = tuple(known.thread.waiting)
         node.folders.go_on()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Order, Ticket
@@ -19,12 +21,10 @@ from retinue.supervisor.places import ticket_of
 from retinue.supervisor.questions import judged
 
 
-class ResumedLink(RunLink):
+class ResumedLink(RunLink, eq=False):
     """`open` are the calls without a result, by their ids."""
 
-    __slots__ = ("open",)
-
-    open: dict[str, OpenCall]
+    open: dict[str, OpenCall] = msgspec.field(default_factory=dict)
 
     def go_on(self, calls: Mapping[str, OpenCall]) -> None:
         self.open = dict(calls)

@@ -41,12 +41,12 @@ class ScrubbedTree(Tree):
     def open(self, node: Node, body: events.RunSpawned) -> Awaitable[None] | None:
         return super().open(node, scrubbed(body))
 
-    def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
-        return super().write(node, scrubbed(body), wait=wait)
+    def write(self, node: Node, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
+        return super().write(node, scrubbed(body), wait)
 
 
-def tree_for(log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None = None) -> Tree:
-    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent=concurrent, trace=trace)
+def tree_for(log: Log, clock: Clock, concurrent: int | None, trace: Callable[[], str] | None, name: str = "") -> Tree:
+    return (ScrubbedTree if secrets.known() else Tree)(log, clock, concurrent, trace, name)
 
 
 def scrubbed(body: B) -> B:

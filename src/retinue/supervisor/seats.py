@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from retinue.core.errors import ToolError
+from retinue.core.results import Result
 from retinue.supervisor.nodes import Node
+from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.trees import Tree
 
 
@@ -21,7 +24,20 @@ def children(tree: Tree, node: Node, runs: Sequence[int]) -> list[Node]:
     return found
 
 
-async def join_all(nodes: Sequence[Node]) -> None:
+async def results(tree: Tree, node: Node, runs: Sequence[int], files: RunFiles) -> list[Result[Any]]:
+    """Those of its children, when all of them have ended; and when their files are written, if they have any."""
+    wanted = children(tree, node, runs)
+    if wanted and wanted[0].queues:
+        await wait_without(tree, node, _join_all(wanted))
+        await node.knowing(files.written(tree.id, runs))
+    else:
+        for child in wanted:
+            if not child.finished:
+                await child.join()
+    return [child.result() for child in wanted]
+
+
+async def _join_all(nodes: Sequence[Node]) -> None:
     for node in nodes:
         await node.join()
 

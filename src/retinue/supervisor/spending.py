@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -14,16 +14,18 @@ from retinue.core.messages import Request
 from retinue.core.plans import Plan
 from retinue.core.ports import Prices
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.supervisor.budgets import NOTHING, Account, Amount, Need
+from retinue.supervisor.budgets import NOTHING, Account, Amount
 from retinue.supervisor.nodes import Node
 
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
-def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, prices: Prices) -> Account | None:
-    """The account a run spends from: its own, if limits (of several the narrowest) say so, inside its parent's; or
-    its parent's, or none.
+def account_of(
+    name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices
+) -> Account | None:
+    """The account a run of that name spends from, the primary of none: its own, if limits (of several the narrowest)
+    say so, inside its parent's; or its parent's, or none.
 
     A cost limit for a model whose price nobody knows is a ConfigError, as is a child of a parent with nothing left."""
     tokens: int | None = None
@@ -37,10 +39,10 @@ def account_of(owner: str, *limits: Limits, parent: Account | None, plan: Plan, 
         try:
             parent.check()
         except Limited as spent:
-            raise ConfigError(f"Cannot spawn subagent {owner}: {spent}") from None
+            raise ConfigError(f"Cannot spawn subagent '{name}': {spent}") from None
     account = parent
     if tokens is not None or cost is not None:
-        account = Account(owner, tokens=tokens, cost=cost, parent=parent)
+        account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
     check_price(account, plan, prices)
     return account
 
@@ -55,52 +57,63 @@ def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
         )
 
 
-def reserve(node: Node, request: Request, prices: Prices) -> tuple[Need, asyncio.Future[None] | None]:
-    """The worst case of a call, and what to `wait` for when it could not be reserved at once."""
-    account = node.account
-    assert account is not None
-    counted = prices if account.counts_cost else None
-    need = Need(request.max_output_tokens, worst_case, (request, node.plan.tools_json, counted))
-    return need, account.reserve(need)
+class CallNeed(msgspec.Struct, eq=False, gc=False):
+    """The worst case of one call, worked out when it is asked; without prices nothing is known of its cost."""
+
+    least: int
+    request: Request
+    tools: msgspec.Raw
+    prices: Prices | None
+    made: Amount | None = None
+    paid: Amount | None = None  # for attempts that were settled before
+    given_back: bool = False
+
+    @property
+    def amount(self) -> Amount:
+        if self.made is None:
+            self.made = worst_case(self.request, self.tools, self.prices)
+        return self.made
+
+    @property
+    def tokens(self) -> int:
+        return self.amount.tokens
+
+    @property
+    def cost(self) -> Decimal:
+        return self.amount.cost
 
 
-async def wait(node: Node, need: Need, place: asyncio.Future[None]) -> None:
-    """Until calls in flight have settled and left room for this one, which is no stall."""
-    assert node.account is not None
-    await node.knowing(node.account.wait(need, place))
+def cost_of(need: CallNeed, usage: Usage) -> Decimal:
+    """What a call is counted for: one that failed or was cancelled for what is known that it spent."""
+    if need.prices is None or usage is NO_USAGE:
+        return NOTHING
+    known = need.prices.price(need.request.model, usage)
+    return need.cost if known is None else known
 
 
-def settle(node: Node, need: Need, model: str, usage: Usage, prices: Prices) -> None:
-    """The call is over. One that failed or was cancelled counts for what is known that it spent; the rest of what it
-    had reserved is given back."""
-    account = node.account
-    assert account is not None
+def settle(account: Account, need: CallNeed, usage: Usage) -> None:
+    """The call is over: what it spent is counted, of which attempts before may have been; the rest is given back."""
     if need.given_back:
         return
-    cost = NOTHING
-    if account.counts_cost and usage is not NO_USAGE:
-        known = prices.price(model, usage)
-        cost = need.cost if known is None else known
-    spent, before = Amount(usage.input_tokens + usage.output_tokens, cost), need.paid
-    need.paid = spent
+    tokens, cost = usage.input_tokens + usage.output_tokens, cost_of(need, usage)
+    before, need.paid = need.paid, Amount(tokens, cost)
     if before is not None:  # nothing comes back of what attempts before have spent
-        spent = Amount(max(0, spent.tokens - before.tokens), max(NOTHING, cost - before.cost))
-    account.settle(need, spent)
+        tokens, cost = max(0, tokens - before.tokens), max(NOTHING, cost - before.cost)
+    account.settle(need, tokens, cost)
 
 
-def paid_anew(node: Node, need: Need, request: Request, prices: Prices) -> Request:
+def paid_anew(node: Node, account: Account, need: CallNeed) -> Request:
     """The call as its model gets it: to be made once more it is settled, and reserved like another one."""
 
     async def again(usage: Usage) -> None:
-        assert node.account is not None
-        settle(node, need, request.model, usage, prices)
+        settle(account, need, usage)
         need.given_back = True
-        place = node.account.reserve(need)
+        place = account.reserve(need)
         if place is not None:
-            await wait(node, need, place)
+            await node.knowing(account.wait(need, place))
         need.given_back = False
 
-    return msgspec.structs.replace(request, again=again)
+    return msgspec.structs.replace(need.request, again=again)
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:

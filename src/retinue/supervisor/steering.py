@@ -33,7 +33,7 @@ async def send(tree: Tree | None, run: int, text: str, *, source: str = SOURCE) 
         return Receipt("too_late", why="the run is stopping")
     if node.relay is not None:
         return await node.relay(words)
-    written = tree.write(node, Inbox(words, source=source), wait=True)
+    written = tree.write(node, Inbox(words, source=source), True)
     seq = tree.seq
     node.tell(UserTurn(words, source))
     if written is not None:

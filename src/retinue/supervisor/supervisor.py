@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
 
 from msgspec import UNSET
 
@@ -23,7 +22,7 @@ from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Ending, Result, Status
+from retinue.core.results import Ending, Status
 from retinue.runtime.folders import StateFolder, context_paths, private_folder
 from retinue.supervisor import adopt as adopting
 from retinue.supervisor import called, continued, seats, steering
@@ -35,7 +34,7 @@ from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import After, Node
-from retinue.supervisor.places import context_of, folders_of, row_of, spawned_of, system_of, ticket_of
+from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
@@ -84,7 +83,7 @@ class Supervisor:
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
-        self._files = RunFiles(self.log_of, state)
+        self.files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
@@ -111,25 +110,29 @@ class Supervisor:
         One that a run elsewhere asked for is within what is left to that `caller`, of whose levels it takes one."""
         if self._closing:
             raise RetinueError("this Retinue is closed")
-        caller = caller or called.caller() or self.caller
+        call = called.CALL.get()
+        caller = caller or (self.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)
         own = plan.profile.limits
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
+        trace, kept = self._trace, limits
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
-        account = account_of("the tree", whole, own, parent=None, plan=plan, prices=self.prices)
-        tree = tree_for(self.log, self._clock, concurrent=known(merged.concurrent), trace=caller.trace or self._trace)
+            trace, kept = caller.trace or trace, caller.kept(limits, merged)
+        account = account_of("", (whole, own), None, plan, self.prices)
+        tree = tree_for(self.log, self._clock, known(merged.concurrent), trace)
         readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         node = tree.root = self._add(tree, None, plan, task, readable)
         node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
         seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
-        node.stall = stall_of(node, merged.stall, self._clock, tree.write)
-        order = Order(plan.profile, task, limits=caller.kept(limits, merged))
+        if merged.stall is not UNSET:
+            node.stall = stall_of(node, merged.stall, self._clock, tree.write)
+        order = Order(plan.profile, task, limits=kept)
         self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
         return node
@@ -144,7 +147,8 @@ class Supervisor:
         name = order.profile if isinstance(order.profile, str) else order.profile.name
         if parent.ending or parent.stopping is not None:
             raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
-        if parent.depth >= parent.max_depth or called.too_deep():
+        call = called.CALL.get()
+        if parent.depth >= parent.max_depth or (call is not None and not call.caller.may_spawn):
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
@@ -153,8 +157,8 @@ class Supervisor:
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
             readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
-            limits, above = plan.profile.limits, called.account(parent.account)
-            account = account_of(f"'{name}'", limits, parent=above, plan=plan, prices=self.prices)
+            above = parent.account if call is None else call.shared(parent.account)
+            account = account_of(name, (plan.profile.limits,), above, plan, self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
         return plan, readable, account
@@ -174,7 +178,8 @@ class Supervisor:
         node.seconds = child_seconds(order, limits, self._timeouts)
         called.narrow(node, self._clock)
         node.account = account
-        node.stall = stall_of(node, limits.stall, self._clock, tree.write)
+        if limits.stall is not UNSET or parent.stall is not None:
+            node.stall = stall_of(node, limits.stall, self._clock, tree.write)
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)
@@ -188,7 +193,7 @@ class Supervisor:
         else:
             path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
         label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
-        subagent_id = task.subagent_id or f"{agent}_{time.time_ns():x}"
+        subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
         folders = folders_of(self._state, ref, parent, plan, task, readable)
         policy = self.policy if parent is None else parent.policy
@@ -202,14 +207,14 @@ class Supervisor:
     def _begin(self, tree: Tree, node: Node, order: Order) -> None:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
         ref = node.ref
-        node.link = RunLink(self, tree, node)
+        node.link = RunLink(self, tree, node, ref)
         written = tree.open(node, spawned_of(tree, node, order))
         for note in node.plan.notes:
             tree.write(node, note)
         if node.parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
         if order.files:
-            self._files.keep(tree.id, ref.run)
+            self.files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
     def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
@@ -226,10 +231,10 @@ class Supervisor:
 
     def _ground(self, tree: str) -> Ground:
         of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits
-        return Ground(self, *of_tree, self._files.keep, self._go)
+        return Ground(self, *of_tree, self.files.keep, self._go)
 
     def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
-        node.task = self._loop.create_task(self._drive(tree, node, written))
+        node.task = self._loop.create_task(self._drive(tree, node, written), name=node.ref.path)
 
     # Driving
 
@@ -240,7 +245,9 @@ class Supervisor:
         try:
             job = None
             if node.stopping is None:
-                if written is not None:
+                if written is not None and may_ask_ahead(tree, node):
+                    node.written = written
+                elif written is not None:
                     await written
                 if node.parent is not None and not node.holds_slot:
                     await seats.take(tree, node)
@@ -272,7 +279,7 @@ class Supervisor:
         started = node.plan.runtime.started
         if started is not None and (past is None or node.view.place != started):
             tree.write(node, started)
-        if self._files.keeps(tree.id, node.ref.run):
+        if self.files.keeps(tree.id, node.ref.run):
             private_folder(node.folders.path)
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
@@ -298,12 +305,13 @@ class Supervisor:
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)
-        written = tree.write(node, body_of(node, ending, duration_ms=duration), wait=True)
-        try:
-            if written is not None:
-                await written
-        except (LogError, asyncio.CancelledError):
-            pass  # the result stands; that the log did not take it is told by whoever closes the log
+        written = tree.write(node, body_of(node, ending, duration_ms=duration), True)
+        for waited in (node.written, written):
+            try:
+                if waited is not None:
+                    await waited
+            except (LogError, asyncio.CancelledError):
+                pass  # the result stands; that the log did not take it is told by whoever closes the log
         if node is tree.root:
             self.trees.pop(tree.id, None)
             self.desk.forget(tree.id)
@@ -326,19 +334,6 @@ class Supervisor:
         node.task = asyncio.create_task(self._end(tree, node, stopped(node)))
 
     # Looking and commanding
-
-    async def wait_for(self, tree: Tree, node: Node, runs: Sequence[int]) -> list[Result[Any]]:
-        wanted = seats.children(tree, node, runs)
-        if wanted and wanted[0].queues:
-            await seats.wait_without(tree, node, seats.join_all(wanted))
-            await node.knowing(self._files.written(tree.id, runs))
-        else:
-            await seats.join_all(wanted)
-        return [child.result() for child in wanted]
-
-    async def files_begun(self, tree: Tree, tickets: Sequence[Ticket]) -> None:
-        """Waits for the status files that a reply in the background names."""
-        await self._files.begun(tree.id, [ticket.run for ticket in tickets])
 
     def rows_below(self, tree: Tree, node: Node) -> list[Row]:
         """Every run below this one, in the order they were made; ended ones stay listed."""
@@ -393,7 +388,7 @@ class Supervisor:
             if self._on_close is not None:
                 await self._on_close()
         finally:
-            await self._files.close()
+            await self.files.close()
             for log in {id(log): log for log in (self.log, *self.others.values())}.values():
                 await log.close()
             self._state.remove_temporary()

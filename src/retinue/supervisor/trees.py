@@ -33,17 +33,23 @@ def _second(now: int) -> str:
 class Tree:
     """The unit of limits, cancelling and order."""
 
-    __slots__ = ("_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent")
+    __slots__ = (
+        "_append", "_now", "id", "labels", "log", "nodes", "root", "runs", "seq", "slots", "trace_id", "traceparent",
+    )  # fmt: skip
 
-    def __init__(self, log: Log, clock: Clock, *, concurrent: int | None, trace: Callable[[], str] | None) -> None:
-        self.id = new_tree_id()
+    def __init__(
+        self, log: Log, clock: Clock, concurrent: int | None, trace: Callable[[], str] | None, name: str = ""
+    ) -> None:
+        """Of that name if it has one already."""
+        self.id = name or new_tree_id()
         self.traceparent = "" if trace is None else trace()
-        self.trace_id = self.traceparent[3:35] or f"{random.getrandbits(128):032x}"
+        self.trace_id = self.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
         self.nodes: list[Node] = []
         self.runs = Runs(self.id)
         self.slots = Slots(concurrent)
         self.labels: dict[str, int] = {}
         self.log = log
+        self._append = log.appender(self.id)
         self.root: Node | None = None  # with which the tree ends: its primary, or one that goes on in a finished tree
         self._now = clock.wall
         self.seq = 0
@@ -54,22 +60,23 @@ class Tree:
         ref = node.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         node.view = self.runs.spawn(event, body)
-        return self.log.append(event, True)
+        return self._append(event, True)
 
-    def write(self, node: Node, body: Body, *, wait: bool = False) -> Awaitable[None] | None:
+    def write(self, node: Node, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """The only other way into the log. Nothing is written of a run after its ending."""
         view = node.view
         if view.ended is not None:
             return None
+        self.seq = seq = self.seq + 1
         if node.stall is not None:
             node.stall.touch()
-        self.seq = view.last_seq = seq = self.seq + 1
-        ref = node.ref
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+            view.last_seq = seq
+        ref, now, append = node.ref, self._now, self._append  # a call of an attribute would look for a method first
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
         fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
         if fold is not None:
             fold(view, event, body)
-        return self.log.append(event, wait)
+        return append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """The label, or `label-2` and so on when the tree has it already."""

@@ -54,7 +54,7 @@ class SubagentTool:
         if not isinstance(task, str):
             raise ToolError("Missing 'task' parameter")
         background = bool(call.args.get("background", False))
-        order = Order(self.profile, Task(task), call_id=call.id, background=background, queue=False)
+        order = Order(self.profile, Task(task), call.id, background, queue=False)
         try:
             [ticket] = await link.spawn([order])
         except SpawnRefused as refused:

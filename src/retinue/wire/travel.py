@@ -51,8 +51,6 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     def narrow(self, own: Limits) -> Limits:
         """The limits of a tree that this call makes, whose primary takes one of the levels that are left."""
-        if self is NOBODY:
-            return own
         return Limits(
             turns=own.turns,
             seconds=own.seconds,
@@ -63,9 +61,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             stall=own.stall,
         )
 
-    def kept(self, given: Limits | None, narrowed: Limits) -> Limits | None:
+    def kept(self, given: Limits | None, narrowed: Limits) -> Limits:
         """The limits that a tree was given with its task, so that it stays within these also when it goes on later."""
-        return given if self is NOBODY else Limits(depth=narrowed.depth).over(given or Limits())
+        return Limits(depth=narrowed.depth).over(given or Limits())
 
     def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
         """How long a run of that many seconds, which begins now, may take."""

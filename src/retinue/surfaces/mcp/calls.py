@@ -321,12 +321,12 @@ class Calls:
         if foreign:
             raise ToolError(f"{foreign[0]} is not run by this server, which cannot wait for it")
         if nodes:
-            joining = [asyncio.create_task(node.join()) for node in nodes]
+            joining = [node.join() for node in nodes]
             try:
                 await asyncio.wait(joining, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in joining:
-                    task.cancel()
+                for waiting in joining:
+                    waiting.cancel()
         ended = [known for known in wanted if known.view.ended is not None]
         reply: Reply = {"success": True, "results": self._ended(ended), "running": self._running(), "timed_out": False}
         if nodes and not ended:
