@@ -104,7 +104,9 @@ class RunLink(msgspec.Struct, eq=False):
         if node.waiting:
             seats.leave_if_only_waiting(self.tree, node)
 
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+    async def complete(  # noqa: PLR0912 - once for each turn of each run, so in one frame
+        self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]
+    ) -> Reply:
         node = self.node
         plan = node.plan
         if node.stopping is not None or node.ending:
