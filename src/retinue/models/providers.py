@@ -84,6 +84,8 @@ class ProviderModel:
             except (ModelError, CallCancelled) as error:
                 error.usage = usage_of(response.usage) + error.usage
                 raise
+            except asyncio.CancelledError:
+                raise CallCancelled(usage_of(response.usage), estimated=False) from None
             response = _joined(response, following)
         if response.state == PAUSED:
             words = f"{self._host} paused {MOST_PAUSES} times in one reply"
