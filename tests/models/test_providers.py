@@ -8,6 +8,7 @@ import pytest
 
 from retinue.core.messages import AssistantTurn, Call, Thought, ToolSpec, ToolTurn, UserTurn
 from retinue.core.usage import Usage
+from retinue.models.turns import CUT_SHORT
 from tests.models import wire
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, ask, request, serving
 from tests.models.server import KEY, Answer
@@ -192,7 +193,7 @@ async def test_openai_at_the_token_limit() -> None:
         Answer(wire.chat(calls=[("c1", "add", ['{"a"'])], finish="length")),
     )
     async with serving(*answers):
-        assert (await ask(GPT))[0].text == "Hel"
+        assert (await ask(GPT))[0].text == f"Hel\n{CUT_SHORT}"  # nobody takes it for the whole
         for name in (GPT, CHAT):
             [call] = (await ask(name, request(tools=[ADD])))[0].calls
             assert "token limit" in call.problem

@@ -8,6 +8,7 @@ import retinue
 from retinue import Event, Profile, Result
 from retinue.core.events import Message, ToolCall, ToolResult, Warned
 from retinue.core.messages import AssistantTurn
+from retinue.core.usage import Usage
 from retinue.log.threads import thread
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, serving
@@ -49,6 +50,19 @@ async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None
     assert (kept.origin, kept.args) == ("anthropic", {"query": "what is new"})
     assert kept.content[0]["encrypted_content"] == "Eo8B=="
     assert [body.text for body in bodies(events, Message)] == ["Let me see.", "All is new."]
+
+
+async def test_a_provider_that_pauses_while_it_searches_is_asked_to_go_on() -> None:
+    """Asked anew it would only search, and cost, the same again."""
+    paused = wire.anthropic(*wire.searched("srvtoolu_1", "what is new", FOUND), stop="pause_turn")
+    async with serving(Answer(paused), wire.said("All is new.")) as server:
+        result, events = await run(CLAUDE, network=["*"])
+    assert (result.status, result.final_response, len(server.requests)) == ("done", "All is new.", 2)
+    assert result.usage == Usage(20, 14)
+    assert len({asked.headers["idempotency-key"] for asked in server.requests}) == 2
+    last = server.requests[1].body["messages"][-1]
+    assert (last["role"], last["content"][0]["type"]) == ("assistant", "server_tool_use")
+    assert [(body.name, body.tier) for body in bodies(events, ToolCall)] == [("web_search", "provider")]
 
 
 async def test_a_search_that_failed_says_so_and_the_run_goes_on() -> None:
