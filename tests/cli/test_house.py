@@ -95,7 +95,7 @@ def test_profiles(project: Project) -> None:
 def test_doctor(project: Project) -> None:
     done = project.retinue("doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "warn  authority runs of runtime `inherited` work as you" in done.stdout
+    assert "authority" not in done.stdout  # every run here has a wall
     assert f"ok    project   {project.folder}" in done.stdout
     checks = {check["name"]: check for check in json.loads(project.retinue("doctor", "--json").stdout)}
     assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
@@ -105,6 +105,21 @@ def test_doctor(project: Project) -> None:
     sick = project.retinue("doctor")
     assert sick.returncode == 1
     assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
+
+
+def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Project) -> None:
+    """Those that a setting in force leaves without a wall: the user can take it out."""
+    file = project.folder / "retinue.yaml"
+    file.write_text(
+        "orchestrator: {coordination: {subagent_runtime_mode: inherited}}\nprofiles: {explorer: {runtime: inherited}}\n"
+    )
+    assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert (
+        "warn  authority runs without a wall work as you: a shell command that you allow can do whatever you can, also "
+        "answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
+    ) in project.retinue("doctor").stdout
 
 
 def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:

@@ -56,7 +56,7 @@ def test_hosts_and_a_setup_command_wait_for_the_yes_too(project: Project) -> Non
     (project.folder / "retinue.yaml").write_text(text)
     given = load_project(project.folder)
     assert (given.settings.network, given.settings.workspace_setup) == ((), None)
-    assert "network.allow: docs.python.org, workspace_setup: make it" in given.warnings[0]
+    assert "network: docs.python.org, workspace_setup: make it" in given.warnings[0]
     assert project.retinue("trust", "--yes").returncode == 0
     trusted = load_project(project.folder).settings
     assert (trusted.network, trusted.workspace_setup) == (("docs.python.org",), "make it")
@@ -75,7 +75,7 @@ def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Proje
 
 @pytest.mark.parametrize(
     ("said", "in_force", "held"),
-    [("full", (), "network: full"), ("none", "none", ""), ("['*']", (), "network.allow: *"), ("[]", (), "")],
+    [("full", (), "network: full"), ("none", "none", ""), ("['*']", (), "network: *"), ("[]", (), "")],
 )
 def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
     project: Project, said: str, in_force: object, held: str

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from retinue.core.limits import MIB
 from retinue.runtime.walls.box import command
 from retinue.runtime.walls.container import engine
 from tests.cli.shell import Project, one_line_error
@@ -133,10 +134,15 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
     config = project.folder / "retinue.yaml"
     config.write_text(f"caps: {caps}\n")
     asks = shell("ulimit -u; ulimit -t; ulimit -f; ulimit -n; head -c 4000000 /dev/zero > big; wc -c < big")
-    agents = {"main": [asks, {"text": "{{last_result}}"}]}
+    takes = "head -c {0} /dev/zero | tail -c {0} | wc -c"  # tail keeps all of it in memory
+    memory = shell(f"set -o pipefail; {takes.format(50 * MIB)}; {takes.format(400 * MIB)}")
+    agents = {"main": [asks, memory, {"text": "{{last_result}}"}]}
     result = result_of(project, "--yes", "--runtime", runtime, "--config", str(config), agents=agents)
-    assert result["final_response"].split()[:4] == ["40", "77", str(3 * 1024), "100"]  # bash counts files in KiB
-    assert result["final_response"].split()[-1] == str(3 * 1024**2)
+    asked, taken = [event["text"].split() for event in project.events() if event["kind"] == "tool.result"]
+    assert asked[:4] == ["40", "77", str(3 * 1024), "100"] and asked[-1] == str(3 * 1024**2)  # bash counts files in KiB
+    assert taken[:2] == [str(50 * MIB), "0"] and "[exit" in taken, taken
+    counted = runtime == "isolated" and "cgroup" in result["walls"]  # of a container the engine counts
+    assert ("want of memory: this run may use 300 MiB;" in " ".join(taken)) is counted
     fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
     done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
     assert done.returncode == 1 and "more than the 5242880 it may have" in done.stderr

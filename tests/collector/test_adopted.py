@@ -235,7 +235,7 @@ async def test_words_for_a_run_elsewhere_do_not_reach_it_and_it_cannot_be_contin
         await server.post(run_id, "subagent_start")
         run = runs_of(await h.until("run.started", 2))[run_id]
         told = await h.supervisor.send(h.tree, run, "hello")
-        assert told.state == "too_late" and "in an MCP server" in told.why
+        assert told.state == "elsewhere" and "in the MCP server 'reviewers'" in told.why
         await server.post(run_id, "subagent_end")
         await h.until("run.ended")
         with pytest.raises(ConfigError, match="ran in the MCP server 'reviewers': it cannot be continued"):

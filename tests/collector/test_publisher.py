@@ -10,7 +10,7 @@ import pytest
 
 from retinue import build
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
@@ -227,6 +227,8 @@ async def test_of_each_kind_what_a_refusal_does(
         kinds = [post["type"] for post in posts]
         assert kinds[-1] == "subagent_end"  # sent whatever became of the run
         assert posts[-1]["status"] == status
+        began = any(isinstance(event.body, TurnStarted) for event in events)
+        assert began is (kind != "subagent_start"), "no run begins before it is reported"
         ran = any(isinstance(event.body, ToolResult) for event in events)
         assert ran is (kind in ("tool_result", "subagent_end")), "no tool runs before its call is reported"
         warned = [record for record in caplog.records if "was not reported" in record.message]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from retinue.door.publisher import publisher_of
 from retinue.log.archive import Archive
 from retinue.log.listing import listings
 from retinue.log.lookup import find
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
 from retinue.wire.collected import ADDRESS
 from tests.cli.shell import Project
@@ -23,15 +27,22 @@ from tests.collector.kit import hall
 TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_tokens": 5}}]}
 
 
-async def report(folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tree of a server in that folder, reported to the address; its name."""
+def begin(
+    folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any]
+) -> tuple[Supervisor, Node]:
+    """A run of a server in that folder, reported to the address."""
     monkeypatch.setenv(ADDRESS, address)
     supervisor = build.supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
     with publisher.calling(run_id):
-        node = supervisor.spawn(Profile("reviewer", "x", model=scripted(TALK)), Task("look"))
+        return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
+
+
+async def report(folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The tree of one that has ended; its name."""
+    supervisor, node = begin(folder, address, run_id, monkeypatch, TALK)
     await node.join()
     await supervisor.close()
     assert node.result().status == "done"
@@ -100,3 +111,42 @@ def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_pat
     config.write_text(text)
     assert build.project_parts(tmp_path, config=config)[0].best_effort
     assert not build.project_parts(tmp_path)[0].best_effort
+
+
+async def test_of_a_run_elsewhere_it_is_said_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of a server that works in the same project, so that its own log is known, and one of any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "retinue.yaml").touch()
+
+    async def said(*words: str) -> str:
+        code = await asyncio.to_thread(main, list(words))
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (1 if words[0] == "send" else 2, "")
+        return printed.err.removeprefix("retinue: ")
+
+    async with hall(tmp_path, durable=True) as h:
+        server = h.server()
+        known, other = server.call(), server.call()
+        supervisor, node = begin(tmp_path, server.address, known, monkeypatch, {"reviewer": [{"hang": True}]})
+        await h.until("run.started", 2)
+        await server.post(other, "subagent_start", name="reviewer")
+        await h.until("run.started", 3)
+        watched = "is only watched here: it runs in the MCP server 'reviewers', which words from here do not reach"
+        home = f"{node.ref.tree}/0"
+        assert await said("send", known, "x") == f"{h.tree}/1 {watched}; `retinue send {home} TEXT` does\n"
+        assert await said("send", other, "x") == f"{h.tree}/2 {watched}\n"
+        told = await h.supervisor.send(h.tree, 2, "x")
+        assert (told.state, told.why) == ("elsewhere", f"{h.tree}/2 {watched}")
+        for command in ("diff", "apply"):
+            assert await said(command, known) == (
+                f"{h.tree}/1 ran in the MCP server 'reviewers': it worked there, so there is nothing of it here to "
+                f"take over; `retinue diff {home}` shows what it changed there\n"
+            )
+        assert (await said("diff", other)).endswith("nothing of it here to take over\n")
+        assert await said("continue", known, "x") == (
+            f"{h.tree}/1 ran in the MCP server 'reviewers': it cannot be continued from here; "
+            f"`retinue continue {home} TEXT` does\n"
+        )
+        await supervisor.close()

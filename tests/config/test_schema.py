@@ -71,6 +71,8 @@ def loads(document: Any) -> bool:
 @example({"network": "full", "profiles": {"explorer": {"network": "none"}}})
 @example({"network": {"allow": ["a.com"]}, "profiles": {"explorer": {"network": ["a.com"]}}})
 @example({"network": {"allow": "full"}})
+@example({"network": ["a.com", "None"]})
+@example({"network": {"allow": [" full "]}})
 def test_loader_and_schema_agree(document: Any) -> None:
     assert loads(document) == VALIDATOR.is_valid(document)
 

@@ -160,15 +160,16 @@ async def test_a_project_that_is_wrong_is_said_in_every_call_and_can_be_mended(p
     (project.folder / "retinue.yaml").write_text("nonsense: 1\n")
     async with piped(project) as client:
         assert "result" in await client.hello()
-        assert len((await client.ask("tools/list"))["result"]["tools"]) == 8
+        what = f"{project.folder}/retinue.yaml:1: key 'nonsense': unknown key"
+        listed = (await client.ask("tools/list"))["result"]["tools"]
+        note = f"[Not usable when this was listed, tell the user: {what}"
+        assert len(listed) == 8 and all(tool["description"].startswith(note) for tool in listed)
         result = await client.call("list_subagents")
-        assert (
-            result["isError"]
-            and "nonsense" in result["content"][0]["text"]
-            and "retinue.yaml:1" in result["content"][0]["text"]
-        )
+        [said] = result["content"]
+        assert result["isError"] and said["text"].startswith(what) and "\n" not in said["text"]
         (project.folder / "retinue.yaml").write_text("")
         assert not (await client.call("list_subagents"))["isError"]
+        assert "Not usable" not in json.dumps(await client.ask("tools/list"))
 
 
 async def test_the_project_can_be_elsewhere(project: Project, tmp_path: Path) -> None:

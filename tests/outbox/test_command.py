@@ -216,3 +216,21 @@ def test_a_wrong_use_is_one_line(place: Place, arguments: list[str], said: str) 
 def test_without_a_model_nothing_is_watched(place: Place) -> None:
     done = place.project.retinue("watch", "--outbox", str(place.outbox), "--allow-root", str(place.work))
     assert "model" in one_line_error(done)
+
+
+def test_of_runs_at_once_the_label_stands_above_what_one_of_them_says_and_nowhere_else(place: Place) -> None:
+    waits = call("shell", command=f"until [ -e {place.done} ]; do sleep 0.02; done; echo found")
+    model = place.project.script({"explorer": [waits, {"text": "over"}], "subagent": [{"hang": True}]})
+    (place.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
+    watcher = place.watcher()
+    try:
+        ask(place.outbox, "a-1", workspace=str(place.work))
+        read_until(watcher.stderr, "echo found")
+        ask(place.outbox, "b-1", profile="subagent", workspace=str(place.work))
+        read_until(watcher.stderr, "b-1: subagent runs as")
+        read_until(watcher.stderr, "⚠ the network setting does not hold")  # and then it has nothing to say
+        place.done.touch()
+        until((place.outbox / "response_a-1.json").exists)
+    finally:
+        _, said = stop(watcher)
+    assert said.startswith('-- a-1\n\n#### Tool "shell" result:\nfound\n') and "-- b-1" not in said

@@ -135,3 +135,7 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
     config.write_text("network: a.com\n")
     with pytest.raises(ConfigError, match="1: key 'network': expected none, full or a list"):
         build.project_parts(tmp_path)
+    for word in ("none", "full"):
+        config.write_text(f"model:\nnetwork: [a.com,\n  {word.title()}]\n")
+        with pytest.raises(ConfigError, match=rf"retinue.yaml:3: key 'network\[1\]': .*alone, `network: {word}`$"):
+            build.project_parts(tmp_path)

@@ -83,7 +83,9 @@ def held(settings: Settings) -> tuple[Settings, list[str]]:
     words += [f"container_flags: {flag}" for flag in settings.container_flags]
     if settings.subagent_reports != "strict":
         words.append(f"subagent_reports: {settings.subagent_reports}")
-    words += _laxer(settings)
+    words += unwalled(settings)
+    if settings.subagent_delegation_directory is not None:
+        words.append(f"subagent_delegation_directory: {settings.subagent_delegation_directory}")
     caps = _capped(settings.caps, words)
     size = settings.workspace_max_mib
     if size is not None and size > WORKSPACE_MIB:
@@ -116,7 +118,7 @@ def _reach(settings: Settings) -> Iterator[str]:
     if settings.network == "full":
         yield "network: full"
     elif settings.network not in (None, "none"):
-        yield from (f"network.allow: {host}" for host in settings.network or ())
+        yield from (f"network: {host}" for host in settings.network or ())
 
 
 def _given(server: McpServer) -> str:
@@ -127,12 +129,10 @@ def _given(server: McpServer) -> str:
     return f" ({'; '.join(told)})" if told else ""
 
 
-def _laxer(settings: Settings) -> Iterator[str]:
-    """What would have runs without a wall, in words."""
+def unwalled(settings: Settings) -> Iterator[str]:
+    """What has runs without a wall, in words."""
     if settings.subagent_runtime_mode in UNWALLED:
         yield f"subagent_runtime_mode: {settings.subagent_runtime_mode}"
-    if settings.subagent_delegation_directory is not None:
-        yield f"subagent_delegation_directory: {settings.subagent_delegation_directory}"
     if settings.subagent_runtime_fallback_mode is not None:
         yield f"subagent_runtime_fallback_mode: {settings.subagent_runtime_fallback_mode}"
     yield from (f"profiles.{given.name}.runtime: {LAX}" for given in settings.profiles.values() if given.runtime == LAX)

@@ -19,7 +19,8 @@ ANY_PORT = 0
 WORDS = ("none", "full")
 PROXY_VARIABLE = "RETINUE_PROXY"  # in a walled worker: where its commands find the proxy to these hosts
 HOST_PATTERN = (  # what a schema can say of an entry
-    r"^\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
+    r"^(?!\s*([Nn][Oo][Nn][Ee]|[Ff][Uu][Ll][Ll])\s*$)"
+    r"\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
     r"|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?\s*$"
 )
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
@@ -57,6 +58,9 @@ def is_full(hosts: Hosts) -> bool:
 
 def parse_host(text: str) -> Host:
     """The entry; a ConfigError says what is wrong with it."""
+    word = text.strip().lower()
+    if word in WORDS:  # who writes that in a list means the word
+        raise ConfigError(f"'{text}' is no host: that word stands alone, `network: {word}`")
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::([0-9]{1,5}))?", text.strip())
     if found is None:
         raise ConfigError(f"'{text}' is no host: write docs.python.org, *.example.com, example.com:8443 or *")

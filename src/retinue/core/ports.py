@@ -345,9 +345,10 @@ class ServerTool(Protocol):
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """What became of words for a run. `queued`: written at place `seq` of the tree's order, read at the run's next
-    turn, which is its first `turn.started` after that place. `too_late`: it will have no next turn, and why."""
+    turn, which is its first `turn.started` after that place. `too_late`: it will have no next turn, and why.
+    `elsewhere`: it is only watched here, and words do not reach it."""
 
-    state: Literal["queued", "too_late"]
+    state: Literal["queued", "too_late", "elsewhere"]
     seq: int = 0
     why: str = ""
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retinue.core.errors import RetinueError
 from retinue.core.events import Gap
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
@@ -22,12 +20,12 @@ from retinue.core.secrets import forget, hide
 from retinue.door import http
 from retinue.door.downward import Downward, mint
 from retinue.door.http import Head, Refused
+from retinue.door.listening import HOST, Listener
 from retinue.supervisor.adopt import ForeignNode
 from retinue.wire import collected, travel
 from retinue.wire.collected import ADDRESS, CPE_ADDRESS, ROUTE, Reported
-from retinue.wire.door import BadBody, Problem, encode
+from retinue.wire.door import BadBody
 
-HOST = "127.0.0.1"
 MOST_CONNECTIONS = 1024
 MOST_RUNS = 1000
 MOST_EVENTS = 200_000
@@ -70,16 +68,13 @@ class _Run:
         return self.parent if self.node is None or self.node.ending else self.node.ref.run
 
 
-class Collector:
+class Collector(Listener):
     """Implements the port of that name. Opens its socket when the first server is about to be started; `close` ends
     it. Made in the event loop of the supervisor, by `build`."""
 
     def __init__(self, down: Downward) -> None:
+        super().__init__("the collector", most=MOST_CONNECTIONS, idle=IDLE_SECONDS)
         self._down = down
-        self._socket: socket.socket | None = None
-        self._listening: asyncio.Task[asyncio.Server] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self._hosts: frozenset[str] = frozenset()
         self._port = 0
         self._paths: dict[str, _Server] = {}
         self._servers: dict[str, _Server] = {}
@@ -94,8 +89,8 @@ class Collector:
     # For whoever starts and calls servers
 
     def environment(self, server: str) -> Mapping[str, str]:
-        if self._socket is None:
-            self._open()
+        if not self._port:
+            self._port = self.listen()
         started = self._servers[server] = _Server(server)
         self._paths[f"/{started.secret}{ROUTE}"] = started
         self._secrets.append(started.secret)
@@ -152,72 +147,27 @@ class Collector:
 
     # Listening
 
-    def _open(self) -> None:
-        try:
-            self._socket = socket.create_server((HOST, 0), backlog=MOST_CONNECTIONS)
-        except OSError as error:
-            raise RetinueError(f"cannot listen on {HOST}: {error.strerror or error}") from None
-        self._port = self._socket.getsockname()[1]
-        self._hosts = frozenset({f"{HOST}:{self._port}", f"localhost:{self._port}"})
-        starting = asyncio.start_server(self._accept, sock=self._socket, limit=http.MAX_HEAD, backlog=MOST_CONNECTIONS)
-        self._listening = asyncio.get_running_loop().create_task(starting)
-
     async def close(self) -> None:
-        if self._listening is None:
-            return
-        server = await self._listening
-        server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.stop_listening()
+        await self.end_connections()
         for secret in self._secrets:
             forget(secret)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        idle = None
+    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        server, length = self._server(head), http.body_length(head, collected.BODY_BYTES)
+        if head.headers.get("expect", "").lower() == "100-continue":
+            writer.write(_CONTINUE)
         try:
-            while await self._respond(reader, writer, idle):
-                idle = IDLE_SECONDS
-        except OSError:
-            pass  # the peer is gone; nobody is left to tell
-        finally:
-            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
-
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle: float | None) -> bool:
-        """Answers one request; whether the connection goes on."""
-        try:
-            if len(self._connections) > MOST_CONNECTIONS:
-                raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
-            head = await http.read_head(reader, idle=idle)
-            if head is None:
-                return False
-            server, length = self._server(head), http.body_length(head, collected.BODY_BYTES)
-            if head.headers.get("expect", "").lower() == "100-continue":
-                writer.write(_CONTINUE)
-            self._take(server, collected.decode(await http.read_rest(reader, length)), length)
-            writer.write(http.response(200, b"{}") if head.last else _OK)
-            await writer.drain()
-            return not head.last
-        except (Refused, BadBody) as refused:
-            status, headers = (refused.status, refused.headers) if isinstance(refused, Refused) else (400, {})
-            writer.write(http.response(status, encode(Problem(str(refused))), **headers))
-        except Exception as error:
-            if isinstance(error, OSError):
-                raise
-            # the surface's edge: a bug here must cost the peer an answer, not the process its runs
-            text = f"internal error: {type(error).__name__}: {error}"
-            writer.write(http.response(500, encode(Problem(text))))
-        await http.hang_up(reader, writer)
-        return False
+            event = collected.decode(await http.read_rest(reader, length))
+        except BadBody as error:
+            raise Refused(400, str(error)) from None
+        self._take(server, event, length)
+        writer.write(http.response(200, b"{}") if head.last else _OK)
+        await writer.drain()
+        return not head.last
 
     def _server(self, head: Head) -> _Server:
         """Whose path it is; nothing of the body has been read yet."""
-        http.check_local(head, self._hosts, "the collector")
         server = self._paths.get(head.path)
         if server is None:
             raise Refused(404, "there is no such address")
@@ -231,6 +181,8 @@ class Collector:
         run = self._runs.get(event.run_id)
         if run is None:
             run = self._first_seen(server, event)
+            if event.type == END:
+                return  # nothing was reported of it, so there is nothing to end
         elif run.server is not server:
             raise Refused(403, NOT_YOURS.format(run=event.run_id))
         if run.over or (run.node is not None and run.node.ending):

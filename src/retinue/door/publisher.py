@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +35,7 @@ from retinue.core.ports import Log
 from retinue.core.secrets import hide
 from retinue.door.poster import POST_SECONDS, Poster, PostFailed, Unwanted
 from retinue.log.wrapped import Wrapped
-from retinue.wire.collected import ROUTE, Sender
+from retinue.wire.collected import ROUTE, Sender, ending
 
 if TYPE_CHECKING:
     from retinue.core.results import Status
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
 GOES_ON = "cannot report to the collector: {why}; the runs go on unreported (best_effort)"
+UNTOLD = "the end of '%s' was not reported: %s"
 POSTED = frozenset({RunSpawned, Thinking, ToolCall, ToolResult, UsageReported, RunEnded})
 _LOG = logging.getLogger(__name__)
 
@@ -152,6 +154,18 @@ class Publisher:
             if line.failure:
                 raise PostFailed(line.failure)
 
+    def end(self, run_id: str, status: Status, text: str) -> None:
+        """Ends a run of somebody else, who reported it where we do and may not be there any more."""
+        sent = asyncio.create_task(self._post_end(run_id, ending(run_id, status, text, time.time())))
+        self._sending.add(sent)
+        sent.add_done_callback(self._sending.discard)
+
+    async def _post_end(self, run_id: str, data: bytes) -> None:
+        try:
+            await self._poster.post(data)
+        except PostFailed as failed:
+            _LOG.warning(UNTOLD, run_id, failed)
+
     def _begin(self, event: Event, body: RunSpawned, lines: dict[int, _Line]) -> _Line | None:
         called = _CALLED.get()
         above = None if body.parent is None else lines.get(body.parent)
@@ -191,7 +205,7 @@ class Publisher:
                 self._told = True
                 self._warn(event, GOES_ON.format(why=why))
         elif isinstance(event.body, RunEnded):
-            _LOG.warning("the end of '%s' was not reported: %s", line.sender.run_id, why)
+            _LOG.warning(UNTOLD, line.sender.run_id, why)
         else:
             self._stop(line, event, "failed", FAILED.format(why=why))
 

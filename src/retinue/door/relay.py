@@ -32,10 +32,15 @@ class Relay:
         return travel.to_meta(self._down.left(ref, parent_id=parent_id, root_id=root_id))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
-        """What the call's run did is told by whoever ran it, to whom the address belongs."""
+        """What the call's run did is told by whoever ran it. Of a call that failed or was given up that may be nobody
+        any more, so its run, and what is below it, is ended from here too: the first end counts."""
+        if outcome is None:
+            self._publisher.end(run_id, "cancelled", "")
+        elif not outcome.success:
+            self._publisher.end(run_id, "failed", outcome.text)
 
     def gone(self, server: str) -> None:
-        """Its runs were reported to somebody else, where they end with the run that made them."""
+        """Its open calls fail, and are told so. What else it ran ends, where it is reported, with who made it."""
 
     async def close(self) -> None:
         """Nothing was opened."""

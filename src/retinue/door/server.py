@@ -21,6 +21,7 @@ from retinue.core.secrets import forget, hide
 from retinue.door import http
 from retinue.door.files import DoorFile
 from retinue.door.http import Head, Refused
+from retinue.door.listening import Listener
 from retinue.door.watching import stream
 from retinue.log.archive import Archive
 from retinue.supervisor.nodes import Node
@@ -29,7 +30,6 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.trees import Tree
 from retinue.wire import door as wire
 
-HOST = "127.0.0.1"
 MOST_CONNECTIONS = 256
 LAST_WORDS_SECONDS = 1.0
 REMEMBERED = 4096
@@ -41,33 +41,27 @@ Get = Callable[[dict[str, str]], Any]
 Post = Callable[[bytes], Awaitable[Any]]
 
 
-class DoorServer:
+class DoorServer(Listener):
     """`async with DoorServer(supervisor, state_folder)`: open inside, closed and its file gone after."""
 
     def __init__(self, supervisor: Supervisor, state: Path) -> None:
+        super().__init__("this door", most=MOST_CONNECTIONS)
         self._supervisor = supervisor
         self._folder = state / "doors"
         self._token = secrets.token_urlsafe(32)
-        self._connections: set[asyncio.Task[None]] = set()
         self._commands: dict[str, tuple[str, bytes, asyncio.Future[Any]]] = {}
-        self._hosts: frozenset[str] = frozenset()
         self._get: dict[str, Get] = {wire.TREES: self._trees, wire.PENDING: self._pending}
         self._post: dict[str, Post] = {wire.CANCEL: self._cancel, wire.SEND: self._send, wire.ANSWER: self._answer}
         self._post |= {wire.RESUME: self._resume, wire.CONTINUE: self._continue}
 
     async def __aenter__(self) -> DoorServer:
-        try:
-            self._server = await asyncio.start_server(self._accept, HOST, 0, limit=http.MAX_HEAD)
-        except OSError as error:
-            raise RetinueError(f"cannot listen on {HOST}: {error.strerror or error}") from None
+        port = self.listen()
         hide(self._token)
-        port = self._server.sockets[0].getsockname()[1]
-        self._hosts = frozenset({f"{HOST}:{port}", f"localhost:{port}"})
         self.address = wire.Address(wire.VERSION, os.getpid(), port, self._token)
         try:
             self._file = DoorFile(self._folder, self.address)
         except RetinueError:
-            self._server.close()
+            await self.stop_listening()
             raise
         return self
 
@@ -75,55 +69,20 @@ class DoorServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.remove()
-        self._server.close()
-        if self._connections:  # a watcher of a tree that has ended gets its last words
-            await asyncio.wait(self._connections, timeout=LAST_WORDS_SECONDS)
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.stop_listening()
+        await self.end_connections(LAST_WORDS_SECONDS)  # a watcher of a tree that has ended gets them
         forget(self._token)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            if await self._respond(reader, writer):
-                await http.hang_up(reader, writer)
-        except OSError:
-            pass  # the peer is gone; nobody is left to tell
-        finally:
-            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
-
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; False when there was none."""
-        try:
-            if len(self._connections) > MOST_CONNECTIONS:
-                raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
-            head = await http.read_head(reader)
-            if head is None:
-                return False
-            self._check(head)
-            if head.path == wire.WATCH and head.method == "GET":
-                await stream(self._supervisor, head.query, reader, writer)
-                return True
+    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self._check(head)
+        if head.path == wire.WATCH and head.method == "GET":
+            await stream(self._supervisor, head.query, reader, writer)
+        else:
             writer.write(http.response(200, wire.encode(await self._do(head, reader))))
-        except Refused as refused:
-            body = wire.encode(wire.Problem(str(refused)))
-            writer.write(http.response(refused.status, body, **refused.headers))
-        except Exception as error:
-            if isinstance(error, OSError):
-                raise
-            # the surface's edge: a bug here must cost the peer an answer, not the process its runs
-            text = f"internal error: {type(error).__name__}: {error}"
-            writer.write(http.response(500, wire.encode(wire.Problem(text))))
-        return True
+        return False
 
     def _check(self, head: Head) -> None:
         """Before anything else of the request is looked at."""
-        http.check_local(head, self._hosts, "this door")
         scheme, _, token = head.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})

@@ -52,6 +52,20 @@ def find(archive: Archive, name: str | None, *, everything: bool = False, live: 
     return found[0]
 
 
+def at_home(archive: Archive, agent: str, run_id: str) -> Found | None:
+    """A run that an MCP server reports to us, as the server's own log has it; None where that is in another project."""
+    tree, _, number = run_id.rpartition("-")
+    for stored in archive.trees():
+        body = stored.first.body
+        if not isinstance(body, RunSpawned) or not body.reported:
+            continue
+        if body.reported == run_id and stored.first.agent == agent:
+            return _primary(stored)
+        if stored.tree == tree:
+            return next((run for run in _runs(archive, stored) if str(run.run) == number), None)
+    return None
+
+
 def _called(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
     return _by_number(archive, trees, name) or _by_tree(trees, name) or _by_words(archive, trees, name)
 

@@ -31,7 +31,7 @@ from retinue.runtime.near import NearEnd
 from retinue.runtime.processes import REAP_SECONDS, Process
 from retinue.runtime.spaces.space import SPACE, SpaceFact, read_fact
 from retinue.runtime.walls.box import FULL_NETWORK, PROXY, Box, Opening, Wall
-from retinue.runtime.walls.hints import hint, offline_hint
+from retinue.runtime.walls.hints import Starved, hint, offline_hint
 from retinue.wire import link as wire
 
 START_SECONDS = 60.0
@@ -84,7 +84,13 @@ class Isolated:
         )
         channel = Channel(process.reading, process.writing, incoming="up", on_frame=near.take, on_end=near.closed)
         near.send = channel.send
-        near.hint = lambda said: "\n".join(filter(None, (self.hint(said), self._unreached(said, gate))))
+        starved = None if opening.group is None else Starved(opening.group.memory_kills, box.caps.memory)
+
+        def hints(said: str) -> str:
+            found = self.hint(said), self._unreached(said, gate), "" if starved is None else starved.hint()
+            return "\n".join(filter(None, found))
+
+        near.hint = hints
         if gate is not None:
             near.hello = gate.vanish
         channel.send(self._start(job, box, walled, near.stopped()))

@@ -91,7 +91,7 @@ class Process:
 
     def _how(self) -> str:
         code = self._process.returncode
-        if self._opening.group is not None and self._opening.group.out_of_memory():
+        if self._opening.group is not None and self._opening.group.memory_kills():
             return "out of memory"
         if code is None:
             return "its process closed the link"

@@ -25,16 +25,15 @@ from retinue.runtime.folders import RunFolders
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.trees import Tree
-from retinue.wire.collected import Reported, arguments
+from retinue.wire.collected import SOMEBODY, Reported, arguments
 
 if TYPE_CHECKING:
     from retinue.supervisor.resume import Ground
 
 FOREIGN = "foreign"
 CHARACTERS = 64
-SOMEBODY = "subagent"
 NO_JSON = msgspec.Raw(b"null")
-TOO_FAR = "it runs in an MCP server, which words from here do not reach"
+TOO_FAR = "{who} is only watched here: it runs in the MCP server '{server}', which words from here do not reach"
 
 
 class _Elsewhere:

@@ -21,6 +21,8 @@ from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.trees import Tree
 
+NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
+
 
 def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -> Node:
     """The new run. Raises before anything is written when it cannot be."""
@@ -37,9 +39,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
     if old.ended is None:
         raise ConfigError(f"{tree}/{run} is at work: `retinue send {tree}/{run} TEXT` tells it something")
     if old.spawned.server:
-        raise ConfigError(
-            f"{tree}/{run} ran in the MCP server '{old.spawned.server}': it cannot be continued from here"
-        )
+        raise ConfigError(NOT_HERE.format(who=f"{tree}/{run}", server=old.spawned.server))
     called.check_depth(f"{tree}/{run}")
     said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)

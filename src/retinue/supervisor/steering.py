@@ -28,7 +28,7 @@ async def send(tree: Tree | None, run: int, text: str, *, source: str = SOURCE) 
     if node.ended:
         return Receipt("too_late", why=f"the run has ended: {node.view.status}")
     if node.view.spawned.server:
-        return Receipt("too_late", why=TOO_FAR)
+        return Receipt("elsewhere", why=TOO_FAR.format(who=f"{tree.id}/{run}", server=node.view.spawned.server))
     if node.ending or node.stopping is not None:
         return Receipt("too_late", why="the run is stopping")
     if node.relay is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.errors import RetinueError, ToolError
+from retinue.core.events import RunSpawned
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import ChangedFile
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 APPLY = "apply_subagent"
 NO_COPY = "{who} worked in no copy, so there is nothing to take over: its workspace is {workspace}"
+ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to take over"
 NOTHING = "{who} changed no files"
 ALREADY = "the changes of {who} were taken over already, into {into}, {at}"
 CONFLICTS = "nothing was changed: {count} of the files cannot be taken over:\n{why}"
@@ -72,6 +74,13 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
 def copied_by(node: Node) -> Copied | None:
     """The same for a run of a tree at work here, also for one that ended in an earlier process."""
     return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
+
+
+def no_copy(who: str, spawned: RunSpawned) -> str:
+    """Why there is none of a run."""
+    if spawned.server:
+        return ELSEWHERE.format(who=who, server=spawned.server)
+    return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 
 def all_copied(state: str, tree: str) -> list[Copied]:
@@ -221,7 +230,7 @@ def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
         raise ToolError(f"{APPLY}: '{wanted}' has not ended yet")
     one = copied_by(child)
     if one is None:
-        raise ToolError(f"{APPLY}: {NO_COPY.format(who=wanted, workspace=child.folders.path)}")
+        raise ToolError(f"{APPLY}: {no_copy(wanted, child.view.spawned)}")
     why = why_not(one)
     if why:
         raise ToolError(f"{APPLY}: {why}")

@@ -89,8 +89,7 @@ class Run:
     def _copied(self) -> takeover.Copied:
         one = takeover.copied_by(self._node)
         if one is None:
-            workspace = self._node.folders.path
-            raise RetinueError(takeover.NO_COPY.format(who=self.path, workspace=workspace))
+            raise RetinueError(takeover.no_copy(self.path, self._node.view.spawned))
         return one
 
     async def cancel(self) -> bool:

@@ -94,15 +94,10 @@ class ExecutePython:
                 finally:
                     await groups.end(proc, grace)
                 await pipe.drained()
-                text, file = ends.close()
-        notes = running.notes[:NOTES] + (["[ended what was left in the background]"] if held else [])
-        if not in_time:
-            notes.append(running.problem or f"[timed out after {seconds:g}s]")
-        elif proc.returncode:
-            notes.append(f"[exit code {groups.code(proc.returncode)}]")
-        if text and notes and not text.endswith("\n"):
-            text += "\n"
-        return Outcome(text + "\n".join(notes), success=in_time and proc.returncode == 0, file=file)
+                said = ends.close()
+        notes = running.notes[:NOTES] + ([groups.ENDED] if held else [])
+        late = "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
+        return groups.outcome(proc, said, notes, late=late)
 
 
 def _asked(call: Call) -> tuple[str, float]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from retinue.core.errors import ToolError
 from retinue.core.network import PROXY_VARIABLE
+from retinue.core.ports import Outcome
 from retinue.tools.cut import Ends
 
 DRAIN_SECONDS = 0.5
@@ -29,6 +30,7 @@ CHUNK = 64 * 1024
 PASSED = frozenset({"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV"})
 PROXIED = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
+ENDED = "[ended what was left in the background]"
 _PROC = Path("/proc")
 
 
@@ -108,7 +110,7 @@ async def exited(proc: subprocess.Popen[bytes], seconds: float | None = None) ->
     try:
         fd = os.pidfd_open(proc.pid)
     except (AttributeError, OSError):
-        return await _within(seconds, lambda: proc.poll() is not None)
+        return await within(seconds, lambda: proc.poll() is not None)
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(fd, over.set)
     try:
@@ -125,20 +127,20 @@ async def exited(proc: subprocess.Popen[bytes], seconds: float | None = None) ->
 async def end(proc: subprocess.Popen[bytes], grace: float) -> None:
     """Ends the whole group and reaps its first process, also when the caller is cancelled meanwhile; told a second
     time, in a hurry. Takes no longer than `grace` and `REAP_SECONDS`."""
-    await _surely(_end(proc, grace), hurry=lambda: _signal(proc, signal.SIGKILL))
+    await _surely(_end(proc, grace), hurry=lambda: signal_all(proc, signal.SIGKILL))
 
 
 async def _end(proc: subprocess.Popen[bytes], grace: float) -> None:
     try:
         if grace > 0:
-            _signal(proc, signal.SIGTERM)
-            if await _within(grace, lambda: _is_gone(proc)):
+            signal_all(proc, signal.SIGTERM)
+            if await within(grace, lambda: is_gone(proc)):
                 return
-        _signal(proc, signal.SIGKILL)
-        await _within(REAP_SECONDS, lambda: _is_gone(proc))
+        signal_all(proc, signal.SIGKILL)
+        await within(REAP_SECONDS, lambda: is_gone(proc))
     finally:
-        if not _is_gone(proc):  # the loop itself is being torn down: at once, and without it
-            _signal(proc, signal.SIGKILL)
+        if not is_gone(proc):  # the loop itself is being torn down: at once, and without it
+            signal_all(proc, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 proc.wait(REAP_SECONDS)
 
@@ -161,7 +163,8 @@ async def _surely(work: Coroutine[Any, Any, None], *, hurry: Callable[[], object
         raise asyncio.CancelledError
 
 
-async def _within(seconds: float | None, test: Callable[[], bool]) -> bool:
+async def within(seconds: float | None, test: Callable[[], bool]) -> bool:
+    """Waits so long for something to be true; whether it is."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while not test():
         if deadline is not None and time.monotonic() >= deadline:
@@ -170,7 +173,7 @@ async def _within(seconds: float | None, test: Callable[[], bool]) -> bool:
     return True
 
 
-def _signal(proc: subprocess.Popen[bytes], number: int) -> bool:
+def signal_all(proc: subprocess.Popen[bytes], number: int) -> bool:
     """Signals the whole group; False when there is none any more."""
     try:
         os.killpg(proc.pid, number)
@@ -181,8 +184,9 @@ def _signal(proc: subprocess.Popen[bytes], number: int) -> bool:
     return True
 
 
-def _is_gone(proc: subprocess.Popen[bytes]) -> bool:
-    return proc.poll() is not None and not (_signal(proc, 0) and has_living(proc.pid))
+def is_gone(proc: subprocess.Popen[bytes]) -> bool:
+    """Whether nobody of the group lives."""
+    return proc.poll() is not None and not (signal_all(proc, 0) and has_living(proc.pid))
 
 
 def has_living(group: int) -> bool:
@@ -200,3 +204,16 @@ def has_living(group: int) -> bool:
 def code(returncode: int) -> int:
     """As shells count: killed by signal 9 is 137."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def outcome(proc: subprocess.Popen[bytes], said: tuple[str, str], notes: list[str], *, late: str) -> Outcome:
+    """What a command that is over said (with the file that has all of it), and below it how it ended: `late` says that
+    its time was up."""
+    text, file = said
+    if late:
+        notes = [*notes, late]
+    elif proc.returncode:
+        notes = [*notes, f"[exit code {code(proc.returncode)}]"]
+    if text and notes and not text.endswith("\n"):
+        text += "\n"
+    return Outcome(text + "\n".join(notes), success=not late and proc.returncode == 0, file=file)

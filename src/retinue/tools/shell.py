@@ -59,15 +59,9 @@ class Shell:
             finally:
                 await groups.end(proc, grace)
             await pipe.drained()
-            text, file = ends.close()
-        notes = ["[ended what was left in the background]"] if held else []
-        if not in_time:
-            notes.append(f"[timed out after {seconds:g}s]")
-        elif proc.returncode:
-            notes.append(f"[exit code {groups.code(proc.returncode)}]")
-        if text and notes and not text.endswith("\n"):
-            text += "\n"
-        return Outcome(text + "\n".join(notes), success=in_time and proc.returncode == 0, file=file)
+            said = ends.close()
+        notes = [groups.ENDED] if held else []
+        return groups.outcome(proc, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
 
     def preview(self, call: Call, folders: Folders) -> str:
         return guard.visible(_asked(call)[0])

@@ -21,6 +21,7 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.wire.door import BadBody, encode, read
 
 ROUTE = "/subagent-events"
+SOMEBODY = "subagent"  # the name of one who gives none
 ADDRESS = "RETINUE_SUBAGENT_LOGGING_ADDRESS"
 CPE_ADDRESS = "CPE_SUBAGENT_LOGGING_ADDRESS"
 BODY_BYTES = 4 * 1024 * 1024
@@ -212,6 +213,19 @@ class Sender:
             cost=None if cost is None else f"{cost:f}",
             **fields,
         )
+
+
+def ending(run_id: str, status: str, text: str, at: float) -> bytes:
+    """The end of a run as told by who called it: not counted among what the run itself says."""
+    said = Reported(
+        subagent_name=SOMEBODY,
+        run_id=run_id,
+        timestamp=rfc3339(at),
+        type="subagent_end",
+        status=status,
+        payload=cut(text) or None,
+    )
+    return encode(said)
 
 
 def _tokens(usage: Usage) -> _Tokens:

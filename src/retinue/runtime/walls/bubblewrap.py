@@ -37,6 +37,7 @@ from retinue.runtime.walls.box import (
     python,
     worker,
 )
+from retinue.runtime.walls.looking import LOOK, TELL, Seen, holes
 from retinue.runtime.walls.reasons import reason
 from retinue.runtime.walls.sockets import COVER, bound_below
 
@@ -53,26 +54,6 @@ RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
-_CHECK = """\
-import json, os, sys
-said = dict(line.split(":", 1) for line in open("/proc/self/status"))
-lines = open("/proc/net/dev").read().splitlines()[2:]
-print(json.dumps({"uid": os.getuid(), "caps": int(said["CapBnd"], 16) | int(said["CapEff"], 16),
-    "nnp": said["NoNewPrivs"].strip(), "seccomp": said["Seccomp"].strip(), "pid": os.getpid(),
-    "nets": [line.split(":")[0].strip() for line in lines], "seen": os.path.exists(sys.argv[1])}))
-"""
-
-
-class _Seen(msgspec.Struct):
-    """What a process says from inside."""
-
-    uid: int
-    caps: int
-    nnp: str
-    seccomp: str
-    pid: int
-    nets: list[str]
-    seen: bool
 
 
 class Bubblewrap:
@@ -191,23 +172,12 @@ class Bubblewrap:
         except OSError:
             group = self._groups = None
         try:
-            opening = self._opening(box, user, group, [python(), "-I", "-S", "-c", _CHECK, secret])
+            opening = self._opening(box, user, group, [python(), "-I", "-S", "-c", LOOK + TELL, secret])
             seen = _look(opening, root=self._root)
         finally:
             if group is not None:
                 group.remove_soon()
-        trouble = [
-            word
-            for word, stands in (
-                ("uid", seen.uid == (user[0] if user else os.getuid()) != 0),
-                ("caps", seen.caps == 0),
-                ("no_new_privs", seen.nnp == "1"),
-                ("pid", seen.pid < 10),
-                ("net", self._full_network or seen.nets == ["lo"]),
-                ("mount", not seen.seen),
-            )
-            if not stands
-        ]
+        trouble = holes(seen, user=user, full_network=self._full_network)
         if trouble:
             raise NoWall(f"bubblewrap started, but its wall has holes here: {', '.join(trouble)}")
         net = FULL_NETWORK if self._full_network else "net"
@@ -259,7 +229,7 @@ def probe(
     return wall
 
 
-def _look(opening: Opening, *, root: bool) -> _Seen:
+def _look(opening: Opening, *, root: bool) -> Seen:
     try:
         done = subprocess.run(
             opening.argv,
@@ -277,7 +247,7 @@ def _look(opening: Opening, *, root: bool) -> _Seen:
     if done.returncode:
         raise NoWall(reason(done.stderr.decode("utf-8", "replace"), root=root))
     try:
-        return msgspec.json.decode(done.stdout, type=_Seen)
+        return msgspec.json.decode(done.stdout, type=Seen)
     except msgspec.MsgspecError:
         raise NoWall("what runs behind bubblewrap here cannot be read") from None
 

@@ -27,16 +27,16 @@ class Group:
         self._folders = folders
         self.procs = [str(folder / "cgroup.procs") for folder in folders]
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel ended something here for want of memory."""
+    def memory_kills(self) -> int:
+        """How often the kernel ended something here for want of memory."""
         for folder in self._folders:
             for name in ("memory.oom_control", "memory.events"):
                 with suppress(OSError):
                     for line in (folder / name).read_text().splitlines():
                         word, _, count = line.partition(" ")
-                        if word == "oom_kill" and count != "0":
-                            return True
-        return False
+                        if word == "oom_kill":
+                            return int(count)
+        return 0
 
     def remove(self) -> bool:
         """Removes it; False while something in it is still dying."""

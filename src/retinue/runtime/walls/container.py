@@ -33,6 +33,7 @@ from retinue.runtime.walls.box import (
 )
 from retinue.runtime.walls.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
 from retinue.runtime.walls.image import NAME, PYTHON
+from retinue.runtime.walls.looking import LOOK, TELL, Seen, holes
 from retinue.runtime.walls.sockets import COVER, bound_below
 
 ENGINES = ("podman", "docker")
@@ -51,10 +52,9 @@ _ENTER = (
 _WORK = _ENTER + "from retinue.runtime.worker import main; main()"
 _CHECK = (
     _ENTER
+    + LOOK
     + """
-import json, os, platform, msgspec, retinue.runtime.worker
-said = dict(line.split(":", 1) for line in open("/proc/self/status"))
-lines = open("/proc/net/dev").read().splitlines()[2:]
+import platform, msgspec, retinue.runtime.worker
 memory = 0
 for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
     try:
@@ -67,26 +67,17 @@ def writable(path):
     except OSError:
         return False
     return True
-print(json.dumps({"uid": os.getuid(), "caps": int(said["CapBnd"], 16) | int(said["CapEff"], 16),
-    "nnp": said["NoNewPrivs"].strip(), "seccomp": said["Seccomp"].strip(), "pid": os.getpid(), "memory": memory,
-    "nets": [line.split(":")[0].strip() for line in lines], "seen": os.path.exists(sys.argv[1]),
-    "writable": any(map(writable, ("/.probe", "/etc/.probe", "/usr/.probe", sys.argv[2] + "/.probe"))),
-    "machine": platform.machine()}))
+seen["writable"] = any(map(writable, ("/.probe", "/etc/.probe", "/usr/.probe", sys.argv[2] + "/.probe")))
+seen |= {"memory": memory, "machine": platform.machine()}
 """
+    + TELL
 )
 
 
-class _Seen(msgspec.Struct):
-    """What a process says from inside."""
+class _Seen(Seen):
+    """What is to be known of a container beside."""
 
-    uid: int
-    caps: int
-    nnp: str
-    seccomp: str
-    pid: int
     memory: int
-    nets: list[str]
-    seen: bool
     writable: bool
     machine: str
 
@@ -229,19 +220,9 @@ class Containers:
         seen = self._look(self._opening(box, user, [_CHECK, secret, box.lent]))
         if seen.machine != platform.machine():
             raise NoWall(f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}")
-        trouble = [
-            word
-            for word, stands in (
-                ("uid", seen.uid == (user[0] if user else os.getuid()) != 0),
-                ("caps", seen.caps == 0),
-                ("no_new_privs", seen.nnp == "1"),
-                ("pid", seen.pid < 10),
-                ("net", self._full_network or seen.nets == ["lo"]),
-                ("mount", not seen.seen and not seen.writable),
-                ("seccomp", seen.seccomp == "2"),
-            )
-            if not stands
-        ]
+        trouble = holes(seen, user=user, full_network=self._full_network)
+        trouble += ["mount"] if seen.writable and "mount" not in trouble else []
+        trouble += ["seccomp"] if seen.seccomp != "2" else []
         if trouble:
             raise NoWall(f"{self._engine.argv[0]} started, but its wall has holes here: {', '.join(trouble)}")
         self.counts_memory = 0 < seen.memory <= box.caps.memory

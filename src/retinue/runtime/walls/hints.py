@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from retinue.core.limits import MIB
 from retinue.runtime.walls.exposing import shown_by
 
 MOST = 3
@@ -18,6 +20,10 @@ NOT_IN_IMAGE = (
     "[{name} is on this machine, at {path}, but not in the image that this run has; `container_image` names it]"
 )
 NO_NETWORK = "[this run has no network; `network: [HOST, ...]` in the user's retinue.yaml names what it may reach]"
+NO_MEMORY = (
+    "[the kernel ended something here for want of memory: this run may use {mib} MiB; `caps: {{memory_mib: N}}` in the "
+    "user's retinue.yaml allows another number]"
+)
 _NAME = r"([A-Za-z0-9_.+-]{1,64})"
 _MISSING = re.compile(
     rf"(?:^|: ){_NAME}: (?:command )?not found$"
@@ -50,6 +56,17 @@ def image_hint(said: str) -> str:
 def offline_hint(said: str) -> str:
     """For a run without a network."""
     return NO_NETWORK if _UNREACHABLE.search(said) else ""
+
+
+class Starved:
+    """For a run whose memory is counted: whether some of it was killed for that since it was last asked."""
+
+    def __init__(self, kills: Callable[[], int], memory: int) -> None:
+        self._kills, self._memory, self._known = kills, memory, 0
+
+    def hint(self) -> str:
+        before, self._known = self._known, self._kills()
+        return NO_MEMORY.format(mib=self._memory // MIB) if self._known > before else ""
 
 
 def _missing(said: str) -> list[tuple[str, str]]:

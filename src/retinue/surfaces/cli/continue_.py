@@ -6,6 +6,8 @@ import argparse
 
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
+from retinue.log.lookup import at_home
+from retinue.supervisor.continued import NOT_HERE
 from retinue.supervisor.takeover import copied
 from retinue.surfaces.cli import going, screen
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
@@ -41,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
     archive, found = screen.look_up(args.name)
     tree = listing(archive, found.stored)
     old = tree.runs.runs[found.run]
+    if old.spawned.server:
+        home = at_home(archive, old.agent, old.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
     if old.ended is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from retinue.core.errors import ConfigError
+from retinue.log.archive import Archive
 from retinue.log.listing import Listing, listing
-from retinue.log.lookup import Found
+from retinue.log.lookup import Found, at_home
 from retinue.supervisor import takeover
 from retinue.supervisor.takeover import Copied
 from retinue.surfaces.cli import screen
@@ -54,8 +56,10 @@ def chosen(tree: Listing, found: Found) -> list[Copied]:
         below = [each for each in takeover.all_copied(state, tree.tree) if each.space.source == each.space.project]
         if below:
             return below
-    workspace = tree.runs.runs[found.run].spawned.workspace
-    raise ConfigError(takeover.NO_COPY.format(who=found.name, workspace=workspace))
+    view = tree.runs.runs[found.run]
+    home = at_home(Archive(Path(state)), view.agent, view.spawned.subagent_id) if view.spawned.server else None
+    where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
+    raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)
 
 
 def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:

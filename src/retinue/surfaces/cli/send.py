@@ -8,7 +8,9 @@ from typing import Any
 
 from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.log.archive import Archive
-from retinue.log.lookup import Found
+from retinue.log.listing import listing
+from retinue.log.lookup import Found, at_home
+from retinue.supervisor.adopt import TOO_FAR
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.options import seconds
 from retinue.surfaces.cli.run import read_task
@@ -19,6 +21,7 @@ The run reads it at its next turn, as words of the user. The receipt is one of
   delivered at turn N   the run has read it
   queued                it is written, and is read at the next turn; the run is in the middle of one
   too late              the run has ended, or ended before it had another turn (exit code 1)
+  only watched here     the run lives in an MCP server, which reports it (exit code 1)
 
 examples:
   retinue send toje555k2w "leave the tests alone"
@@ -46,15 +49,20 @@ def run(args: argparse.Namespace) -> int:
         screen.print_json(receipt)
     elif receipt["state"] == "too_late":
         screen.complain(f"too late: {receipt['why']}")
+    elif receipt["state"] == "elsewhere":
+        screen.complain(receipt["why"])
     elif receipt["state"] == "delivered":
         print(f"delivered at turn {receipt['turn']}")
     else:
         print("queued: the run reads it at its next turn")
-    return int(receipt["state"] == "too_late")
+    return int(receipt["state"] in ("too_late", "elsewhere"))
 
 
 async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[str, Any]:
     receipt: dict[str, Any] = {"tree": found.stored.tree, "run": found.run, "state": "too_late", "turn": None}
+    far = _elsewhere(archive, found)
+    if far:
+        return receipt | {"state": "elsewhere", "why": far}
     door = doors.reach(archive, found)
     if door is None:
         ended = doors.ending(archive, found)
@@ -72,3 +80,13 @@ async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[
     if event is not None:
         return receipt | {"why": "the run ended before it read it"}
     return receipt | {"state": "queued"}
+
+
+def _elsewhere(archive: Archive, found: Found) -> str:
+    """Why words do not reach a run that is only watched here, and where they would, if that is known; else nothing."""
+    view = listing(archive, found.stored).runs.runs[found.run]
+    if not view.spawned.server or view.ended is not None or not archive.is_live(found.stored):
+        return ""
+    home = at_home(archive, view.agent, view.spawned.subagent_id)
+    where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
+    return TOO_FAR.format(who=found.name, server=view.spawned.server) + where

@@ -14,7 +14,7 @@ from pathlib import Path
 from retinue import build
 from retinue.config.models import no_model
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.core.events import Delta
+from retinue.core.events import Delta, Event
 from retinue.door.server import DoorServer
 from retinue.supervisor.errands import Hosting
 from retinue.supervisor.nodes import Node
@@ -161,13 +161,15 @@ class _Host:
         async for event in self._supervisor.watch(tree):
             if isinstance(event, Delta):
                 continue
-            if self._shown != tree:  # several run at once: whose turn it is
-                self._shown = tree
-                self._say(f"-- {label}")
             if self._thread is None:
-                self._printer.show(event)
+                self._put(event, label)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._printer.show, event)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._put, event, label)
+
+    def _put(self, event: Event, label: str) -> None:
+        """Several run at once: where another's turn begins, its label stands above."""
+        if self._printer.show(event, below="" if self._shown == event.tree else f"-- {safe.line(label)}"):
+            self._shown = event.tree
 
 
 class _All:

@@ -21,6 +21,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.door import http
 from retinue.door.http import Head, Refused
+from retinue.door.listening import HOST, Listener
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import (
     HEADER_MISMATCH,
@@ -36,7 +37,6 @@ from retinue.surfaces.mcp.messages import (
 )
 from retinue.surfaces.mcp.server import Server, Session
 
-HOST = "127.0.0.1"
 PATH = "/mcp"
 METHODS = ("POST", "DELETE")
 MOST_CONNECTIONS = 256
@@ -70,79 +70,49 @@ async def serve(server: Server, stop: asyncio.Event, *, port: int, token: bool, 
         await stop.wait()
 
 
-class Endpoint:
+class Endpoint(Listener):
     """`async with Endpoint(...)`: open inside; after that every session has ended. An empty token lets everybody in."""
 
     def __init__(self, server: Server, *, port: int, token: str) -> None:
+        super().__init__("this server", most=MOST_CONNECTIONS)
         self._server, self._port, self._token = server, port, token
         self._sessions: dict[str, Session] = {}
         self._shared = Session(server, about="HTTP", shared=True)
-        self._connections: set[asyncio.Task[None]] = set()
-        self._hosts: frozenset[str] = frozenset()
 
     async def __aenter__(self) -> Endpoint:
-        try:
-            self._listening = await asyncio.start_server(self._accept, HOST, self._port, limit=http.MAX_HEAD)
-        except OSError as error:
-            raise RetinueError(f"cannot listen on {HOST}:{self._port}: {error.strerror or error}") from None
-        port = self._listening.sockets[0].getsockname()[1]
-        self._hosts = frozenset({f"{HOST}:{port}", f"localhost:{port}"})
-        self.url = f"http://{HOST}:{port}{PATH}"
+        self.url = f"http://{HOST}:{self.listen(self._port)}{PATH}"
         hide(self._token)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._listening.close()
+        await self.stop_listening()
         forget(self._token)
         for session in (*self._sessions.values(), self._shared):
             await session.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.end_connections()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._connected(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+    def problem(self, text: str) -> bytes:
+        return messages.error(None, Problem(INVALID_REQUEST, text))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self._check(head)
         try:
-            if await self._respond(reader, writer):
-                writer.transport.set_write_buffer_limits(0)  # drained is then: all of it is on its way
-                async with asyncio.timeout(STUCK_SECONDS):
-                    await writer.drain()
-                await http.hang_up(reader, writer)
-        except (OSError, TimeoutError):
-            pass  # the peer is gone, or takes nothing; nobody is left to tell
-        finally:
-            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
-
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; False when there was none."""
-        try:
-            if len(self._connections) > MOST_CONNECTIONS:
-                raise Refused(503, f"more than {MOST_CONNECTIONS} connections are open")
-            head = await http.read_head(reader)
-            if head is None:
-                return False
-            self._check(head)
             if head.method == "DELETE":
                 await self._ended(head)
                 writer.write(http.response(200, b"{}"))
             else:
                 body = await http.read_body(reader, head, most=LARGEST)
                 await self._take(head, body, reader, writer)
-        except Refused as refused:
-            problem = Problem(INVALID_REQUEST, str(refused))
-            writer.write(http.response(refused.status, messages.error(None, problem), **refused.headers))
         except Problem as problem:
             writer.write(http.response(STATUSES.get(problem.code, 200), messages.error(problem.id, problem)))
-        return True
+        writer.transport.set_write_buffer_limits(0)  # drained is then: all of it is on its way
+        async with asyncio.timeout(STUCK_SECONDS):
+            await writer.drain()
+        return False
 
     def _check(self, head: Head) -> None:
         """Before anything else of the request is looked at."""
         headers = head.headers
-        http.check_local(head, self._hosts, "this server")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
         if self._token and not known:

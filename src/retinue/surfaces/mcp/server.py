@@ -31,6 +31,8 @@ from retinue.surfaces.mcp.revisions import Client
 MOST_OPEN = 256
 ELICIT = "elicitation/create"
 EMPTY = {"prompts/list": "prompts", "resources/list": "resources", "resources/templates/list": "resourceTemplates"}
+AGAIN = " (so nothing was run; when it is mended, the next call works)"
+UNUSABLE = "[Not usable when this was listed, tell the user: {error}. When it is mended, the next call works.]"
 _TIMED_OUT = re.compile(r"time[ds]?[ -]?out", re.IGNORECASE)
 
 
@@ -99,7 +101,8 @@ class Server:
             return (await self.host()).tools()
         except RetinueError as error:
             if self.profile is None:
-                return catalog.tools()  # a call then says what is wrong
+                note = UNUSABLE.format(error=error)
+                return [{**tool, "description": f"{note} {tool['description']}"} for tool in catalog.tools()]
             raise Problem(INTERNAL_ERROR, str(error)) from None
 
     async def _made(self) -> Host | None:
@@ -218,7 +221,7 @@ class Session:
         try:
             host = await self.server.host()
         except RetinueError as error:
-            return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+            return {"content": [{"type": "text", "text": f"{error}{AGAIN}"}], "isError": True}
         return await host.call(exchange, name, args or {})
 
     def initialize(self, request: Request) -> bytes:

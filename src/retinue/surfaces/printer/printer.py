@@ -47,20 +47,26 @@ class Printer:
     def columns(self) -> int:
         return self._output.columns
 
-    def show(self, event: Event) -> None:
-        """Prints what there is to see of an event."""
+    def show(self, event: Event, *, below: str = "") -> bool:
+        """Prints what there is to see of an event, below such a note; False when there is nothing."""
         block = self._blocks.apply(event)
         if block is None:
-            return
+            return False
         if block.kind == "approval.asked" and self.on_asked is not None:
             self.on_asked(getattr(event.body, "approval_id", ""))
-        elif self.level == "quiet" and block.kind not in _QUIET_KINDS:
-            if block.brief:
-                self._put(paint.header(block.brief, color=self.color, bold=False), loose=True)
+            return False
+        brief = self.level == "quiet" and block.kind not in _QUIET_KINDS
+        if brief and not block.brief:
+            return False
+        if below:
+            self.note(below)
+        if brief:
+            self._put(paint.header(block.brief, color=self.color, bold=False), loose=True)
         elif block.line:
             self._put(paint.header(block.spans, color=self.color, bold=False), loose=True)
         else:
             self._put(_joined(paint.header(block.spans, color=self.color), self._body(block)), loose=False)
+        return True
 
     def recall(self, event: Event) -> None:
         """Knows of an event that was shown before, without a word."""

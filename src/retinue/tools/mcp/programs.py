@@ -20,7 +20,8 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
-from retinue.tools.groups import has_living
+from retinue.tools import groups
+from retinue.tools.groups import is_gone, signal_all, within
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
 
@@ -38,7 +39,6 @@ LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 KILL_SECONDS = 2.0
 EXIT_SECONDS = 1.0
-POLL_SECONDS = 0.02
 # Reads until we are gone, however that came, and ends what then does not go by itself.
 GUARD = 'read _; sleep 3; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
 
@@ -94,8 +94,8 @@ class Program:
                             await end(process, leave=0 if self._over else LEAVE_SECONDS)
                         group.cancel_scope.cancel()
         finally:
-            if not _is_gone(process):  # told to hurry, or the loop itself is being torn down
-                _signal(process, signal.SIGKILL)
+            if not is_gone(process):  # told to hurry, or the loop itself is being torn down
+                signal_all(process, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(KILL_SECONDS)
             guard.kill()
@@ -186,7 +186,7 @@ class Program:
     async def _ended(self, process: subprocess.Popen[bytes]) -> str:
         await within(EXIT_SECONDS, lambda: process.poll() is not None and self._drained)
         code = process.poll()
-        what = "it closed its stdout" if code is None else f"it ended with exit code {_code(code)}"
+        what = "it closed its stdout" if code is None else f"it ended with exit code {groups.code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
 
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
@@ -230,7 +230,7 @@ def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        _signal(process, signal.SIGKILL)
+        signal_all(process, signal.SIGKILL)
         process.wait(KILL_SECONDS)
         raise CannotStart(f"cannot guard it: {error.strerror or error}") from None
 
@@ -238,36 +238,7 @@ def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
 async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:
     """Waits for it to go by itself, then ends it and everything in its session."""
     await within(leave, lambda: process.poll() is not None)
-    if _signal(process, signal.SIGTERM) and not await within(TERM_SECONDS, lambda: _is_gone(process)):
-        _signal(process, signal.SIGKILL)
-        await within(KILL_SECONDS, lambda: _is_gone(process))
+    if signal_all(process, signal.SIGTERM) and not await within(TERM_SECONDS, lambda: is_gone(process)):
+        signal_all(process, signal.SIGKILL)
+        await within(KILL_SECONDS, lambda: is_gone(process))
     process.poll()
-
-
-async def within(seconds: float, test: Callable[[], bool]) -> bool:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while not test():
-        if loop.time() >= deadline:
-            return False
-        await asyncio.sleep(POLL_SECONDS)
-    return True
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Signals the whole group; False when there is none any more."""
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody is there who is not ours to end
-        return True
-    return True
-
-
-def _is_gone(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is not None and not (_signal(process, 0) and has_living(process.pid))
-
-
-def _code(returncode: int) -> int:
-    return returncode if returncode >= 0 else 128 - returncode
