@@ -40,7 +40,8 @@ def test_a_crash_while_it_goes_on_is_survived_too(point: str, project: Project) 
     assert again.returncode == -signal.SIGKILL, again.stderr
     goes_on(project)
     resumed = [event.run for event in events(project) if isinstance(event.body, RunResumed)]
-    assert resumed.count(0) == 2
+    # What dies right before a write may do so before anything of its resume is on disk.
+    assert resumed.count(0) == 2 or (point in BEFORE and resumed.count(0) == 1)
 
 
 @pytest.mark.requirement("P15")
