@@ -112,6 +112,7 @@ async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> N
     [
         pytest.param("isolated", marks=needs_bubblewrap),
         pytest.param("container", marks=needs_containers),
+        "inherited",
     ],
 )
 @pytest.mark.requirement("P19")
@@ -120,7 +121,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
         make_image()
     tmp_path.chmod(0o755)
     mark = f"9{secrets.randbelow(10**6):06}"
-    left = f"setsid sleep {mark} & trap : TERM; sleep {mark}; sleep {mark}"
+    left = f"{'' if runtime == 'inherited' else 'setsid '}sleep {mark} & trap : TERM; sleep {mark}; sleep {mark}"
     (tmp_path / "s.yaml").write_text(f"agents: {{main: [{{tools: [{{name: shell, args: {{command: '{left}'}}}}]}}]}}\n")
     argv = [
         sys.executable,
