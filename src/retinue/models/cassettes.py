@@ -121,7 +121,9 @@ class Cassette:
         """Whether the model's provider searches by itself: as it did when this model was recorded."""
         known = [call for call in self._known.values() if call.model == model]
         if known or self.record == "none":
-            return any(tool.tier == "provider" and bool(tool.schema) == domains for call in known for tool in call.tools)
+            return any(
+                tool.tier == "provider" and bool(tool.schema) == domains for call in known for tool in call.tools
+            )
         searches = getattr(inner(), "searches", None)
         return searches is not None and bool(searches(domains=domains))
 
