@@ -26,10 +26,12 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.messages import Call, Reply, ToolTurn, UserTurn
+from retinue.log.archive import Archive
+from retinue.log.listing import listing
 from retinue.log.threads import BROKEN_OFF, NOT_RUN
 from retinue.surfaces.library import Run
 from retinue.testing import ManualClock, scripted
-from tests.tree.kit import bodies, call, kinds, main, spawn
+from tests.tree.kit import bodies, call, kinds, main, spawn, until
 
 
 class Crash:
@@ -206,6 +208,25 @@ async def test_a_run_has_the_time_that_was_left() -> None:
         result = await run.result()
     assert (result.status, result.error_details) == ("timed_out", "Run 'main' timed out after 100000ms")
     assert result.duration_ms == 100_000
+
+
+async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: Path) -> None:
+    clock = ManualClock()
+    agents = {"main": [{**call("list_agents"), "delay": 40}, {"hang": True}]}
+    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock)
+    async with retinue.open(**crash.options) as r:
+        run = await r.spawn(crash.profile, "go")
+        await clock.advance(45)
+        before = r.supervisor.log.read(run.tree)
+    async with crash.after(before, path=tmp_path / ".retinue"):
+        await clock.advance(3600)
+    async with crash.after([], path=tmp_path / ".retinue") as r:
+        run = await r.resume(before[0].tree, profiles=[crash.profile])
+        await clock.advance(5)
+        await until(run, RunResumed)
+        archive = Archive(tmp_path / ".retinue")
+        found = listing(archive, archive.trees()[0])
+        assert (found.live, found.seconds(found.runs.runs[0], clock.wall())) == (True, 45)
 
 
 async def test_background_children_and_queued_ones_come_back() -> None:

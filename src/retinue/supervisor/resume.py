@@ -133,9 +133,9 @@ class Revival:
         nodes = [tree.nodes[view.number] for view in self.going_on]
         tree.root = nodes[0]
         self._keep_files(tree)
+        written = [tree.write(node, RunResumed(), wait=True) for node in nodes]  # first: time until here does not count
         for view in self.elsewhere:
             left_open(tree.write, tree.nodes[view.number])
-        written = [tree.write(node, RunResumed(), wait=True) for node in nodes]
         for node in nodes:
             self._settle_calls(tree, node)
         for node in nodes:
