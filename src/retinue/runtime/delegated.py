@@ -47,6 +47,7 @@ UNSEEN = (
     "it was asked of the host before a crash here, and is not asked again: what it did there since is in the log there"
 )
 KEPT = "errand"
+BEFORE = "This goes on from an earlier run of yours, whose messages were these: "
 
 
 class Delegated:
@@ -76,26 +77,27 @@ class _Errand:
         self._box = Mailbox(folder, SIDE)
         assert isinstance(job.folders, RunFolders)
         self._own = private_folder(job.folders.own)
-        self._id = self._asked_as()
+        self._id, asked = self._asked_as()
         past = job.past
-        self._unseen = past is not None and (past.reply is not None or len(past.thread) > 1)
+        self._unseen = asked and past is not None and (past.reply is not None or len(past.thread) > 1)
         self._runs: dict[int, Mirror] = {0: self._mirror(0)}
         self._steers = 0
         self._events: int | None = None
         self._rest = b""
         self._answered = False
 
-    def _asked_as(self) -> str:
-        """The id that stands in the run's folder, so that one that goes on after a crash asks for nothing twice."""
+    def _asked_as(self) -> tuple[str, bool]:
+        """The id, and whether it was made before: it stands in the run's folder, so that one that goes on after a crash
+        asks for nothing twice."""
         kept = Mailbox(self._own, SIDE)
         try:
             if kept.exists(KEPT):
-                return kept.read(KEPT, most=CHARACTERS)[0].decode()
+                return kept.read(KEPT, most=CHARACTERS)[0].decode(), True
             ref = self._job.ref
             agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in ref.agent.lower())[:20]
             name = f"{agent}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"
             kept.put(KEPT, name.encode())
-            return name
+            return name, False
         finally:
             kept.close()
 
@@ -137,7 +139,7 @@ class _Errand:
             return
         depth, seconds = self._link.left()
         task = job.task
-        asked = [text for text in (task.context, task.text) if text]
+        asked = [text for text in (task.context, self._before(), task.text) if text]
         asked += [words.text for words in self._link.inbox()]  # sent before it could begin
         request = wire.Request(
             id=self._id,
@@ -153,6 +155,13 @@ class _Errand:
             raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
         self._box.put(wire.request_name(self._id), data, reader=self._box.owner)
         reached("request_renamed")
+
+    def _before(self) -> str:
+        """What was said in the run that this one continues: the host has it only from us."""
+        past = self._job.past
+        if past is None or past.reply is not None or len(past.thread) < 2:
+            return ""
+        return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
     def _mirror(self, run: int) -> Mirror:
         return Mirror(self._mirrors, partial(self._steer, run))
