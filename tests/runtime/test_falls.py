@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,8 +173,12 @@ def test_a_wall_whose_host_is_killed_while_it_begins_comes_to_an_end(tmp_path: P
         start_new_session=True,
     )
     replace(opening, info=None, group=None).drop()
-    assert process.wait(20) == 1  # by itself, since its link is at its end
-    assert not has_living(process.pid)
+    try:
+        assert process.wait(20) == 1  # by itself, since its link is at its end
+        assert not has_living(process.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     if opening.group is not None:
         opening.group.remove_soon()
 
