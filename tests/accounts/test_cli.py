@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import retinue
 from retinue import Profile
 from retinue.testing import FixedPrices, ManualClock, scripted
-from tests.cli.shell import Project, one_line_error, read_until
+from tests.cli.shell import Project, one_line_error, read_until, until
 from tests.tree.kit import call, spawn
 
 USAGE = {"input_tokens": 1000, "output_tokens": 100}
@@ -149,6 +150,8 @@ def test_a_process_that_was_suspended_keeps_its_deadline(project: Project) -> No
     with project.running("run", "wait", "--model", model, "--timeout", "1.5") as process:
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "list_agents" result')
+        state = Path(f"/proc/{process.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")  # it waits, for no less than is left
         process.send_signal(signal.SIGSTOP)
         threading.Event().wait(2)
         process.send_signal(signal.SIGCONT)

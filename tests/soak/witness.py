@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -13,11 +13,12 @@ import msgspec
 import retinue
 from retinue import Allow, Approval, Context, Deny, Profile
 from retinue.core.errors import ModelError
-from retinue.core.events import Delta, Event
+from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, RunRef, Turn
 from retinue.core.ports import Clock, Log
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.memory import MemoryLog
+from retinue.log.wrapped import Wrapped
 from retinue.testing import scripted
 from tests.soak.wild import Wild
 
@@ -142,10 +143,11 @@ class Witness:
 KIDS = (Profile("alpha"), Profile("beta"), Profile("typed", output=ANSWER))
 
 
-class Tee:
+class Tee(Wrapped):
     """A log before another that keeps all it was given in memory too, and at event number `at` pulls a wire."""
 
     def __init__(self, log: Log) -> None:
+        super().__init__(log)
         self.log = log
         self.memory = MemoryLog()
         self.count = 0
@@ -169,18 +171,3 @@ class Tee:
             return
         if self.wire is not None and self.pulled is None:
             self.pulled = asyncio.create_task(self.wire())
-
-    def show(self, delta: Delta) -> None:
-        self.log.show(delta)
-
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
-        return self.log.watch(tree, after=after, deltas=deltas)
-
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        return self.log.read(tree, after=after)
-
-    def trees(self) -> list[str]:
-        return self.log.trees()
-
-    async def close(self) -> None:
-        await self.log.close()

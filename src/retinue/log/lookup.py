@@ -36,6 +36,8 @@ def find(archive: Archive, name: str | None, *, everything: bool = False, live: 
     no other has the name, or at once with `everything`. With `live` one that can be told something is meant, if any."""
     trees = archive.trees()
     shown = trees if everything else [stored for stored in trees if not stored.reported]
+    if not trees and archive.problems:
+        raise NotFound(f"there is no run in {archive.folder} that can be read")
     if not trees:
         raise NotFound(f"there are no runs in {archive.folder.parent} yet: start one with `retinue run TASK`")
     if not name:

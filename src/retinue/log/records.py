@@ -62,8 +62,10 @@ class _Tape:
         return calls[-1].steps if calls else self.record.steps
 
     def adopt(self, child: RunRecord) -> None:
-        call = self.open.get(child.spawned.call_id)
-        (self.steps() if call is None else call.steps).append(child)
+        """One that continues another was begun by a person, beside whatever this run did."""
+        if child.spawned.continues is None:
+            call = self.open.get(child.spawned.call_id)
+            (self.steps() if call is None else call.steps).append(child)
         self.record.children.append(child)
 
 

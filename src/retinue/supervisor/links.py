@@ -60,7 +60,8 @@ class RunLink(msgspec.Struct, eq=False):
         )  # fmt: skip
         node.inflight += spec.host  # a model's calls are counted when its reply comes, all at once
         try:
-            # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event.
+            # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
+            # with its first reply at the latest.
             written = self.tree.write(node, body, not (spec.repeatable or spec.waits))
             if written is not None:
                 await written
@@ -125,9 +126,6 @@ class RunLink(msgspec.Struct, eq=False):
         try:
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
-            if node.written is not None:
-                written, node.written = node.written, None
-                await written
         except (ModelError, Limited) as error:
             usage = error.usage
             self._failed(error, plan.model_name)
@@ -151,6 +149,9 @@ class RunLink(msgspec.Struct, eq=False):
             reply = self._with_own_ids(reply)
             node.inflight += len(reply.calls)
         self._report(reply, plan.model_name)
+        if node.written is not None:
+            written, node.written = node.written, None
+            await written
         return reply
 
     def lend(self, call: Call) -> Awaitable[Outcome]:

@@ -181,7 +181,9 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
     code = EXIT_CODES.get(result.status, FAILED)
     if not shown.stuck:
         if printer.level != "quiet":
-            printer.plain(summary(shown.runs, color=printer.color))
+            view = shown.runs.runs.get(result.run)
+            if shown.log_error is None and view is not None and view.ended is not None:  # else some is not known
+                printer.plain(summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.plain(paint.faint(more, color=printer.color))
         for name, count in _changed(result):
