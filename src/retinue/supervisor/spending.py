@@ -83,7 +83,7 @@ class CallNeed(msgspec.Struct, eq=False, gc=False):
         return self.amount.cost
 
 
-def cost_of(need: CallNeed, usage: Usage) -> Decimal:
+def _cost(need: CallNeed, usage: Usage) -> Decimal:
     """What a call is counted for: one that failed or was cancelled for what is known that it spent."""
     if need.prices is None or usage is NO_USAGE:
         return NOTHING
@@ -95,25 +95,21 @@ def settle(account: Account, need: CallNeed, usage: Usage) -> None:
     """The call is over: what it spent is counted, of which attempts before may have been; the rest is given back."""
     if need.given_back:
         return
-    tokens, cost = usage.input_tokens + usage.output_tokens, cost_of(need, usage)
+    tokens, cost = usage.input_tokens + usage.output_tokens, _cost(need, usage)
     before, need.paid = need.paid, Amount(tokens, cost)
     if before is not None:  # nothing comes back of what attempts before have spent
         tokens, cost = max(0, tokens - before.tokens), max(NOTHING, cost - before.cost)
     account.settle(need, tokens, cost)
 
 
-def paid_anew(node: Node, account: Account, need: CallNeed) -> Request:
-    """The call as its model gets it: to be made once more it is settled, and reserved like another one."""
-
-    async def again(usage: Usage) -> None:
-        settle(account, need, usage)
-        need.given_back = True
-        place = account.reserve(need)
-        if place is not None:
-            await node.knowing(account.wait(need, place))
-        need.given_back = False
-
-    return msgspec.structs.replace(need.request, again=again)
+async def reserve_again(node: Node, account: Account, need: CallNeed, spent: Usage) -> None:
+    """Settles the attempts of a call so far, and reserves for one more: Limited when nothing is left."""
+    settle(account, need, spent)
+    need.given_back = True
+    place = account.reserve(need)
+    if place is not None:
+        await node.knowing(account.wait(need, place))
+    need.given_back = False
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
