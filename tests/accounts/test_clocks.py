@@ -148,13 +148,14 @@ async def test_who_waits_for_a_slot_stalls_nobody() -> None:
     clock = ManualClock()
     agents = {
         "main": [
-            spawn({"task": "a", "subagent_type": "busy"}, {"task": "b", "subagent_type": "lead"}),
+            spawn({"task": "a", "subagent_type": "lead"}, {"task": "b", "subagent_type": "busy"}),
             {"text": "end"},
         ],
         "busy": [{**call("list_agents"), "delay": 50} for _ in range(6)] + [{"text": "busy done"}],
-        "lead": [{"text": "lead done"}],
+        "lead": [spawn({"task": "c", "subagent_type": "kid"}), {"text": "lead done"}],  # its kid waits for busy's slot
+        "kid": [{"text": "kid done"}],
     }
-    profiles = [Profile("busy"), Profile("lead", limits=Limits(stall=20))]
+    profiles = [Profile("busy"), Profile("lead", limits=Limits(stall=20)), Profile("kid")]
     async with retinue.open(mode="yes", clock=clock, profiles=profiles) as r:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60, concurrent=1))
         await clock.advance(400)

@@ -40,8 +40,8 @@ def test_what_the_keys_mean() -> None:
     assert decide("r") == Allow("run") and decide("T") == Allow("tool")
     assert decide("n it is late") == Deny("it is late")
     assert decide("N") == Deny(all_pending_of_run=True) and decide("N enough") == Deny("enough", True)
-    assert [decide(word) for word in ("a", "e", "?", "2")] == [
-        Wish("always"), Wish("edit"), Wish("help"), Wish("go", 2)
+    assert [decide(word) for word in ("a", "e", "?", "2", "p")] == [
+        Wish("always"), Wish("edit"), Wish("help"), Wish("go", 2), Wish("pending")
     ]  # fmt: skip
     assert [decide(line) for line in ("y 2", "a b", "", "x", "yy")] == [None] * 5
 

@@ -141,6 +141,22 @@ async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning
     assert made.made == ["x", "y"]
 
 
+async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path: Path) -> None:
+    made = Pages()
+    config = tmp_path / "retinue.yaml"
+    config.write_text("max_turns: 9\n")
+    async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        run = await r.spawn(main({"main": [pages("boss"), pages("boss"), {"text": "x"}]}, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        assert r.supervisor.answer(question.id, Allow("project", {"who": "bert"}), by="user") == "taken"
+        [again] = await waiting(r, 1)
+        assert r.supervisor.answer(again.id, Deny(), by="user") == "taken"
+        await run.result()
+        [warned] = bodies(r.supervisor.log.read(run.tree), Warned)
+    assert "its arguments were changed" in warned.text
+    assert (config.read_text(), made.made) == ("max_turns: 9\n", ["bert"])
+
+
 async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
     """Of a line of several commands, a file outside the project, or a call that a rule says to ask about."""
     kid = Profile("kid", tools=["write"])
@@ -180,6 +196,12 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         assert made.made == ["bert"]
         told = '[The user changed the arguments of this call to {"who":"bert"}]\npaged bert'
         assert result.final_response == bodies(events, ToolResult)[0].text == told
+        wrong = await r.spawn(main(script, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        r.supervisor.answer(question.id, Allow(args={"whom": "bert"}), by="user")
+        said_of_it = (await wrong.result()).final_response
+        assert said_of_it.startswith('[The user changed the arguments of this call to {"whom":"bert"}]\n')
+        assert "who" in said_of_it.splitlines()[1]  # else the model would wonder whose mistake that is
         again = await r.spawn(main(script, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
         r.supervisor.answer(question.id, Allow(args={"who": "boss"}), by="user")

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retinue.models.cassettes import without_keys
+from retinue.core.errors import ModelError
+from retinue.core.messages import Reply, Request, RunRef
+from retinue.models.cassettes import Cassette, Taped, Where, without_keys
 from tests.cassettes.kit import Suite
 from tests.docs.test_docs import ROOT, snippets
 from tests.models import wire
@@ -132,6 +135,18 @@ async def test_a_departing_call_fails_with_a_diff_that_names_run_and_turn(suite:
     out = await suite.fails()
     assert "/main (clerk), turn 2: the request is not the recorded one" in out
     assert "+  tea costs 6; token [secret]" in out
+
+
+async def test_what_one_model_said_is_not_played_as_another_s() -> None:
+    said = Taped(1, "/main", 1, "clerk", "anthropic:claude-x", "Be brief.", (), (), Reply("tea"))
+    cassette, where = Cassette([said], "none", str), Where(lambda ref: ref.path, "", "")
+    for model, problems in ((said.model, 0), ("anthropic:claude-y", 1)):
+        asked = Request(RunRef("t", 0, "/main", "main", "clerk", "c"), 1, model, "Be brief.", [], ())
+        with suppress(ModelError):
+            await cassette.answer(asked, lambda *_: None, where, lambda: pytest.fail("it asks a model"))
+        assert len(cassette.problems) == problems
+    [problem] = cassette.problems
+    assert {"-model: anthropic:claude-x", "+model: anthropic:claude-y"} <= set(problem.lines)
 
 
 async def test_all_records_anew_but_a_recording_that_broke_off_replaces_nothing(suite: Suite) -> None:

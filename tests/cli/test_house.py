@@ -100,10 +100,14 @@ def test_doctor(project: Project) -> None:
     checks = {check["name"]: check for check in json.loads(project.retinue("doctor", "--json").stdout)}
     assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
     assert "scripted:FILE" in checks["model"]["text"]
+    assert "web_fetch and web_search are off" in checks["tools"]["text"]
     assert not (project.folder / ".retinue").exists()
-    (project.folder / "retinue.yaml").write_text("model: scripted:nowhere.yaml\n")
+    (project.folder / "retinue.yaml").write_text(
+        "model: scripted:nowhere.yaml\nprofiles: {critic: {tools: [web_fetch]}}"
+    )
     sick = project.retinue("doctor")
     assert sick.returncode == 1
+    assert "warn  tools     profile 'critic' names web_fetch, which cannot work" in sick.stdout
     assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
 
 

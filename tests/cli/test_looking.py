@@ -116,7 +116,9 @@ def test_a_run_is_found_by_everything_it_is_called(project: Project) -> None:
 def test_tail_prints_the_blocks_again_and_resumes_after_a_number(project: Project) -> None:
     live = project.run("--yes", agents={"main": [{"thinking": "hm", "tools": [GLOB]}, "end"]})
     again = project.retinue("tail")
-    assert again.stdout.rstrip("\n") in live.stderr
+    blocks, _, answer = again.stdout.partition("● main done\n")
+    assert blocks.rstrip("\n") in live.stderr
+    assert answer == "end\n\n"  # who started it may be gone
     assert "#### thought trace\nhm\n" in again.stdout
     everything = project.events()
     assert project.events("--after", "3") == everything[3:]
@@ -143,7 +145,9 @@ def test_tail_f_of_another_process_sees_what_happens_and_ends_with_it(
             rest, _ = later.communicate()
         late, problems = tail.communicate()
         assert (tail.returncode, problems) == (0, "")
-        assert '#### Tool "glob" result:' in blocks.communicate()[0]
+        shown_blocks = blocks.communicate()[0]
+        assert '#### Tool "glob" result:' in shown_blocks
+        assert shown_blocks.endswith("● main cancelled: Run 'main' was cancelled\n")
     assert late == rest
     lines = (early + late).splitlines()
     assert lines == project.retinue("tail", "--json").stdout.splitlines()

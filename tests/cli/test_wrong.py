@@ -150,3 +150,23 @@ def test_logs_that_cannot_be_there_are_named_and_not_called_none(tmp_path: Path,
         where.touch()
     for command in (["ps"], ["tail"], ["gc"]):
         assert said in one_line_error(project.retinue(*command))
+
+
+def test_logs_are_read_where_nothing_can_be_written(project: Project) -> None:
+    """A file system that became read-only, a disk that is full: SQLite cannot make what it reads a log with."""
+    project.run("--yes", agents={"main": ["the answer"]})
+    logs = project.folder / ".retinue/logs"
+    (logs / "0001.db").chmod(0o400)
+    logs.chmod(0o500)
+    project.prefix = BOUND_BY_MODES
+    assert [row["state"] for row in project.rows()] == ["done"]
+    shown = project.retinue("show")
+    assert (shown.returncode, shown.stderr) == (0, "") and "the answer" in shown.stdout
+    logs.chmod(0o700)
+    (logs / "0001.db-wal").write_bytes(b"something")  # what it holds cannot be seen
+    (logs / "0001.db-wal").chmod(0o400)
+    logs.chmod(0o500)
+    listed = project.retinue("ps")
+    assert (listed.stdout, listed.stderr.count("\n")) == ("No runs that can be read.\n", 1)
+    assert "there is no run in" in project.retinue("show").stderr
+    logs.chmod(0o700)

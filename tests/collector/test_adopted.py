@@ -398,6 +398,8 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
     try:
         events = supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"
+        at = {event.kind: event.seq for event in events if event.kind == "run.resumed" or event.run == 1}
+        assert at["run.resumed"] < at["run.ended"]  # or the time without a process would be taken for work
         assert node.account is not None and node.account.spent.tokens == 0
         assert node.ref.run == 0 and not node.ending
     finally:

@@ -12,9 +12,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import retinue.config.settings as module
+from retinue.agent.local import LOCAL
+from retinue.agent.plans import SPAWNING, WEB
 from retinue.config.settings import Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
+from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
 from tests.config.conftest import Write
 
 
@@ -127,7 +130,11 @@ def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
         ("stall: -1", "1: key 'stall': must be 0 or more, got -1"),
         ("profiles:\n  a:\n    limits: {cost: much}", "3: key 'profiles.a.limits.cost': expected a number, got a text"),
         ("profiles:\n  a:\n    leaf: yes", "3: key 'profiles.a.leaf': expected true or false, got a text"),
-        ("profiles:\n  a:\n    tools: read", "3: key 'profiles.a.tools': expected a list of texts, got a text"),
+        ("profiles:\n  a:\n    tools: read", "3: key 'profiles.a.tools': expected a list of tools, got a text"),
+        (
+            "profiles:\n  a:\n    tools:\n    - reed",
+            "4: key 'profiles.a.tools[0]': there is no tool 'reed'; there is read",
+        ),
         ("profiles:\n  ../a: {}", "2: key 'profiles.../a': profile name '../a' must be"),
         ("profiles:\n  a: {}\n  A: {}", "3: key 'profiles.A': is the same name as 'a' on line 2"),
     ],
@@ -150,3 +157,7 @@ def test_any_bytes_are_settings_or_a_config_error(tmp_path: Path, data: bytes) -
         load_settings(path)
     except ConfigError as error:
         assert "\n" not in str(error)
+
+
+def test_the_names_of_tools_in_the_file_are_those_there_are() -> None:
+    assert (tuple(LOCAL), tuple(WEB), tuple(SPAWNING)) == (LOCAL_TOOLS, WEB_TOOLS, SPAWN_TOOLS)

@@ -25,9 +25,13 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
+from retinue.core.messages import Call, Reply, ToolTurn, UserTurn
+from retinue.log.archive import Archive
+from retinue.log.listing import listing
+from retinue.log.threads import BROKEN_OFF, NOT_RUN
 from retinue.surfaces.library import Run
 from retinue.testing import ManualClock, scripted
-from tests.tree.kit import bodies, call, kinds, main, spawn
+from tests.tree.kit import bodies, call, kinds, main, spawn, until
 
 
 class Crash:
@@ -206,6 +210,25 @@ async def test_a_run_has_the_time_that_was_left() -> None:
     assert result.duration_ms == 100_000
 
 
+async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: Path) -> None:
+    clock = ManualClock()
+    agents = {"main": [{**call("list_agents"), "delay": 40}, {"hang": True}]}
+    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock)
+    async with retinue.open(**crash.options) as r:
+        run = await r.spawn(crash.profile, "go")
+        await clock.advance(45)
+        before = r.supervisor.log.read(run.tree)
+    async with crash.after(before, path=tmp_path / ".retinue"):
+        await clock.advance(3600)
+    async with crash.after([], path=tmp_path / ".retinue") as r:
+        run = await r.resume(before[0].tree, profiles=[crash.profile])
+        await clock.advance(5)
+        await until(run, RunResumed)
+        archive = Archive(tmp_path / ".retinue")
+        found = listing(archive, archive.trees()[0])
+        assert (found.live, found.seconds(found.runs.runs[0], clock.wall())) == (True, 45)
+
+
 async def test_background_children_and_queued_ones_come_back() -> None:
     agents = {
         "main": [
@@ -291,3 +314,40 @@ async def test_a_run_is_continued_in_its_tree_and_a_primary_in_a_new_one(tmp_pat
         assert (first.origin, first.continues, (await new.result()).status) == (result.tree, 0, "done")
         with pytest.raises(ConfigError, match="has no run 9"):
             await r.continue_run(f"{result.tree}/9", "x")
+
+
+async def test_what_a_run_had_done_when_it_was_stopped_is_known_to_who_continues_it() -> None:
+    """Else it would be done a second time."""
+    said, [note, *_] = notes()
+
+    @tool(tier="observe")
+    async def hang() -> str:
+        """Never comes back."""
+        await asyncio.Event().wait()
+        return ""
+
+    @tool(tier="confirm")
+    def sign() -> str:
+        """Has to be asked about."""
+        return "signed"
+
+    class Twice:
+        """Wants all three at once, and afterwards nothing."""
+
+        async def complete(self, request: Any, on_delta: Any) -> Reply:
+            threads.append(list(request.thread))
+            calls = Call("a", "note", {"text": "paid"}), Call("b", "hang", {}), Call("c", "sign", {})
+            return Reply("over") if len(threads) > 1 else Reply("", calls)
+
+    threads: list[list[Any]] = []
+    profile = Profile("main", model=Twice(), tools=[note, hang, sign])
+    async with retinue.open(wait_approvals=600, allow=["note"]) as r:
+        run = await r.spawn(profile, "go")
+        while not (r.supervisor.pending() and bodies(r.supervisor.log.read(run.tree), ToolResult)):
+            await asyncio.sleep(0)
+        await run.cancel()
+        stopped = await run.result()
+        await (await r.continue_run(stopped, "go on", profiles=[profile])).result()
+    [_, thread] = threads
+    assert [turn.text for turn in thread if isinstance(turn, ToolTurn)] == ["noted", BROKEN_OFF, NOT_RUN]
+    assert (stopped.status, said, thread[-1]) == ("cancelled", ["paid"], UserTurn("go on"))

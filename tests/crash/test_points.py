@@ -40,7 +40,8 @@ def test_a_crash_while_it_goes_on_is_survived_too(point: str, project: Project) 
     assert again.returncode == -signal.SIGKILL, again.stderr
     goes_on(project)
     resumed = [event.run for event in events(project) if isinstance(event.body, RunResumed)]
-    assert resumed.count(0) == 2
+    # What dies right before a write may do so before anything of its resume is on disk.
+    assert resumed.count(0) == 2 or (point in BEFORE and resumed.count(0) == 1)
 
 
 @pytest.mark.requirement("P15")
@@ -67,6 +68,33 @@ def test_an_answer_takes_effect_at_most_once(point: str, asked: int, marked: int
     assert marks(project)["once"] == marked
     outcomes = [event.body.outcome for event in now if isinstance(event.body, ToolResult)]
     assert outcomes == (["unknown_after_crash"] if not marked else [""])
+
+
+def answered(project: Project, script: str, point: str, *how: str) -> None:
+    """A run whose first question was answered, and which died at that point."""
+    arguments = ("--model", script, "--wait-approvals", "30")
+    with project.running("run", "go", *arguments, RETINUE_FAILPOINT=point) as process:
+        read_until(process.stderr, "shell(")
+        project.retinue("approve", "1", *how)
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_an_answer_that_takes_effect_after_a_crash_does_so_once(project: Project) -> None:
+    answered(project, project.script({"main": [{"tools": [MARK]}, ANSWER]}), "approval_answered")
+    assert project.retinue("resume", RETINUE_FAILPOINT="tool_done").returncode == -signal.SIGKILL
+    assert marks(project)["once"] == 1
+    done = project.retinue("resume")
+    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
+    assert marks(project)["once"] == 1  # nobody knows that it ran, so it does not run again
+    assert [e.body.outcome for e in events(project) if isinstance(e.body, ToolResult)] == ["unknown_after_crash"]
+
+
+def test_an_answer_for_the_rest_of_a_run_outlives_a_crash(project: Project) -> None:
+    script = project.script({"main": [{"tools": [MARK]}, {"tools": [MARK], "delay": 0.5}, ANSWER]})
+    answered(project, script, "turn_ended", "--run")
+    done = project.retinue("resume")  # there is nobody to ask
+    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n"), done.stderr
+    assert marks(project)["once"] == 2
 
 
 def test_a_tree_that_was_being_cancelled_goes_on(project: Project) -> None:

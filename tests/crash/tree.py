@@ -63,8 +63,9 @@ def events(project: Project) -> list[Event]:
 
 
 def marks(project: Project) -> Counter[str]:
-    file = project.folder / MARKS
-    return Counter(file.read_text().split() if file.exists() else [])
+    """Those in the project, and in workspaces of runs that have one of their own."""
+    files = [*project.folder.glob(MARKS), *project.folder.glob(f".retinue/runs/*/[0-9]*/workspace/{MARKS}")]
+    return Counter(word for file in files for word in file.read_text().split())
 
 
 def check(project: Project, before: list[Event]) -> list[Event]:

@@ -79,6 +79,7 @@ def test_cancelling_the_primary_ends_the_first_terminals_command(project: Projec
 
 def test_a_steer_and_its_receipts(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [GLOB], "delay": 2}, {"hang": True}]}
+    project.run(agents={"main": ["another main, which has ended"]})
     with first(project, agents) as process:
         delivered = project.retinue("send", "main", "look at the tests", "--wait", "30")
         assert (delivered.returncode, delivered.stdout) == (0, "delivered at turn 3\n")
@@ -87,7 +88,8 @@ def test_a_steer_and_its_receipts(project: Project) -> None:
         assert "#### inbox\nlook at the tests\n" in project.retinue("tail").stdout
         interrupt(process)
         process.communicate()
-    late = project.retinue("send", "main", "hello?")
+    assert "'main' could be any of" in one_line_error(project.retinue("send", "main", "hello?"))
+    late = project.retinue("send", project.rows()[0]["tree"], "hello?")
     assert (late.returncode, late.stdout) == (1, "")
     assert late.stderr == "retinue: too late: the run has ended: cancelled\n"
     assert "no run is called 'nobody'" in one_line_error(project.retinue("send", "nobody", "x"))
@@ -203,6 +205,21 @@ def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) 
     assert "\r\x1b[K" in shown
     assert "main: spoken" in shown
     assert "\x1b[31mslowly" not in shown
+
+
+def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> None:
+    spoken = {"tools": [write("a.txt")], "text": "spoken \x1b[31mslowly", "chunks": 2, "thinking": "hm"}
+    model = project.script({"main": [spoken, "the end"]})
+    terminal = Terminal(project, "run", "x", "--model", model, NO_COLOR="")
+    terminal.read_until("[y]es [n]o > ")
+    terminal.type("y\n")
+    shown = terminal.read_until(None)
+    assert terminal.end() == 0
+    assert "\r\x1b[K\x1b[2mmain: spoken" in shown
+    assert "main: hm" not in shown.partition("main: spoken")[2]
+    assert "\x1b[31mslowly" not in shown
+    plain = project.retinue("run", "x", "--yes", "--model", model, FORCE_COLOR="1", NO_COLOR="")
+    assert "main: spoken" not in plain.stderr  # a file keeps what was said, not how
 
 
 @pytest.mark.requirement("P23")
@@ -331,3 +348,29 @@ def test_an_answer_can_reach_further_than_one_call(project: Project) -> None:
     ]
     assert decided[0][1] == "run"
     assert decided[1][0] == "rule"
+
+
+def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Project) -> None:
+    def shell(command: str) -> dict[str, object]:
+        return {"name": "shell", "args": {"command": command}}
+
+    asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo 1; echo 2"), shell("echo 3")])
+    with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "60") as run:
+        tree = waiting(project, 2)[0]["tree"]
+        both = project.retinue("approve", "1", "--pending")
+        assert both.stdout == f"approved write(a.txt) of {tree}/0\napproved write(b.txt) of {tree}/0\n"
+        waiting(project)
+        always = project.retinue("approve", "3", "--project")
+        assert always.stdout.splitlines()[1:] == [
+            "allowed in this project from now on, by the rule in retinue.yaml: shell(echo 1)"
+        ]
+        assert "shell(echo 1)" in (project.folder / "retinue.yaml").read_text()
+        waiting(project, 2)
+        said = one_line_error(project.retinue("approve", "4", "--project"))
+        assert "no rule says just shell(echo 1; echo 2): answer without --project" in said
+        for far in ("--pending", "--project"):
+            assert "--set is about one call" in one_line_error(project.retinue("approve", "4", far, "--set", "a=1"))
+        assert len(project.retinue("deny", "4", "enough", "--pending").stdout.splitlines()) == 2
+        assert run.communicate()[0] == "done\n"
+    texts = [e["text"] for e in project.events() if e["kind"] == "tool.result"]
+    assert texts[-2:] == ["The user denied this call: enough"] * 2

@@ -8,7 +8,7 @@ import pytest
 
 import retinue
 from retinue import Event, Limits, Profile
-from retinue.core.events import Delta, UsageReported, Warned
+from retinue.core.events import Delta, RunEnded, UsageReported, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.usage import Usage
 from retinue.log.accounts import bills
@@ -42,6 +42,7 @@ async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -
     [said] = bodies(events, UsageReported)
     assert said.usage == Usage(1000, 100) and said.estimated
     assert (account.spent.tokens, account.held.tokens, account.in_flight) == (1100, 0, 0)
+    assert bodies(events, RunEnded)[0].partial == "x" * 400
     [bill] = bills(events, by="model").values()
     assert (bill.estimated, bill.to_json()["estimated_tokens"]) == (1100, 1100)
 

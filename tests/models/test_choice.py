@@ -79,6 +79,7 @@ def test_no_model_names_all_four_ways(project: Project, keys: dict[str, str]) ->
     for way in ("--model", "'model: MODEL' in ", "RETINUE_MODEL", CLAUDE.key, GPT.key):
         assert way in said
     assert KEY not in said
+    assert ("are set, so none is the default" in said) == bool(keys)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from retinue.core.messages import AssistantTurn, Call, Thought, ToolTurn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Thought, ToolSpec, ToolTurn, UserTurn
 from retinue.core.usage import Usage
+from retinue.models.turns import CUT_SHORT
 from tests.models import wire
 from tests.models.kit import ADD, CHAT, CLAUDE, GPT, ask, request, serving
 from tests.models.server import KEY, Answer
@@ -61,6 +62,17 @@ async def test_calls_in_parallel_and_their_results(name: str) -> None:
     if name == CLAUDE:
         results = second["messages"][-1]["content"]
         assert [(part["tool_use_id"], part.get("is_error", False)) for part in results] == [("c1", False), ("c2", True)]
+
+
+async def test_a_tool_that_says_nothing_is_no_empty_block() -> None:
+    calls = tuple(Call(f"c{n}", "add", {}) for n in range(3))
+    results = (ToolTurn("c0", "add", ""), ToolTurn("c1", "add", " \n"), ToolTurn("c2", "add", "", success=False))
+    async with serving(Answer(SAID[CLAUDE])) as server:
+        await ask(CLAUDE, request(UserTurn("add"), AssistantTurn("", calls), *results, tools=[ADD]))
+    sent = server.requests[0].body["messages"][-1]["content"]
+    assert [(part["content"][0]["text"], part["is_error"]) for part in sent] == [
+        ("(no output)", False), ("(no output)", False), ("(it failed, and said nothing)", True)
+    ]  # fmt: skip
 
 
 async def test_thinking_keeps_its_signature_over_turns() -> None:
@@ -181,7 +193,7 @@ async def test_openai_at_the_token_limit() -> None:
         Answer(wire.chat(calls=[("c1", "add", ['{"a"'])], finish="length")),
     )
     async with serving(*answers):
-        assert (await ask(GPT))[0].text == "Hel"
+        assert (await ask(GPT))[0].text == f"Hel\n{CUT_SHORT}"  # nobody takes it for the whole
         for name in (GPT, CHAT):
             [call] = (await ask(name, request(tools=[ADD])))[0].calls
             assert "token limit" in call.problem
@@ -190,3 +202,20 @@ async def test_openai_at_the_token_limit() -> None:
 async def test_no_arguments_are_an_empty_object() -> None:
     async with serving(Answer(wire.anthropic(wire.tool("c1", "add"), stop="tool_use"))):
         assert (await ask(CLAUDE, request(tools=[ADD])))[0].calls == (Call("c1", "add", {}),)
+
+
+@pytest.mark.parametrize("name", SAID)
+async def test_schemas_go_out_as_they_are(name: str) -> None:
+    """No strict mode that a provider's library finds fitting changes what a tool takes."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 1, "description": "how many"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    async with serving(Answer(SAID[name])) as server:
+        await ask(name, request(tools=[ToolSpec("add", "Adds.", schema)]))
+    [sent] = server.requests[0].body["tools"]
+    sent = sent.get("function", sent)
+    assert sent.get("parameters", sent.get("input_schema")) == schema
+    assert not sent.get("strict")

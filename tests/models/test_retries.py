@@ -29,6 +29,7 @@ class Failing:
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         self.asked.append(self._clock.monotonic())
+        await asyncio.sleep(0)  # others ask meanwhile
         if self._errors:
             error = self._errors.pop(0)
             raise type(error)(str(error), usage=error.usage, transient=error.transient, retry_after=error.retry_after)
@@ -113,6 +114,17 @@ async def test_one_429_holds_all_runs_of_the_model() -> None:
         await clock.advance(0.1)
         assert {(await first).text, (await second).text} == {"one", "two"}
         assert len(server.requests) == 3
+
+
+async def test_who_may_ask_sooner_still_waits_for_the_longest() -> None:
+    clock = ManualClock()
+    long, short = (ModelError("busy", status=429, transient=True, retry_after=seconds) for seconds in (30, 2))
+    failing = Failing(clock, long, short)
+    model = Retrying(failing, clock, chance=lambda: 0.0)
+    both = [asyncio.create_task(model.complete(request(), Heard())) for _ in range(2)]
+    for asking in both:
+        await finished(asking, clock)
+    assert failing.asked == [0.0, 0.0, 30.0, 30.0]
 
 
 async def test_a_call_that_is_cut_is_asked_again_as_a_whole() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import retinue
-from retinue import Event, Profile, Result
+from retinue import Event, Profile, Result, build
 from retinue.core.events import Message, ToolCall, ToolResult, Warned
 from retinue.core.messages import AssistantTurn
+from retinue.core.usage import Usage
 from retinue.log.threads import thread
+from retinue.models.cassettes import Cassette
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, serving
 from tests.models.server import Answer
@@ -25,7 +29,9 @@ async def run(model: str, *tools: str, network: list[str]) -> tuple[Result[Any],
 
 async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None:
     blocks = [
+        wire.thinking("look", "s1"),
         *wire.searched("srvtoolu_1", "what is new", FOUND),
+        wire.thinking("seen", "s2"),
         wire.text("Let me see."),
         wire.tool("c1", "glob", '{"pattern": "*"}'),
     ]
@@ -38,13 +44,28 @@ async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None
     first, second = server.requests
     [offered] = [tool for tool in first.body["tools"] if tool["name"] == "web_search"]
     assert (offered["type"].startswith("web_search_"), offered["allowed_domains"]) == (True, ["a.com", "b.org"])
-    sent = {block["type"]: block for block in second.body["messages"][1]["content"]}
-    assert list(sent) == ["server_tool_use", "web_search_tool_result", "text", "tool_use"]
+    blocks_again = second.body["messages"][1]["content"]
+    sent = {block["type"]: block for block in blocks_again}
+    kinds = ["thinking", "server_tool_use", "web_search_tool_result", "thinking", "text", "tool_use"]
+    assert [block["type"] for block in blocks_again] == kinds
     assert sent["web_search_tool_result"]["content"][0]["encrypted_content"] == "Eo8B=="
     kept = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn)).natives[0]
     assert (kept.origin, kept.args) == ("anthropic", {"query": "what is new"})
     assert kept.content[0]["encrypted_content"] == "Eo8B=="
     assert [body.text for body in bodies(events, Message)] == ["Let me see.", "All is new."]
+
+
+async def test_a_provider_that_pauses_while_it_searches_is_asked_to_go_on() -> None:
+    """Asked anew it would only search, and cost, the same again."""
+    paused = wire.anthropic(*wire.searched("srvtoolu_1", "what is new", FOUND), stop="pause_turn")
+    async with serving(Answer(paused), wire.said("All is new.")) as server:
+        result, events = await run(CLAUDE, network=["*"])
+    assert (result.status, result.final_response, len(server.requests)) == ("done", "All is new.", 2)
+    assert result.usage == Usage(20, 14)
+    assert len({asked.headers["idempotency-key"] for asked in server.requests}) == 2
+    last = server.requests[1].body["messages"][-1]
+    assert (last["role"], last["content"][0]["type"]) == ("assistant", "server_tool_use")
+    assert [(body.name, body.tier) for body in bodies(events, ToolCall)] == [("web_search", "provider")]
 
 
 async def test_a_search_that_failed_says_so_and_the_run_goes_on() -> None:
@@ -78,3 +99,16 @@ async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -
         assert "web_search" not in str(server.requests[0].body["tools"])
         [warned] = bodies(events, Warned)
         assert (warned.code, says in warned.text) == ("lacks_tools", True)
+
+
+async def test_a_cassette_has_the_searches_that_were_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [*wire.searched("srvtoolu_1", "what is new", FOUND), wire.text("All is new.")]
+    tape = Cassette([], "all", str)
+    monkeypatch.setattr(build, "cassette", tape)
+    async with serving(Answer(wire.anthropic(*blocks))):
+        await run(CLAUDE, network=["a.com"])
+    played = Cassette(list(tape.calls.values()), "none", str)
+    monkeypatch.setattr(build, "cassette", played)
+    result, events = await run(CLAUDE, network=["a.com"])
+    assert (result.final_response, played.problems) == ("All is new.", [])
+    assert [body.text for body in bodies(events, ToolResult)] == ["Release notes https://docs.a.com/notes"]

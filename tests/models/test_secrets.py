@@ -142,6 +142,12 @@ def test_plain_words_and_paths_are_no_secrets() -> None:
     assert secrets.clean(text) is text
 
 
+@pytest.mark.parametrize("name", ["PGPASSWORD", "MYSQL_PWD", "SMTP_PASS", "SSH_PASSPHRASE", "AWS_SECRET_ACCESS_KEY"])
+def test_variables_that_tools_take_passwords_from_are_known_by_their_names(name: str) -> None:
+    assert secrets.is_named(name)
+    assert not secrets.is_named("COMPASS")
+
+
 def test_what_looks_like_a_key_is_scrubbed_too() -> None:
     assert secrets.scrub("sk-ant-api03-abcdefghijkl and Bearer abc") == f"{secrets.HIDDEN} and Bearer {secrets.HIDDEN}"
 

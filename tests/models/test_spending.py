@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
 
 import retinue
 from retinue import ConfigError, Limits, Profile
+from retinue.core.events import UsageReported
 from retinue.core.limits import OUTPUT_TOKENS
+from retinue.core.messages import Reply, Request
+from retinue.core.usage import Usage
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, ask, serving
 from tests.models.server import Answer
 from tests.models.test_providers import SAID
+from tests.models.test_trees import run
+from tests.tree.kit import bodies
 
 PRICED = "anthropic:claude-opus-4-6"
 KEYS = {CLAUDE: "max_tokens", CHAT: "max_completion_tokens", GPT: "max_output_tokens"}
@@ -36,3 +42,43 @@ async def test_a_real_model_has_a_cost_and_a_cost_limit_holds() -> None:
     async with serving(), retinue.open() as r:
         with pytest.raises(ConfigError, match="the price of model 'anthropic:claude-x' is not known"):
             await r.run(Profile("main", model=CLAUDE), "go", limits=Limits(cost=Decimal(1)))
+
+
+@pytest.mark.parametrize("limits", [Limits(tokens=1500), Limits(cost=Decimal("0.006"))])
+async def test_a_call_is_made_once_more_only_while_the_budget_lasts(limits: Limits) -> None:
+    """What a cut stream cost is spent: six attempts must not be six calls over the budget."""
+    cut = Answer(wire.anthropic(wire.text("I was"), usage={"input_tokens": 999})[:4], ending="cut")
+    async with serving(*[cut] * 20) as server:
+        result, events = await run(Profile("main", model=PRICED, tools=[], limits=limits))
+    assert (result.status, len(server.requests)) == ("limited", 2)
+    assert [body.usage for body in bodies(events, UsageReported)] == [Usage(1998, 2)]
+    assert result.error_details is not None and "of the tree is spent (" in result.error_details
+
+
+async def test_what_attempts_spent_is_counted_once_whoever_waits_beside_them() -> None:
+    """The second attempt of one child waits for the room that the others hold, like a call of its own."""
+    spawning = wire.called("c1", "spawn_subagents", {"tasks": [{"task": f"{n}", "subagent_type": "kid"} for n in "ab"]})
+    cut = Answer(wire.anthropic(wire.text("I was"), usage={"input_tokens": 20_000})[:4], ending="cut")
+    said = wire.said("ok", usage={"input_tokens": 20_000})
+    kids = [Profile("kid", tools=[])]
+    async with serving(spawning, cut, cut, *[said] * 5) as server:
+        main = Profile("main", tools=["spawn_subagents"], limits=Limits(tokens=50_000))
+        result, events = await run(main, profiles=kids, model=CLAUDE)
+    spent = sum(body.usage.total_tokens for body in bodies(events, UsageReported))
+    assert spent == result.total_usage.total_tokens < 50_000 + 20_008
+    assert (result.status, len(server.requests)) == ("limited", 4)
+
+
+async def test_nothing_of_what_an_attempt_spent_comes_back_when_the_next_one_breaks() -> None:
+    class Breaking:
+        async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+            if request.again is None:
+                raise AssertionError("a run with a budget pays for each attempt")
+            await request.again(Usage(700, 0))
+            raise ZeroDivisionError
+
+    async with retinue.open() as r:
+        run = await r.spawn(Profile("main", model=Breaking(), tools=[]), "go", limits=Limits(tokens=10_000))
+        account = r.supervisor.trees[run.tree].nodes[0].account
+        assert (await run.result()).status == "failed"
+    assert account is not None and (account.spent.tokens, account.in_flight) == (700, 0)

@@ -15,6 +15,7 @@ from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import thread
 from retinue.models.retries import ATTEMPTS
+from retinue.models.turns import messages_of
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving
@@ -64,6 +65,32 @@ async def test_a_run_with_thinking_and_a_tool() -> None:
     assert (again[0]["thinking"], again[0]["signature"]) == ("hm", "sig==")
     turn = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn))
     assert turn.thoughts == (Thought("hm", "thinking", "sig==", "", "anthropic"),)
+
+
+async def test_thoughts_go_back_in_their_places() -> None:
+    """A signature holds for a thought where it stood; Claude refuses a thread in which it was moved."""
+    blocks = (
+        wire.thinking("first", "s1"), wire.text("One."), wire.thinking("second", "s2"),
+        wire.tool("c1", "add", '{"a": 1}'), wire.thinking("third", "s3"), wire.text(" Two."),
+        wire.tool("c2", "add", '{"a": 2}'),
+    )  # fmt: skip
+    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("done")) as server:
+        result, events = await run(Profile("main", model=CLAUDE, tools=[add]))
+    assert (result.status, sorted(ADDED)) == ("done", [1, 2])
+    sent = server.requests[1].body["messages"][1]["content"]
+    said = [part.get("signature") or part.get("text") or part.get("id") for part in sent]
+    assert said == ["s1", "One.", "s2", "c1", "s3", " Two.", "c2"]
+    again = messages_of("", thread(events, 0), provider="anthropic")  # and so after a crash
+    assert [type(part).__name__ for part in again[1].parts] == [
+        "ThinkingPart", "TextPart", "ThinkingPart", "ToolCallPart", "ThinkingPart", "TextPart", "ToolCallPart"
+    ]  # fmt: skip
+
+
+async def test_text_that_is_only_space_does_not_go_back() -> None:
+    blocks = (wire.text("\n\n"), wire.tool("c1", "add", '{"a": 1}'))
+    async with serving(Answer(wire.anthropic(*blocks, stop="tool_use")), wire.said("done")) as server:
+        await run(Profile("main", model=CLAUDE, tools=[add]))
+    assert [part["type"] for part in server.requests[1].body["messages"][1]["content"]] == ["tool_use"]
 
 
 async def test_deltas_are_seen_while_the_model_speaks() -> None:

@@ -16,7 +16,7 @@ import pytest
 import retinue
 from retinue import Event, Profile, Task, tool
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunSpawned, ToolCall, Warned
+from retinue.core.events import Message, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.runtime import delegated
 from retinue.surfaces.library import Run
@@ -24,7 +24,7 @@ from tests.outbox.kit import explorer, put, until
 from tests.runtime.falls import kill_worker
 from tests.runtime.hosts import host
 from tests.runtime.places import needs_bubblewrap
-from tests.tree.kit import call, main, spawn
+from tests.tree.kit import bodies, call, main, spawn
 from tests.tree.kit import until as until_event
 
 HERE = Profile("explorer", model=explorer().model, runtime="delegated")
@@ -267,6 +267,34 @@ async def test_words_that_were_sent_before_it_began_are_part_of_what_is_asked(tm
         assert json.loads(file.read_bytes())["task"] == "look\n\nleft, not right"
         respond(outbox, file.name.removeprefix("request_").removesuffix(".json"))
         await run.result()
+
+
+async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_path: Path) -> None:
+    outbox = tmp_path / "outbox"
+    outbox.mkdir()
+
+    async def answered(run: Run, *events: bytes) -> Any:
+        await until(lambda: bool(os.listdir(outbox)))
+        [file] = outbox.iterdir()
+        name, asked = file.name.removeprefix("request_").removesuffix(".json"), json.loads(file.read_bytes())
+        put(outbox, f"events_{name}.ndjson", b"".join(events))
+        respond(outbox, name)
+        result = await run.result()
+        assert result.status == "done" and result.warning is None
+        return asked["task"]
+
+    turn = line("turn.started", turn=1), line("message", text="it is under the stairs"), line("turn.ended", turn=1)
+    async with retinue.open(path=tmp_path / ".retinue", outbox=outbox, mode="yes") as r:
+        run = await r.spawn(HERE, "look")
+        assert await answered(run, *turn) == "look"
+        again = await r.continue_run(run.tree, "bring it", profiles=[HERE])
+        before, _, words = (await answered(again, *turn)).rpartition("\n\n")
+        assert words == "bring it" and before.startswith(delegated.BEFORE)
+        assert [said["text"] for said in json.loads(before.removeprefix(delegated.BEFORE))] == [
+            "look", "it is under the stairs",
+        ]  # fmt: skip
+        events = [event async for event in again.events()]
+        assert bodies(events, Message)[-1].text == "it is under the stairs"  # and what it does is seen
 
 
 async def test_while_the_host_asks_its_user_the_clock_stands(tmp_path: Path) -> None:

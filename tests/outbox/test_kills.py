@@ -36,9 +36,9 @@ class Place:
         self.outbox.mkdir()
         self.work.mkdir()
 
-    def script(self, *replies: Any) -> None:
+    def script(self, *replies: Any, **more: Any) -> None:
         effect = {"tools": [{"name": "shell", "args": {"command": f"echo once >> {self.done}"}}]}
-        model = self.project.script({"explorer": [effect, *replies, {"text": "over"}]})
+        model = self.project.script({**more, "explorer": [effect, *replies, {"text": "over"}]})
         (self.project.folder / "retinue.yaml").write_text(f"model: {model}\n")
 
     def watcher(self, point: str = "", *arguments: str) -> subprocess.Popen[str]:

@@ -227,6 +227,24 @@ async def test_a_resumed_run_is_played_up_to_there() -> None:
     assert (differences, recorded[0].cut) == ([], RESUMED)
 
 
+async def test_runs_that_people_continued_are_played_too() -> None:
+    agents = {
+        "main": [spawn({"task": "x", "subagent_id": "mid"}), answer("all")],
+        "mid": [spawn({"task": "y", "subagent_id": "leaf"}), answer("M")],
+        "leaf": [call("glob", pattern="*.nothing"), answer("L")],
+    }
+    profile = main(agents)
+    async with retinue.open(mode="yes") as r:
+        tree = (await r.run(profile, "go")).tree
+        for run in (2, 1, 3):  # the leaf, what is above it, and the leaf that was continued
+            await (await r.continue_run(f"{tree}/{run}", "more", profiles=[profile])).result()
+        events = list(r.supervisor.log.read(tree))
+    differences, recorded, _ = await replay(events)
+    assert (differences, len(recorded), recorded[3].spawned.continues) == ([], 7, 2)
+    differences, _, _ = await replay(changed(events, RunEnded, 6, final_response="another"))
+    assert [(one.run, one.what) for one in differences] == [(6, "ending")]
+
+
 def changed(events: list[Event], kind: type[Any], run: int, **fields: Any) -> list[Event]:
     return [
         msgspec.structs.replace(e, body=msgspec.structs.replace(e.body, **fields))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from retinue.runtime.walls import cgroups
+from retinue.core.limits import Caps
+from retinue.runtime.walls import bubblewrap, cgroups
+from retinue.runtime.walls.box import Box
+from retinue.tools.groups import has_living
 from tests.runtime.falls import cmdline
 from tests.runtime.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 
@@ -104,7 +111,11 @@ async def test_a_command_sees_an_allowlist_of_the_environment(place: Place) -> N
 
 @pytest.mark.parametrize(
     "runtime",
-    [pytest.param("isolated", marks=needs_bubblewrap), pytest.param("container", marks=needs_containers)],
+    [
+        pytest.param("isolated", marks=needs_bubblewrap),
+        pytest.param("container", marks=needs_containers),
+        "inherited",
+    ],
 )
 @pytest.mark.requirement("P19")
 async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: str) -> None:
@@ -112,9 +123,8 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
         make_image()
     tmp_path.chmod(0o755)
     mark = f"9{secrets.randbelow(10**6):06}"
-    (tmp_path / "s.yaml").write_text(
-        f"agents: {{main: [{{tools: [{{name: shell, args: {{command: 'setsid sleep {mark} & sleep {mark}'}}}}]}}]}}\n"
-    )
+    left = f"{'' if runtime == 'inherited' else 'setsid '}sleep {mark} & trap : TERM; sleep {mark}; sleep {mark}"
+    (tmp_path / "s.yaml").write_text(f"agents: {{main: [{{tools: [{{name: shell, args: {{command: '{left}'}}}}]}}]}}\n")
     argv = [
         sys.executable,
         "-m",
@@ -141,6 +151,36 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
         return not [left for folder in groups for left in folder.glob(f"retinue-{host.pid}-*")]
 
     await _until(swept)
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("P19")
+def test_a_wall_whose_host_is_killed_while_it_begins_comes_to_an_end(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    paths = [tmp_path / name for name in ("workspace", "outputs", "lent", "hidden")]
+    for path in paths:
+        path.mkdir()
+    work, outputs, lent, hidden = map(str, paths)
+    opening = bubblewrap.probe(tmp_path / "probe").open(Box("t", work, True, outputs, lent, (), hidden, Caps()))
+    assert opening.info is not None
+    os.close(opening.info)  # as all that a killed host has open
+    process = subprocess.Popen(
+        opening.argv,
+        env=dict(opening.env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=opening.fds,
+        start_new_session=True,
+    )
+    replace(opening, info=None, group=None).drop()
+    try:
+        assert process.wait(20) == 1  # by itself, since its link is at its end
+        assert not has_living(process.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if opening.group is not None:
+        opening.group.remove_soon()
 
 
 def _running(mark: str) -> list[str]:

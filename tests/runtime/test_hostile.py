@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from retinue.build import Parts, supervisor
+from retinue.core.approvals import Approval, Deny
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
@@ -99,6 +101,24 @@ async def test_a_worker_that_lies_ends_its_own_run_only(name: str) -> None:
     assert "\x1b" not in (endings[1].error_details or "")
     assert [endings[run].status for run in (0, 2)] == ["done", "done"]
     assert endings[0].final_response == "lived"
+
+
+async def test_a_command_is_shown_as_it_is_whatever_the_worker_would_have_shown() -> None:
+    script = TURN + "say(Begin(2, 'call_1_1', True, 'ls')); hear()"
+    asked: list[Approval] = []
+
+    async def sees(question: Approval) -> Deny:
+        asked.append(question)
+        return Deny()
+
+    owner = supervisor(Parts(Path.cwd(), approver=sees))
+    owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
+    model = scripted({"main": [call("shell", command="rm -r src")]})
+    owner.spawn(Profile("main", model=model, runtime="isolated", tools=["shell"]), Task("go"))
+    while not asked:
+        await asyncio.sleep(0)
+    await owner.close()
+    assert [question.preview for question in asked] == ["rm -r src"]
 
 
 async def test_no_more_turns_than_were_given_whatever_the_worker_counts() -> None:

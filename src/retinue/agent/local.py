@@ -19,5 +19,7 @@ EDITING = frozenset({"write", "edit"})
 
 
 def local(name: str, lent: Sequence[ToolSpec]) -> Tool:
-    """One of them, in the process that runs it; `lent` are the host's tools that programs can call."""
-    return ExecutePython(lent) if name == CODE_MODE else LOCAL[name]()
+    """One of them, in the worker that runs it; `lent` are the host's tools that programs can call."""
+    if name == CODE_MODE:
+        return ExecutePython(lent, walled=True)
+    return Shell(walled=True) if name == "shell" else LOCAL[name]()

@@ -173,7 +173,10 @@ async def _run_call(call: Call, job: Job, link: Link) -> Outcome:
 
 async def _run_edited(tool: Tool, call: Call, args: dict[str, Any], job: Job, link: Link) -> Outcome:
     """The call with the arguments a person gave it, of which the model is told."""
-    outcome = await tool(Call(call.id, call.name, args), job.folders, link)
+    try:
+        outcome = await tool(Call(call.id, call.name, args), job.folders, link)
+    except ToolError as error:
+        outcome = Outcome(str(error), success=False)
     return msgspec.structs.replace(outcome, text=f"{edited(args)}\n{outcome.text}")
 
 

@@ -112,14 +112,28 @@ class Stage:
             await moved
         body = record.spawned
         profile = self._profiles[record.number]
-        order = Order(profile, _task(body), call_id=body.call_id, background=body.background, asked_by_model=False)
+        order = Order(
+            profile,
+            _task(body),
+            call_id=body.call_id,
+            background=body.background,
+            asked_by_model=False,
+            continues=body.continues,
+        )
         [ticket] = await link.spawn([order])
         self._done_with([record.number])
         return ticket.run
 
     def left(self, record: RunRecord) -> None:
         """The run has ended: what it has not spawned by now never will be."""
-        self._done_with([run.number for child in record.children if child.number in self._due for run in _walk(child)])
+        never = [child for child in record.children if child.number in self._due and child.spawned.continues is None]
+        self._done_with([run.number for child in never for run in _walk(child)])
+
+    def continued(self, record: RunRecord) -> list[RunRecord]:
+        """What people began from runs that had ended: it is the primary's to begin again, when all else is done."""
+        if record.spawned.parent is not None:
+            return []
+        return [run for run in self.records.values() if run.spawned.continues is not None and run is not record]
 
     def _done_with(self, numbers: list[int]) -> None:
         self._due = [number for number in self._due if number not in numbers]
@@ -310,6 +324,8 @@ class ReplayLink:
 async def ended(part: Part, link: Link) -> None:
     """Waits for everything below, so that no run is stopped before its record ends."""
     part.stage.left(part.record)
+    for run in part.stage.continued(part.record):
+        await part.stage.spawn(run, link)
     if part.children:
         with suppress(EndOfRecord):
             await link.wait(part.children)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,10 +35,17 @@ PROVIDERS = (
     Provider("openai", "OPENAI_API_KEY", "openai:gpt-6.1-terra", "openai", "openai"),
 )
 NO_MODEL = (
-    "no model: give --model MODEL, write 'model: MODEL' in {where}, set RETINUE_MODEL, or set the key of one provider "
-    f"({' or '.join(provider.key for provider in PROVIDERS)}); MODEL is anthropic:NAME, openai:NAME, another "
+    "no model{why}: give --model MODEL, write 'model: MODEL' in {where}, set RETINUE_MODEL, or set the key of one "
+    f"provider ({' or '.join(provider.key for provider in PROVIDERS)}); MODEL is anthropic:NAME, openai:NAME, another "
     "PROVIDER:NAME, or scripted:FILE"
 )
+
+
+def no_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
+    """What to say when nobody says which: all four ways, and why keys that are there do not say it."""
+    keys = [provider.key for provider in PROVIDERS if provider.has_key(environ)]
+    why = f" ({' and '.join(keys)} are set, so none is the default)" if len(keys) > 1 else ""
+    return NO_MODEL.format(where=where, why=why)
 
 
 def default_model(environ: Mapping[str, str]) -> str | None:

@@ -21,12 +21,15 @@ from retinue.config.places import Place, meant
 from retinue.config.shapes import POSITIVE, TEXTS, WORD, Key, Kind, Shape, texts_like
 from retinue.config.values import Node, node_of
 from retinue.core.errors import ConfigError
-from retinue.core.servers import SERVER_NAME, McpServer, check_server_name, server_of
+from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
+from retinue.core.servers import PREFIX, SERVER_NAME, McpServer, check_server_name, server_of
 
 VARIABLE_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 ONLY_PROGRAM, ONLY_ADDRESS = ("args", "env", "inherit_env", "cwd"), ("headers",)
 PYTHON = "mcp_servers"
+TOOLS = (*LOCAL_TOOLS, *WEB_TOOLS, *SPAWN_TOOLS)
+TOOL_PATTERN = rf"^({'|'.join(TOOLS)}|(subagent_|{PREFIX})[^\n]+)$(?!\n)"  # in Python and in a JSON schema
 
 
 def _named(pattern: str, what: str) -> Callable[[str], str]:
@@ -131,6 +134,16 @@ SERVERS = Kind(
         "additionalProperties": SERVER.schema(),
     },
 )
+
+
+def _tool(name: str) -> str:
+    if not re.match(TOOL_PATTERN, name):
+        there = ", ".join([*TOOLS, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
+        raise ConfigError(f"there is no tool {name!r}; there is {there}{meant(name, TOOLS)}")
+    return name
+
+
+TOOL_NAMES = texts_like(lambda node: node.checked(_tool), TOOL_PATTERN, what="a list of tools")
 
 
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:

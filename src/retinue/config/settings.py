@@ -64,7 +64,7 @@ from retinue.config.exposed import PATH_PATTERN, shown_path
 from retinue.config.files import read_text
 from retinue.config.models import PROVIDERS
 from retinue.config.places import Place
-from retinue.config.servers import SERVERS, check_tools
+from retinue.config.servers import SERVERS, TOOL_NAMES, check_tools
 from retinue.config.shapes import (
     COUNT,
     DRAFT,
@@ -251,7 +251,7 @@ PROFILE = Shape(
         Key("instructions", TEXT, "its system prompt, where there is no SUBAGENT.md", "You write verse."),
         Key("skills", TEXTS, "skills it knows of, where there is no SUBAGENT.md", "[report-writing]"),
         Key("model", WORD, "the model it runs on, instead of the one above", PROVIDERS[1].default),
-        Key("tools", TEXTS, "the tools it has, of those its parent has", "[read, glob, grep]"),
+        Key("tools", TOOL_NAMES, "the tools it has, of those its parent has", "[read, glob, grep]"),
         Key(
             "limits",
             mapping(LIMITS, lambda found: _limits(found, _OF_A_RUN)),

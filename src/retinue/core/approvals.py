@@ -16,7 +16,8 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
     """One pending question. `label` is None for the primary; `preview` is our own rendering of what would happen.
 
     `rule` is what an answer for the whole project would write, empty where no rule says just this; `digest` stands
-    for the action shown, so that an answer can say which one it means."""
+    for the action shown, so that an answer can say which one it means. `number` is its place among all that its tree
+    has asked, so it never changes and never means another one."""
 
     id: str
     tree: str
@@ -30,6 +31,7 @@ class Approval(msgspec.Struct, frozen=True, gc=False):
     preview: str = ""
     rule: str = ""
     digest: str = ""
+    number: int = 0
 
 
 class Allow(msgspec.Struct, frozen=True, gc=False, tag="allow", omit_defaults=True):

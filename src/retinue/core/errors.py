@@ -88,12 +88,14 @@ class StreamCut(ModelError):
 
 class CallCancelled(BaseException):
     """A model call was cancelled after it had begun to cost. `usage` is what is known of it; `estimated` says that
-    the provider had not told all of it yet. Stands for the CancelledError of the loop, which the link raises again."""
+    the provider had not told all of it yet; `partial` is the text that had arrived. Stands for the CancelledError of
+    the loop, which the link raises again."""
 
-    def __init__(self, usage: Usage, *, estimated: bool) -> None:
+    def __init__(self, usage: Usage, *, estimated: bool, partial: str = "") -> None:
         super().__init__("the model call was cancelled")
         self.usage = usage
         self.estimated = estimated
+        self.partial = partial
 
 
 class Stop(Exception):
@@ -101,7 +103,9 @@ class Stop(Exception):
 
 
 class Limited(Stop):
-    """A limit of the run is spent; the text says which."""
+    """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more."""
+
+    usage: Usage = NO_USAGE
 
 
 class Unconfirmed(Stop):

@@ -86,7 +86,7 @@ class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
 
 class Thinking(Body, frozen=True, gc=False, tag="thinking"):
     """A thinking block of the model; `file` has the whole where `text` was cut. What the provider `origin` needs to
-    read it again is its `signature` and `block_id`."""
+    read it again is its `signature` and `block_id`, and the `layout` of the reply if it is the first of it."""
 
     kind: ClassVar[str] = "thinking"
     text: str
@@ -95,6 +95,7 @@ class Thinking(Body, frozen=True, gc=False, tag="thinking"):
     file: str = ""
     block_id: str = ""
     origin: str = ""
+    layout: str = ""
 
 
 class Message(Body, frozen=True, gc=False, tag="message"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -33,13 +34,16 @@ class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id."""
+    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id. The
+    first one of a reply has its `layout`, where that is not the usual one (models/turns.py): a signature holds for a
+    thought in its place only."""
 
     text: str
     type: str = ""
     signature: str = ""
     id: str = ""
     origin: str = ""
+    layout: str = ""
 
 
 class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -109,7 +113,8 @@ class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One model call: who asks, in which turn, with which thread and tools. A reply is never longer than
-    `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error."""
+    `max_output_tokens`: budgets count on it. `attempt` is how often the provider has answered it with an error.
+    Whoever makes the call once more awaits `again` with what it has spent so far: Limited when nothing is left."""
 
     ref: RunRef
     turn: int
@@ -119,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tools: tuple[ToolSpec, ...]
     max_output_tokens: int = OUTPUT_TOKENS
     attempt: int = 0
+    again: Callable[[Usage], Awaitable[None]] | None = None
 
     @property
     def key(self) -> str:

@@ -12,12 +12,15 @@ import msgspec
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.network import parse_hosts
-from retinue.core.rules import Rules
+from retinue.core.rules import CODE_MODE, Rules
 
 RuntimeName = Literal["inherited", "isolated", "container", "delegated"]
 WorkspaceName = Literal["scratch", "shared", "copy", "worktree"]
 RUNTIMES: tuple[RuntimeName, ...] = ("inherited", "isolated", "container", "delegated")  # the laxest first
 WORKSPACES: tuple[WorkspaceName, ...] = ("scratch", "shared", "copy", "worktree")
+LOCAL_TOOLS = ("read", "write", "edit", "glob", "grep", "shell", CODE_MODE)
+WEB_TOOLS = ("web_fetch", "web_search")
+SPAWN_TOOLS = ("spawn_subagents", "list_agents", "get_agent", "apply_subagent")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$(?!\n)"  # in Python and in a JSON schema
 _NAME = re.compile(NAME_PATTERN)
 

@@ -15,7 +15,7 @@ import msgspec
 
 HIDDEN = "[secret]"
 SHORTEST = 8
-_NAMED = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PAT)$", re.IGNORECASE)
+_NAMED = re.compile(r"PASS(?:WORD|WD|PHRASE)$|(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASS|PWD|PAT)$", re.IGNORECASE)
 _KEYLIKE = re.compile(r"\b(?:sk|pk|key|xai|gsk|AIza)[-_][A-Za-z0-9_\-]{12,}|(?<=[Bb]earer )\S+")
 _known: tuple[str, ...] = ()
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,9 +178,23 @@ def event_of(line: bytes, file: Path) -> Event:
         raise LogError(f"{file} holds a line that is not an event: {one_line(error)}") from None
 
 
+def _opened(file: Path) -> apsw.Connection:
+    """To read a file SQLite makes another beside it. Where the disk is full or cannot be written, one that nobody
+    writes is read as it stands."""
+    try:
+        return open_reader(file)
+    except LogError:
+        journal = file.with_name(f"{file.name}-wal")
+        if holder(file) is not None or (journal.exists() and journal.stat().st_size):
+            raise
+        with suppress(LogError):
+            return open_reader(file, still=True)
+        raise
+
+
 @contextmanager
 def _reading(file: Path) -> Iterator[apsw.Connection]:
-    db = open_reader(file)
+    db = _opened(file)
     try:
         yield db
     except apsw.Error as error:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from retinue.core.events import RunResumed
 from retinue.log.archive import Archive, Stored
 from retinue.log.runs import Runs, RunView
 
@@ -25,6 +26,7 @@ class Listing:
     last_at: float
     pid: int | None = None
     last_seq: int = 0
+    away: dict[int, float] = field(default_factory=dict)  # seconds in which no process had the run, by its number
 
     @property
     def tree(self) -> str:
@@ -44,7 +46,7 @@ class Listing:
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
-        return max(0.0, (now if self.live else self.last_at) - since)
+        return max(0.0, (now if self.live else self.last_at) - since - self.away.get(run.number, 0.0))
 
     def in_order(self) -> list[RunView]:
         """Parents before children, siblings in the order they were made."""
@@ -111,10 +113,16 @@ def listing(archive: Archive, stored: Stored) -> Listing:
     """Asks whether it is live before reading, so that an ending written in between is seen."""
     pid = archive.process(stored)
     runs, last_at, last_seq = Runs(stored.tree), stored.at, 0
+    away: dict[int, float] = {}
+    gone_at = last_at
     for event in archive.events(stored):
         runs.apply(event)
+        if isinstance(event.body, RunResumed):  # runs that are resumed together say so in a row
+            away[event.run] = away.get(event.run, 0.0) + max(0.0, event.at - gone_at)
+        else:
+            gone_at = event.at
         last_at, last_seq = event.at, event.seq
-    return Listing(stored, runs, pid is not None, last_at, pid, last_seq)
+    return Listing(stored, runs, pid is not None, last_at, pid, last_seq, away)
 
 
 def listings(archive: Archive, *, everything: bool = False, since: float | None = None) -> tuple[list[Listing], int]:

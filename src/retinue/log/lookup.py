@@ -31,11 +31,13 @@ class Found:
         return f"{self.stored.tree}/{self.run}"
 
 
-def find(archive: Archive, name: str | None, *, everything: bool = False) -> Found:
+def find(archive: Archive, name: str | None, *, everything: bool = False, live: bool = False) -> Found:
     """The run of that name; without one the newest tree's primary. Trees that another process shows are looked at when
-    no other has the name, or at once with `everything`."""
+    no other has the name, or at once with `everything`. With `live` one that can be told something is meant, if any."""
     trees = archive.trees()
     shown = trees if everything else [stored for stored in trees if not stored.reported]
+    if not trees and archive.problems:
+        raise NotFound(f"there is no run in {archive.folder} that can be read")
     if not trees:
         raise NotFound(f"there are no runs in {archive.folder.parent} yet: start one with `retinue run TASK`")
     if not name:
@@ -45,6 +47,8 @@ def find(archive: Archive, name: str | None, *, everything: bool = False) -> Fou
     found = _called(archive, shown, name) or _called(archive, trees, name)
     if not found:
         raise NotFound(f"no run is called '{name}'{_near(archive, trees, name)}; `retinue ps --all` lists them")
+    if live and len(found) > 1:
+        found = [r for r in found if archive.is_live(r.stored) and not archive.has_ended(r.stored)] or found
     if len(found) > 1:
         raise ConfigError(f"'{name}' could be any of {_listed(found)}")
     return found[0]

@@ -62,8 +62,10 @@ class _Tape:
         return calls[-1].steps if calls else self.record.steps
 
     def adopt(self, child: RunRecord) -> None:
-        call = self.open.get(child.spawned.call_id)
-        (self.steps() if call is None else call.steps).append(child)
+        """One that continues another was begun by a person, beside whatever this run did."""
+        if child.spawned.continues is None:
+            call = self.open.get(child.spawned.call_id)
+            (self.steps() if call is None else call.steps).append(child)
         self.record.children.append(child)
 
 
@@ -119,7 +121,8 @@ def _started(tape: _Tape, body: TurnStarted) -> None:
 
 def _thought(tape: _Tape, body: Thinking) -> None:
     if tape.turn is not None:
-        thought = Thought(_whole(body.text, body.file), body.type, body.signature, body.block_id, body.origin)
+        signed = body.signature, body.block_id, body.origin, body.layout
+        thought = Thought(_whole(body.text, body.file), body.type, *signed)
         reply = _replied(tape.turn)
         tape.turn.reply = structs.replace(reply, thoughts=(*reply.thoughts, thought))
 

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 
@@ -78,10 +79,15 @@ def open_writer(path: Path) -> apsw.Connection:
     return db
 
 
-def open_reader(path: Path) -> apsw.Connection:
-    """The file for reading, also while its writer is at work."""
+def open_reader(path: Path, *, still: bool = False) -> apsw.Connection:
+    """The file for reading, also while its writer is at work; a `still` one has no writer and an empty journal, and
+    nothing is made beside it."""
     try:
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        if still:
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+            db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
+        else:
+            db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         db.set_busy_timeout(5000)
         db.execute("PRAGMA query_only = ON")
         check(db, path)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from retinue.core.errors import LogError
 from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
     Body,
     Event,
     Inbox,
     Message,
+    RunEnded,
     RunSpawned,
     Thinking,
     ToolCall,
@@ -23,14 +26,22 @@ from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, T
 from retinue.core.plans import Past
 from retinue.core.ports import Outcome
 
+BROKEN_OFF = (
+    "The run was ended before this call had a result, so nobody knows whether it took effect. "
+    "Look at how things are before you make it again."
+)
+NOT_RUN = "The run was ended before this call was allowed: it was not run."
+
 
 class Thread:
     """One run's thread: its whole turns, and what is known of the turn it is in. A turn that is begun a second time,
-    because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls."""
+    because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls. A turn
+    in which the run was ended is part of the thread once its calls are written: they may have run."""
 
     def __init__(self, before: Sequence[Turn] = ()) -> None:
         self.turn = 0
         self.ended = False
+        self._over = False
         self.waiting: list[UserTurn] = []
         self._turns: list[Turn] = list(before)
         self._clear()
@@ -41,6 +52,7 @@ class Thread:
         self._thoughts: list[Thought] = []
         self._calls: list[Call] = []
         self._results: dict[str, ToolTurn] = {}
+        self._withheld: set[str] = set()
         self._natives: dict[str, Native] = {}
 
     def apply(self, body: Body | Unknown) -> None:
@@ -56,7 +68,8 @@ class Thread:
                 self._clear()
             case Thinking(text=words, file=file):
                 words = _whole(words, file)
-                self._thoughts.append(Thought(words, body.type, body.signature, body.block_id, body.origin))
+                signed = body.signature, body.block_id, body.origin, body.layout
+                self._thoughts.append(Thought(words, body.type, *signed))
             case Message(text=words, file=file, host=False):
                 self._text, self._final = _whole(words, file), body.final
             case ToolCall(call_id=call_id, name=name, args=args, tier="provider"):
@@ -68,18 +81,36 @@ class Thread:
                 )
             case ToolCall(call_id=call_id, name=name, args=args, host=False):
                 self._calls.append(Call(call_id, name, args))
+                self._withheld |= {call_id} if body.tier == "none" else set()
             case ToolResult(call_id=call_id, name=name, text=words, success=success):
                 self._results[call_id] = ToolTurn(call_id, name, words, success)
             case TurnEnded():
                 self.ended = True
             case _:
+                self._note(body)
+
+    def _note(self, body: Body | Unknown) -> None:
+        """What matters only where the run was ended: that, and which calls were not to run."""
+        match body:
+            case ApprovalAsked(call_id=call_id):
+                self._withheld.add(call_id)
+            case ApprovalDecided(call_id=call_id, allowed=True):
+                self._withheld.discard(call_id)
+            case RunEnded():
+                self._over = True
+            case _:
                 pass
 
     def _whole_turns(self) -> list[Turn]:
-        if not self.ended:
+        broken_off = self._over and not self.ended and bool(self._calls or self._final)
+        if not (self.ended or broken_off):
             return self._turns
         said = AssistantTurn(self._text, tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values()))
-        return [*self._turns, said, *(self._results[call.id] for call in self._calls if call.id in self._results)]
+        results = dict(self._results)
+        for call in self._calls if broken_off else ():
+            words = NOT_RUN if call.id in self._withheld else BROKEN_OFF
+            results.setdefault(call.id, ToolTurn(call.id, call.name, words, False))
+        return [*self._turns, said, *(results[call.id] for call in self._calls if call.id in results)]
 
     def turns(self) -> list[Turn]:
         """All that is whole, in the order the model saw it."""

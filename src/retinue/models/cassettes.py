@@ -59,7 +59,8 @@ class Taped:
         return self.tree, self.run, self.turn
 
     def lines(self) -> list[str]:
-        return request_lines(self.system, self.thread, self.tools)
+        """What must be the same: who is asked, and all that it sees."""
+        return [f"model: {self.model}", *request_lines(self.system, self.thread, self.tools)]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,16 @@ class Cassette:
     def unused(self) -> list[Taped]:
         return [call for key, call in self._known.items() if key not in self.calls]
 
+    def searches(self, model: str, inner: Callable[[], Model], *, domains: bool) -> bool:
+        """Whether the model's provider searches by itself: as it did when this model was recorded."""
+        known = [call for call in self._known.values() if call.model == model]
+        if known or self.record == "none":
+            return any(
+                tool.tier == "provider" and bool(tool.schema) == domains for call in known for tool in call.tools
+            )
+        searches = getattr(inner(), "searches", None)
+        return searches is not None and bool(searches(domains=domains))
+
     async def answer(
         self, request: Request, on_delta: Callable[[str, str], None], where: Where, inner: Callable[[], Model]
     ) -> Reply:
@@ -162,7 +173,8 @@ class Cassette:
         system = all_clean(words_of(request.system))
         thread = tuple(msgspec.convert(cleaned(msgspec.to_builtins(request.thread), all_clean), list[Turn]))
         tools = msgspec.convert(cleaned(msgspec.to_builtins(request.tools), all_clean), tuple[ToolSpec, ...])
-        asked = Taped(0, place, request.turn, ref.agent, request.model, system, thread, tools, Reply())
+        model = all_clean(request.model)
+        asked = Taped(0, place, request.turn, ref.agent, model, system, thread, tools, Reply())
         tree = self._tree(ref, asked)
         return replace(asked, tree=tree, run=self._run(ref, tree, asked))
 
@@ -208,6 +220,9 @@ class CassetteModel:
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         return await self._cassette.answer(request, on_delta, self._where, self._real)
+
+    def searches(self, *, domains: bool) -> bool:
+        return self._cassette.searches(self.name, self._real, domains=domains)
 
     async def aclose(self) -> None:
         close = getattr(self._inner, "aclose", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ import msgspec
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import (
+    ModelMessage,
     ModelResponse,
     ModelResponseStreamEvent,
     PartDeltaEvent,
@@ -39,6 +41,8 @@ from retinue.models.turns import messages_of, parameters_of, reply_of, usage_of
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
 CHARACTERS_PER_TOKEN = 4
+MOST_PAUSES = 16
+PAUSED = "suspended"  # a provider that searches for long lets us ask it to go on
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
 
 
@@ -70,14 +74,35 @@ class ProviderModel:
             self._entered = True
             await self._model.__aenter__()
         messages = messages_of(request.system, request.thread, provider=self._model.system)
-        parameters = parameters_of(request.tools)
+        response = await self._respond(request, messages, on_delta, key=request.key)
+        for part in range(1, MOST_PAUSES):
+            if response.state != PAUSED:
+                break
+            try:
+                key = f"{request.key}-{part}"
+                following = await self._respond(request, [*messages, response], on_delta, key=key)
+            except (ModelError, CallCancelled) as error:
+                error.usage = usage_of(response.usage) + error.usage
+                raise
+            except asyncio.CancelledError:
+                raise CallCancelled(usage_of(response.usage), estimated=False) from None
+            response = _joined(response, following)
+        if response.state == PAUSED:
+            words = f"{self._host} paused {MOST_PAUSES} times in one reply"
+            raise ModelError(words, usage=usage_of(response.usage))
+        return reply_of(response)
+
+    async def _respond(
+        self, request: Request, messages: list[ModelMessage], on_delta: Callable[[str, str], None], *, key: str
+    ) -> ModelResponse:
+        """One response, whole: it may be a part of a reply in which the provider pauses."""
         stream: StreamedResponse | None = None
         try:
             async with model_request_stream(
                 self._model,
                 messages,
-                model_settings=self._settings_for(request),
-                model_request_parameters=parameters,
+                model_settings=self._settings_for(request, key),
+                model_request_parameters=parameters_of(request.tools),
                 instrument=False,
             ) as stream:
                 async for event in stream:
@@ -86,7 +111,7 @@ class ProviderModel:
         except asyncio.CancelledError:
             if stream is None:
                 raise
-            raise CallCancelled(_known_usage(stream, request), estimated=True) from None
+            raise CallCancelled(_known_usage(stream, request), estimated=True, partial=_text(stream)) from None
         except _FAILURES as error:
             raise self._fault(error, stream) from error
         if not _is_whole(response):
@@ -94,10 +119,10 @@ class ProviderModel:
         if response.finish_reason == "error":
             words = f"{self._host} says that it failed"
             raise ModelError(words, usage=usage_of(response.usage), partial=_text(stream), transient=True)
-        return reply_of(response)
+        return response
 
-    def _settings_for(self, request: Request) -> ModelSettings:
-        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: request.key}
+    def _settings_for(self, request: Request, key: str) -> ModelSettings:
+        headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
         return {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
 
     def searches(self, *, domains: bool) -> bool:
@@ -156,7 +181,12 @@ def _show(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None])
 def _is_whole(response: ModelResponse) -> bool:
     """Whether the provider itself said that it is done: the library's own finish reason may be a guess."""
     details = response.provider_details or {}
-    return response.state == "complete" and bool(details.get("finish_reason") or details.get("refusal"))
+    return response.state in ("complete", PAUSED) and bool(details.get("finish_reason") or details.get("refusal"))
+
+
+def _joined(paused: ModelResponse, following: ModelResponse) -> ModelResponse:
+    """One reply of what came before the provider paused and of what came then."""
+    return replace(following, parts=[*paused.parts, *following.parts], usage=paused.usage + following.usage)
 
 
 def _known_usage(stream: StreamedResponse, request: Request) -> Usage:

@@ -2,7 +2,8 @@
 
 All runs on one model share one back-off: while it lasts nobody calls, so that a provider that is overloaded is not
 asked by twenty children in turn. Waits on the Clock, so that a test owns the time. What failed attempts spent is added
-to the one usage that comes back. Pieces of text that a failed attempt showed are not taken back: they were only shown.
+to the one usage that comes back; within a budget each attempt is reserved for like a call. Pieces of text that a failed
+attempt showed are not taken back: they were only shown.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from retinue.core.errors import CallCancelled, ModelError
+from retinue.core.errors import CallCancelled, Limited, ModelError
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock, Model
 from retinue.core.usage import NO_USAGE
@@ -40,9 +41,13 @@ class Retrying:
         self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        spent = NO_USAGE
+        spent, told = NO_USAGE, ""
         for attempt in itertools.count(1):
             try:
+                if told:
+                    if request.again is not None:
+                        await request.again(spent)
+                    on_delta("retry", told)
                 await self._turn()
                 reply = await self._model.complete(request, on_delta)
             except asyncio.CancelledError:
@@ -50,7 +55,11 @@ class Retrying:
                     raise
                 raise CallCancelled(spent, estimated=False) from None
             except CallCancelled as error:
-                raise CallCancelled(spent + error.usage, estimated=error.estimated) from None
+                error.usage = spent + error.usage
+                raise
+            except Limited as error:
+                error.usage = spent
+                raise
             except ModelError as error:
                 spent = error.usage = spent + error.usage
                 seconds = self._back_off(error, attempt)
@@ -59,7 +68,7 @@ class Retrying:
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
                 if error.status is not None:  # it was answered: the next call is another one
                     request = msgspec.structs.replace(request, attempt=attempt)
-                on_delta("retry", f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})")
+                told = f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})"
             else:
                 return reply if spent == NO_USAGE else msgspec.structs.replace(reply, usage=spent + reply.usage)
         raise AssertionError("unreachable")

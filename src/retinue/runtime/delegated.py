@@ -24,7 +24,7 @@ from retinue.core.plans import Job
 from retinue.core.ports import Link, Receipt
 from retinue.core.profiles import Profile
 from retinue.core.results import Ending
-from retinue.runtime.folders import RunFolders
+from retinue.runtime.folders import RunFolders, private_folder
 from retinue.runtime.mailbox import Mailbox, Unreadable, reached
 from retinue.runtime.mirrors import CHARACTERS, Child, HostLink, Mirror, checked
 from retinue.wire import outbox as wire
@@ -43,6 +43,11 @@ UNCLAIMED = (
 ENOUGH = f"the host takes no more than {wire.MOST_STEERS} words for one request"
 UNTAKEN = "no watcher has taken the words for {seconds:g} s; they were taken back"
 UNHEARD = "the host has not said that the run has the words"
+UNSEEN = (
+    "it was asked of the host before a crash here, and is not asked again: what it did there since is in the log there"
+)
+KEPT = "errand"
+BEFORE = "This goes on from an earlier run of yours, whose messages were these: "
 
 
 class Delegated:
@@ -70,13 +75,31 @@ class _Errand:
     def __init__(self, folder: Path, mirrors: dict[Profile, Mirror], job: Job, link: HostLink) -> None:
         self._job, self._link, self._mirrors = job, link, mirrors
         self._box = Mailbox(folder, SIDE)
-        agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.ref.agent.lower())[:20]
-        self._id = f"{agent}-{job.ref.tree}-{job.ref.run}-{secrets.token_hex(4)}"
+        assert isinstance(job.folders, RunFolders)
+        self._own = private_folder(job.folders.own)
+        self._id, asked = self._asked_as()
+        past = job.past
+        self._unseen = asked and past is not None and (past.reply is not None or len(past.thread) > 1)
         self._runs: dict[int, Mirror] = {0: self._mirror(0)}
         self._steers = 0
         self._events: int | None = None
         self._rest = b""
         self._answered = False
+
+    def _asked_as(self) -> tuple[str, bool]:
+        """The id, and whether it was made before: it stands in the run's folder, so that one that goes on after a crash
+        asks for nothing twice."""
+        kept = Mailbox(self._own, SIDE)
+        try:
+            if kept.exists(KEPT):
+                return kept.read(KEPT, most=CHARACTERS)[0].decode(), True
+            ref = self._job.ref
+            agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in ref.agent.lower())[:20]
+            name = f"{agent}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"
+            kept.put(KEPT, name.encode())
+            return name, False
+        finally:
+            kept.close()
 
     async def run(self) -> Ending:
         try:
@@ -107,11 +130,16 @@ class _Errand:
                 self._box.close()
 
     def _ask(self) -> None:
+        """Writes the request. One that was answered and is asked for again gets the same answer."""
         job = self._job
         assert isinstance(job.folders, RunFolders)
+        if self._unseen:
+            self._link.emit(Warned(UNSEEN, code="unseen"))
+        if any(self._box.exists(name(self._id)) for name in (wire.request_name, wire.claim_name, wire.response_name)):
+            return
         depth, seconds = self._link.left()
         task = job.task
-        asked = [text for text in (task.context, task.text) if text]
+        asked = [text for text in (task.context, self._before(), task.text) if text]
         asked += [words.text for words in self._link.inbox()]  # sent before it could begin
         request = wire.Request(
             id=self._id,
@@ -127,6 +155,13 @@ class _Errand:
             raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
         self._box.put(wire.request_name(self._id), data, reader=self._box.owner)
         reached("request_renamed")
+
+    def _before(self) -> str:
+        """What was said in the run that this one continues: the host has it only from us."""
+        past = self._job.past
+        if past is None or past.reply is not None or len(past.thread) < 2:
+            return ""
+        return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
     def _mirror(self, run: int) -> Mirror:
         return Mirror(self._mirrors, partial(self._steer, run))
@@ -195,6 +230,8 @@ class _Errand:
 
     def _new_events(self) -> bool:
         """Takes a piece of what is new; whether there was one."""
+        if self._unseen:
+            return False  # nobody knows which of it was written here
         if self._events is None:
             try:
                 self._events = self._box.open(wire.events_name(self._id))

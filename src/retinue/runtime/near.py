@@ -240,7 +240,7 @@ class NearEnd:
         preview, works = frame.preview[:PREVIEW], frame.works and not call.problem and not waiting.problem
         if tool is None or not works:
             works = False
-        elif call.name not in self._walled:
+        elif call.name not in self._walled or call.name in COMMANDS:  # a command is shown as the host knows it
             try:
                 preview = tool.preview(call, self._folders)
             except ToolError as error:

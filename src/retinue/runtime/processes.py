@@ -38,9 +38,8 @@ class Process:
         self._loop = asyncio.get_running_loop()
         self._tail = bytearray()
         self._said = 0
-        self._info = bytearray()
-        self._inside: int | None = None
-        self._told = asyncio.Event()
+        self._info = opening.info
+        self._first: int | None = None
         self._exited = asyncio.Event()
         self.reading, self.writing, self._stderr = -1, -1, -1
         self.why = ""  # how it ended, for a person; known when it was stopped
@@ -65,8 +64,7 @@ class Process:
         except OSError:
             for fd in (self.writing, self.reading, self._stderr):
                 os.close(fd)
-            if opening.info is not None:
-                os.close(opening.info)
+            self._forget()
             if opening.group is not None:
                 opening.group.remove()
             raise
@@ -77,11 +75,6 @@ class Process:
         self._loop.add_reader(self._pidfd, self._exit)
         os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._hear)
-        if opening.info is None:
-            self._told.set()
-        else:
-            os.set_blocking(opening.info, False)
-            self._loop.add_reader(opening.info, self._learn, opening.info)
 
     @property
     def last_words(self) -> str:
@@ -129,9 +122,7 @@ class Process:
                 await self._within(TERM_SECONDS, asking)
             asking.cancel()
         if not self._exited.is_set():
-            with suppress(TimeoutError):  # a wall half built is not killed before it says what it has built
-                async with asyncio.timeout(INFO_SECONDS):
-                    await self._told.wait()
+            await self._told()
             self._kill()
             await self._within(REAP_SECONDS)
         await self._leave()
@@ -168,17 +159,26 @@ class Process:
         self._process.wait()
         self._exited.set()
 
-    def _learn(self, fd: int) -> None:
-        data = os.read(fd, CHUNK)
-        self._info += data
-        if data:
+    async def _told(self) -> None:
+        """Waits for a wall that is half built to say what it has built: it is not killed before."""
+        deadline = time.monotonic() + INFO_SECONDS
+        while self._info is not None and self._inside is None and not self._exited.is_set():
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _inside(self) -> int | None:
+        """The first process inside, once it is known."""
+        if self._first is None and self._info is not None:
             with suppress(msgspec.MsgspecError):
-                self._inside = msgspec.json.decode(bytes(self._info), type=dict[str, int])["child-pid"]
-                self._told.set()
-            return
-        self._told.set()
-        self._loop.remove_reader(fd)
-        os.close(fd)
+                self._first = msgspec.json.decode(os.pread(self._info, CHUNK, 0), type=dict[str, int])["child-pid"]
+        return self._first
+
+    def _forget(self) -> None:
+        if self._info is not None:
+            os.close(self._info)
+            self._info = None
 
     def _hear(self) -> None:
         try:
@@ -201,6 +201,7 @@ class Process:
 
     async def _leave(self) -> None:
         """Lets go of what is ours: descriptors and the control group."""
+        self._forget()
         if self._stderr >= 0:
             self._hear()
         if self._stderr >= 0:

@@ -33,4 +33,4 @@ class Replayed:
         except EndOfRecord:
             return part.ending()
         finally:
-            await ended(part, link)
+            await ended(part, playing)

@@ -8,6 +8,7 @@ too late. What was answered for more than one call holds for the questions that 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -57,6 +58,7 @@ class Desk:
         self._answered: dict[str, None] = {}
         self._standing: dict[tuple[str, int | None, str], str] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self.asked: Counter[str] = Counter()  # how many questions each tree has asked
         self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
 
     # Asking
@@ -80,7 +82,9 @@ class Desk:
             raise Unconfirmed(call.name)
         if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
             preview = f"{ANOTHER}\n{preview}".strip()
+        self.asked[tree.id] += 1
         approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
+        approval = msgspec.structs.replace(approval, number=self.asked[tree.id])
         return await self._ask(Question(tree, node, call, spec, approval))
 
     async def _ask(self, question: Question) -> Decision:
@@ -186,6 +190,8 @@ class Desk:
         if decision.scope != "project":
             return decision
         try:
+            if decision.args is not None:
+                raise ConfigError("its arguments were changed, and the rule would be for what was asked")
             if self._book is None or not question.approval.rule:
                 raise ConfigError("there is no rule, or no file for it, that would say just this")
             self._book.keep(question.approval.rule)
@@ -257,6 +263,7 @@ class Desk:
 
     def forget(self, tree: str) -> None:
         """The tree has ended: what was answered for it is over."""
+        self.asked.pop(tree, None)
         if self._standing:
             for key in [key for key in self._standing if key[0] == tree]:
                 del self._standing[key]

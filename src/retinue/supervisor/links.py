@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import CallCancelled, ModelError, RetinueError, Stop, StreamCut, ToolError
+from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Inbox, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
-from retinue.core.limits import EVENT_BYTES
+from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.ports import Order, Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
-from retinue.core.usage import NO_USAGE
+from retinue.core.usage import NO_USAGE, Usage
 from retinue.supervisor import seats, takeover
-from retinue.supervisor.budgets import NOTHING as NO_COST
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import current, judged
-from retinue.supervisor.spending import CallNeed, cost_of
+from retinue.supervisor.spending import CallNeed, reserve_again, settle
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -105,30 +104,34 @@ class RunLink(msgspec.Struct, eq=False):
         if node.waiting:
             seats.leave_if_only_waiting(self.tree, node)
 
-    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+    async def complete(  # noqa: PLR0912 - once for each turn of each run, so in one frame
+        self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]
+    ) -> Reply:
         node = self.node
         plan = node.plan
         if node.stopping is not None or node.ending:
             raise asyncio.CancelledError
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
-        request = Request(self.ref, turn, plan.model_name, system, thread, tools)
         account, need, usage = node.account, None, NO_USAGE
+        again = None if account is None else self._again
+        request = Request(self.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
             prices = self.supervisor.prices if account.counts_cost else None
-            need = CallNeed(request.max_output_tokens, request, plan.tools_json, prices)
+            need = CallNeed(OUTPUT_TOKENS, request, plan.tools_json, prices)
             place = account.reserve(need)
             if place is not None:  # until calls in flight have left room for this one, which is no stall
                 await node.knowing(account.wait(need, place))
+            node.need = need
         try:
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
-        except ModelError as error:
+        except (ModelError, Limited) as error:
             usage = error.usage
             self._failed(error, plan.model_name)
             raise
         except CallCancelled as error:
-            usage = error.usage
+            usage, node.partial = error.usage, error.partial
             cost = self.supervisor.prices.price(plan.model_name, usage)
             self.tree.write(node, UsageReported(plan.model_name, usage, cost, error.estimated))
             raise asyncio.CancelledError from None
@@ -138,8 +141,11 @@ class RunLink(msgspec.Struct, eq=False):
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
             if account is not None and need is not None:  # what it did not spend of its worst case is given back
-                cost = NO_COST if need.prices is None else cost_of(need, usage)
-                account.settle(need, usage.input_tokens + usage.output_tokens, cost)
+                node.need = None
+                if need.prices is None and need.paid is None:
+                    account.settle(need, usage.input_tokens + usage.output_tokens)
+                else:
+                    settle(account, need, usage)
         if reply.calls:
             reply = self._with_own_ids(reply)
             node.inflight += len(reply.calls)
@@ -148,6 +154,12 @@ class RunLink(msgspec.Struct, eq=False):
             written, node.written = node.written, None
             await written
         return reply
+
+    async def _again(self, spent: Usage) -> None:
+        """The call is to be made once more: it is settled, and reserved like another one."""
+        node = self.node
+        if node.account is not None and node.need is not None:
+            await reserve_again(node, node.account, node.need, spent)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._still_wanted()
@@ -281,9 +293,10 @@ class RunLink(msgspec.Struct, eq=False):
             )
         for thought in reply.thoughts:
             text, file = node.folders.fitting(thought.text)
-            write(node, Thinking(text, thought.type, thought.signature, file, thought.id, thought.origin))
+            signed = thought.signature, file, thought.id, thought.origin, thought.layout
+            write(node, Thinking(text, thought.type, *signed))
 
-    def _failed(self, error: ModelError, model: str) -> None:
+    def _failed(self, error: ModelError | Limited, model: str) -> None:
         if error.usage.total_tokens:
             cost = self.supervisor.prices.price(model, error.usage)
             self.tree.write(self.node, UsageReported(model, error.usage, cost))

@@ -22,6 +22,7 @@ from retinue.supervisor.stalls import Stall
 
 if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
+    from retinue.supervisor.spending import CallNeed
 
 
 class After(NamedTuple):
@@ -61,6 +62,7 @@ class Node(msgspec.Struct, eq=False):
     finished: bool = False
     grace: Timer | None = None
     started: float = 0.0
+    need: CallNeed | None = None  # of the model call that is being made, inside a budget
     written: asyncio.Future[None] | None = None  # what the model's first reply waits for
     driving: bool = False
     ending: bool = False

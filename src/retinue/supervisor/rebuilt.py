@@ -22,6 +22,7 @@ from retinue.runtime.inherited import Inherited
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")
+DELEGATED = "delegated"
 NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 WEB = frozenset(("web_fetch", "web_search"))
@@ -94,17 +95,19 @@ class Plans:
                 found = replace(found, workspace=kept.workspace)
             if found.network is None and kept.network is not None:  # a container asked for it
                 found = replace(found, network=kept.network)
-            return self._placed(found, kept.runtime)
+            return self._placed(found, kept.runtime, primary=parent is None)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
         fields = {name: getattr(kept, name) for name in kept.__struct_fields__}
-        return self._placed(Profile(**fields, tools=tools), kept.runtime)
+        return self._placed(Profile(**fields, tools=tools), kept.runtime, primary=parent is None)
 
-    def _placed(self, profile: Profile, runtime: RuntimeName) -> Profile:
-        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that."""
-        wanted = self._runtime or profile.runtime or runtime
-        if self._runtime is None and runtime in RUNTIMES:
+    def _placed(self, profile: Profile, runtime: RuntimeName, *, primary: bool) -> Profile:
+        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that. The
+        primary is what asks for delegated runs, and stays where it is."""
+        said = None if primary and self._runtime == DELEGATED else self._runtime
+        wanted = said or profile.runtime or runtime
+        if said is None and runtime in RUNTIMES:
             wanted = max(wanted, runtime, key=RUNTIMES.index)
         return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 

@@ -16,12 +16,13 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.events import Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
+from retinue.core.events import ApprovalAsked, Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.records import plain
 from retinue.core.rules import sealed
 from retinue.log.interrupted import interrupted, standing
 from retinue.log.runs import Runs, RunView
@@ -33,7 +34,7 @@ from retinue.supervisor.budgets import NOTHING, Account, Amount
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.rebuilt import Plans, placed, plan_of_ended
+from retinue.supervisor.rebuilt import DELEGATED, Plans, placed, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import Slots
@@ -118,8 +119,9 @@ class Revival:
         self.id = events[0].tree
         self.runs = Runs.of(self.id, events)
         without_end = [view for view in self.runs.runs.values() if view.ended is None]
-        self.going_on = [view for view in without_end if not view.spawned.server]
-        self.elsewhere = [view for view in without_end if view.spawned.server]
+        away = [view for view in without_end if view.spawned.server or self._is_mirror(view)]
+        self.going_on = [view for view in without_end if view not in away]
+        self.elsewhere = away
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
         began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
         self.known = interrupted(events, before=began_with)
@@ -131,9 +133,9 @@ class Revival:
         nodes = [tree.nodes[view.number] for view in self.going_on]
         tree.root = nodes[0]
         self._keep_files(tree)
+        written = [tree.write(node, RunResumed(), True) for node in nodes]  # first: time until here does not count
         for view in self.elsewhere:
             left_open(tree.write, tree.nodes[view.number])
-        written = [tree.write(node, RunResumed(), True) for node in nodes]
         for node in nodes:
             self._settle_calls(tree, node)
         for node in nodes:
@@ -143,6 +145,11 @@ class Revival:
             self.ground.drive(tree, node, done)
         self.ground.supervisor.trees[tree.id] = tree
         return tree.root
+
+    def _is_mirror(self, view: RunView) -> bool:
+        """Whether it is below one that the host was asked for: it is the host's, and we have only told of it."""
+        parent = view.spawned.parent
+        return parent is not None and DELEGATED == _runtime(view) == _runtime(self.runs.runs[parent])
 
     # Making the tree again
 
@@ -162,9 +169,11 @@ class Revival:
             self._bound(tree, self._node(tree, view, parent, plan), given.limits)
             tree.labels[view.label] = 1
         self._count_spent(tree)
+        desk = host.supervisor.desk
+        desk.asked[self.id] = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
         for run, body in standing(self._events):
             tool = sealed(body.tool, body.seal)
-            host.supervisor.desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
+            desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
         concurrent = self._whole(given.limits, tree.nodes[0]).concurrent
         assert concurrent is not UNSET
         tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))
@@ -189,7 +198,7 @@ class Revival:
         spawned, host = view.spawned, self.ground
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
         task = task_of(spawned)
-        ended = view.ended is not None or bool(spawned.server)
+        ended = view.ended is not None or view in self.elsewhere
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = context_paths(there, base=host.state.project)
         as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
@@ -269,7 +278,7 @@ class Revival:
         past, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
             tool = node.plan.by_name.get(call.name)
-            again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
+            again = tool is not None and (tool.spec.repeatable or tool.spec.waits) and _runtime(node.view) != DELEGATED
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
                 text, outcome = (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_TEXT, UNKNOWN)
                 tree.write(node, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
@@ -295,6 +304,10 @@ class Revival:
             if node.parent is not None:
                 node.holds_slot = tree.slots.take_now()
                 node.place = None if node.holds_slot else tree.slots.line_up()
+
+
+def _runtime(view: RunView) -> object:
+    return plain(view.spawned.profile).get("runtime")
 
 
 def task_of(spawned: RunSpawned) -> Task:

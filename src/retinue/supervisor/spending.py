@@ -15,6 +15,7 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Prices
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.nodes import Node
 
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so this is rather too much than too little
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -64,6 +65,8 @@ class CallNeed(msgspec.Struct, eq=False, gc=False):
     tools: msgspec.Raw
     prices: Prices | None
     made: Amount | None = None
+    paid: Amount | None = None  # for attempts that were settled before
+    given_back: bool = False
 
     @property
     def amount(self) -> Amount:
@@ -80,12 +83,33 @@ class CallNeed(msgspec.Struct, eq=False, gc=False):
         return self.amount.cost
 
 
-def cost_of(need: CallNeed, usage: Usage) -> Decimal:
+def _cost(need: CallNeed, usage: Usage) -> Decimal:
     """What a call is counted for: one that failed or was cancelled for what is known that it spent."""
     if need.prices is None or usage is NO_USAGE:
         return NOTHING
     known = need.prices.price(need.request.model, usage)
     return need.cost if known is None else known
+
+
+def settle(account: Account, need: CallNeed, usage: Usage) -> None:
+    """The call is over: what it spent is counted, of which attempts before may have been; the rest is given back."""
+    if need.given_back:
+        return
+    tokens, cost = usage.input_tokens + usage.output_tokens, _cost(need, usage)
+    before, need.paid = need.paid, Amount(tokens, cost)
+    if before is not None:  # nothing comes back of what attempts before have spent
+        tokens, cost = max(0, tokens - before.tokens), max(NOTHING, cost - before.cost)
+    account.settle(need, tokens, cost)
+
+
+async def reserve_again(node: Node, account: Account, need: CallNeed, spent: Usage) -> None:
+    """Settles the attempts of a call so far, and reserves for one more: Limited when nothing is left."""
+    settle(account, need, spent)
+    need.given_back = True
+    place = account.reserve(need)
+    if place is not None:
+        await node.knowing(account.wait(need, place))
+    need.given_back = False
 
 
 def worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:

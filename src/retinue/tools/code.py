@@ -40,11 +40,13 @@ PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
 class ExecutePython:
-    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM."""
+    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `walled`
+    says that it ends with us anyhow."""
 
-    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS) -> None:
+    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, walled: bool = False) -> None:
         self._modules = code_modules.modules_of(lent)
         self._grace = grace
+        self._walled = walled
         self.spec = ToolSpec(
             CODE_MODE,
             code_modules.description(self._modules),
@@ -79,7 +81,13 @@ class ExecutePython:
             with theirs:
                 argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
                 proc, output = groups.start(
-                    argv, cwd=folders.workspace, env=env, tool=call.name, what="program", keep=(theirs.fileno(),)
+                    argv,
+                    cwd=folders.workspace,
+                    env=env,
+                    tool=call.name,
+                    guard=not self._walled,
+                    what="program",
+                    keep=(theirs.fileno(),),
                 )
             with groups.Pipe(output, ends) as pipe:
                 try:

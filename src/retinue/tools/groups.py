@@ -3,6 +3,8 @@
 A command gets a session of its own, so that it and its children can be ended together. The first process is reaped
 only after its group was signalled: until then the group's number cannot belong to anyone else. What leaves the group
 by setsid is not found here; holding that in is a wall's work. Used by tools that run commands and programs.
+
+Where no wall ends with us, a guard outlives us: a small process that ends the group when we were killed ourselves.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ PASSED = frozenset({"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "
 PROXIED = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
 ENDED = "[ended what was left in the background]"
+# Reads until we are gone, however that came.
+GUARD = 'read _; kill -s TERM -- "-$0"; sleep 1; kill -s KILL -- "-$0"'
 _PROC = Path("/proc")
 
 
@@ -81,13 +85,44 @@ class Pipe:
         self._over.set()
 
 
+class Command(subprocess.Popen[bytes]):
+    """The first process of a group, and who ends the group should we be killed."""
+
+    guard: subprocess.Popen[bytes] | None = None
+
+    def guarded(self) -> None:
+        self.guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(self.pid)],
+            env={"PATH": os.defpath},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def unguarded(self) -> None:
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.communicate()
+            self.guard = None
+
+
 def start(
-    argv: Sequence[str], *, cwd: Path, env: dict[str, str], tool: str, what: str = "command", keep: Sequence[int] = ()
-) -> tuple[subprocess.Popen[bytes], int]:
-    """The running command, and the end of the pipe its output comes from. It inherits the descriptors in `keep`."""
+    argv: Sequence[str],
+    *,
+    cwd: Path,
+    env: dict[str, str],
+    tool: str,
+    guard: bool,
+    what: str = "command",
+    keep: Sequence[int] = (),
+) -> tuple[Command, int]:
+    """The running command, and the end of the pipe its output comes from. It inherits the descriptors in `keep`;
+    `guard` says that nobody else ends it when we are killed."""
     reading, writing = os.pipe()
+    proc = None
     try:
-        proc = subprocess.Popen(
+        proc = Command(
             argv,
             cwd=cwd,
             env=env,
@@ -97,8 +132,13 @@ def start(
             start_new_session=True,
             pass_fds=keep,
         )
+        if guard:
+            proc.guarded()
     except (OSError, ValueError) as error:  # no such folder, too long a command, a NUL or half a character in it
         os.close(reading)
+        if proc is not None:
+            signal_all(proc, signal.SIGKILL)
+            proc.wait(REAP_SECONDS)
         raise ToolError(f"{tool}: cannot start the {what}: {error}") from error
     finally:
         os.close(writing)
@@ -124,13 +164,13 @@ async def exited(proc: subprocess.Popen[bytes], seconds: float | None = None) ->
     return True
 
 
-async def end(proc: subprocess.Popen[bytes], grace: float) -> None:
+async def end(proc: Command, grace: float) -> None:
     """Ends the whole group and reaps its first process, also when the caller is cancelled meanwhile; told a second
     time, in a hurry. Takes no longer than `grace` and `REAP_SECONDS`."""
     await _surely(_end(proc, grace), hurry=lambda: signal_all(proc, signal.SIGKILL))
 
 
-async def _end(proc: subprocess.Popen[bytes], grace: float) -> None:
+async def _end(proc: Command, grace: float) -> None:
     try:
         if grace > 0:
             signal_all(proc, signal.SIGTERM)
@@ -143,6 +183,7 @@ async def _end(proc: subprocess.Popen[bytes], grace: float) -> None:
             signal_all(proc, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 proc.wait(REAP_SECONDS)
+        proc.unguarded()
 
 
 async def _surely(work: Coroutine[Any, Any, None], *, hurry: Callable[[], object]) -> None:

@@ -18,7 +18,8 @@ NOTE_BYTES = 256
 
 
 class Shell:
-    """Runs a command line in the workspace. `grace` is how long a command may take to end after SIGTERM."""
+    """Runs a command line in the workspace. `grace` is how long a command may take to end after SIGTERM; `walled` says
+    that it ends with us anyhow."""
 
     spec = ToolSpec(
         name="shell",
@@ -40,15 +41,16 @@ class Shell:
         display_name="Shell",
     )
 
-    def __init__(self, *, grace: float = TERM_SECONDS) -> None:
+    def __init__(self, *, grace: float = TERM_SECONDS, walled: bool = False) -> None:
         self._grace = grace
+        self._walled = walled
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         command, seconds = _asked(call)
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
         env = groups.environment(os.environ, run=link.ref.path)
         argv = (shutil.which("bash") or "/bin/sh", "-c", command)
-        proc, output = groups.start(argv, cwd=folders.workspace, env=env, tool=call.name)
+        proc, output = groups.start(argv, cwd=folders.workspace, env=env, tool=call.name, guard=not self._walled)
         in_time, held, grace = False, False, self._grace
         with groups.Pipe(output, ends) as pipe:
             try:

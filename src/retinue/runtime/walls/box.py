@@ -55,9 +55,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Opening:
-    """How to start the worker of one run. The descriptors are closed when it has started; `info` is read for the pid
-    of its first process inside. `user` owns what the run may write, where that is somebody else than we. `kill` ends a
-    run whose processes are not below its first one, and waits for that; it can be called again."""
+    """How to start the worker of one run. The descriptors are closed when it has started; `info` is a file in which
+    the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody else than
+    we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called again."""
 
     argv: Sequence[str]
     env: Mapping[str, str]

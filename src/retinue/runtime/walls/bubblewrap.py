@@ -100,8 +100,7 @@ class Bubblewrap:
         if self._filter is not None:
             fds.append(_pipe(self._filter))
             filtered = ["--seccomp", str(fds[-1])]
-        info, told = os.pipe()
-        fds.append(told)
+        fds.append(os.memfd_create("info"))  # a pipe without us would end bubblewrap half way, and leave the other half
         argv = [
             *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_two(group.procs)]),
             *self._launch,
@@ -113,12 +112,12 @@ class Bubblewrap:
             *_CLOSING,
             *([] if user is None else _KEPT_FOR_LEAVING),
             *filtered,
-            *["--info-fd", str(told), "--"],
+            *["--info-fd", str(fds[-1]), "--"],
             *([] if user is None else _leave(user)),
             *inside,
         ]
         visible = (*interpreter(), *box.readable, box.workspace)
-        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, info, group, user)
+        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, os.dup(fds[-1]), group, user)
 
     def _mounts(self, box: Box) -> list[str]:
         mounts = Mounts()

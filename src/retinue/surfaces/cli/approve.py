@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 import msgspec
 
 from retinue.core.approvals import Allow, Decision
-from retinue.surfaces.cli import doors, questions, screen
+from retinue.core.errors import ConfigError
+from retinue.log.archive import Archive
+from retinue.surfaces.cli import doors, prompts, questions, screen
 from retinue.surfaces.cli.approvals import asked, what_came
+from retinue.surfaces.cli.questions import Waiting
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
 Without an option the answer is for this call alone, exactly as it was asked. The first answer is taken, wherever it is
@@ -22,6 +28,7 @@ examples:
   retinue approvals
   retinue approve 2
   retinue approve 2 --run
+  retinue approve 2 --pending
   retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
   retinue approve toje555k2w/3/41"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -29,7 +36,10 @@ SCOPES = {
     "run": "and to this tool for the rest of that run",
     "tool": "and to this tool in the whole tree",
     "project": "and always in this project: writes the rule that `retinue approvals --json` shows into retinue.yaml",
+    "pending": "and to everything else that run asks now; at a terminal it is shown first",
 }
+NO_RULE = "no rule says just {what}: answer without --project, or with --run or --tool"
+KEPT_SECONDS = 5.0
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
 
 
@@ -53,6 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.changes and args.scope in ("pending", "project"):
+        raise ConfigError(f"--set is about one call: give it without --{args.scope}")
+    if args.scope == "pending":
+        return asyncio.run(answer_all(args.id, Allow()))
     return asyncio.run(answer(args.id, Allow(scope=args.scope), dict(args.changes)))
 
 
@@ -73,10 +87,40 @@ async def answer(name: str, decision: Decision, changes: Mapping[str, Any] = NOT
     about = chosen.approval
     if changes:
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
+    if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
+        raise ConfigError(NO_RULE.format(what=asked(about)))
+    return await _give(archive, chosen, decision)
+
+
+async def answer_all(name: str, decision: Decision) -> int:
+    """The same answer to all that the run of a question asks now, each bound to what it is. A person who says yes sees
+    them first."""
+    archive = screen.open_archive()
+    found = await questions.waiting(archive)
+    one = questions.choose(found, name).approval
+    meant = [each for each in found if (each.approval.tree, each.approval.run) == (one.tree, one.run)]
+    if isinstance(decision, Allow) and prompts.at_terminal():
+        printer = Printer(sys.stderr)
+        for each in meant:
+            printer.question(each.approval)
+        if not prompts.agreed(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
+            raise ConfigError("nothing was answered")
+    return max([await _give(archive, each, decision) for each in meant])
+
+
+async def _give(archive: Archive, chosen: Waiting, decision: Decision) -> int:
+    about = chosen.approval
     outcome = await chosen.door.answer(about.id, decision, by=doors.who(), digest=chosen.digest)
-    if outcome == "taken":
-        word = "approved" if isinstance(decision, Allow) else "denied"
-        print(f"{word} {asked(about)} of {about.tree}/{about.run}")
-        return 0
-    screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what_came(archive, chosen)}")
-    return 1
+    if outcome != "taken":
+        what = what_came(archive, chosen)
+        screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")
+        return 1
+    word = "approved" if isinstance(decision, Allow) else "denied"
+    print(f"{word} {asked(about)} of {about.tree}/{about.run}")
+    if isinstance(decision, Allow) and decision.scope == "project":
+        decided = await questions.decided(archive, about, seconds=KEPT_SECONDS)
+        if decided is None or decided.scope != "project":
+            screen.warn(f"the answer holds for this call only: the rule {about.rule} could not be written")
+        else:
+            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.line(about.rule)}")
+    return 0

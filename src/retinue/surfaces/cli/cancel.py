@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
+    archive, found = screen.look_up(args.name, live=True)
     return asyncio.run(_cancel(archive, found))
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from retinue.core.approvals import Deny
-from retinue.surfaces.cli.approve import ID_HELP, answer
+from retinue.surfaces.cli.approve import ID_HELP, answer, answer_all
 
 EPILOG = """\
 The run goes on; its model reads the reason. The first answer is taken, wherever it is given; exit code 1 when somebody
@@ -15,15 +15,18 @@ was faster.
 
 examples:
   retinue deny 2
-  retinue deny 2 "use the copy in build/ instead" """
+  retinue deny 2 "use the copy in build/ instead"
+  retinue deny 2 "you are going the wrong way" --pending"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Say no to a question that waits, whatever process asks it."
-    parser.epilog = EPILOG.rstrip()
+    parser.epilog = EPILOG
     parser.add_argument("id", metavar="ID", help=ID_HELP)
     parser.add_argument("reason", metavar="REASON", nargs="?", default="", help="what the model reads")
+    parser.add_argument("--pending", action="store_true", help="and to everything else that run asks now")
 
 
 def run(args: argparse.Namespace) -> int:
-    return asyncio.run(answer(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))
+    give = answer_all if args.pending else answer
+    return asyncio.run(give(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))

@@ -26,7 +26,7 @@ examples:
   retinue doctor --escape                     tries the walls from inside; exit code 1 when something gets out
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
-SECTIONS = ("system", "walls", "files", "models", "servers", "telemetry", "doors", "logs", "authority")
+SECTIONS = ("system", "walls", "files", "tools", "models", "servers", "telemetry", "doors", "logs", "authority")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

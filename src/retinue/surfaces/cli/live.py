@@ -14,7 +14,7 @@ from typing import Any
 
 from retinue import build
 from retinue.core.errors import LogError, RetinueError
-from retinue.core.events import Delta, RunEnded
+from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.door.server import DoorServer
@@ -22,6 +22,7 @@ from retinue.log.runs import Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.speech import Speech
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.ask import TerminalApprover
 from retinue.surfaces.printer.behind import Behind
@@ -123,6 +124,7 @@ class _Screen:
         self._printer = printer
         self._thread = Behind("retinue-screen") if in_thread else None
         self._runs = Runs(node.ref.tree)
+        self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._seq = 0
 
@@ -142,18 +144,28 @@ class _Screen:
         return Shown(self._node.result(), self._runs, stuck=not printing.done())
 
     async def _print(self) -> None:
-        async for event in self._supervisor.watch(self._node.ref.tree):
-            if isinstance(event, Delta):
-                continue
-            self._runs.apply(event)
-            self._seq = event.seq
-            show = self._printer.recall if event.seq <= self._after else self._printer.show
+        async for item in self._supervisor.watch(self._node.ref.tree, deltas=self._speech is not None):
+            if not isinstance(item, Delta):
+                self._runs.apply(item)
+                self._seq = item.seq
             if self._thread is None:
-                show(event)
+                self._show(item)
             else:
-                await self._thread.do(show, event)
+                await self._thread.do(self._show, item)
         if self._thread is not None:
             await self._thread.done()
+
+    def _show(self, item: Event | Delta) -> None:
+        if isinstance(item, Delta):
+            if self._speech is not None:
+                self._speech.hear(item)
+            return
+        if self._speech is not None:
+            self._speech.over(item)
+        if item.seq <= self._after:
+            self._printer.recall(item)
+        else:
+            self._printer.show(item)
 
     def _say(self, text: str) -> None:
         if self._thread is None:

@@ -188,7 +188,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
     import msgspec
 
     from retinue import build
-    from retinue.config.models import NO_MODEL
+    from retinue.config.models import no_model
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import screen, walls
 
@@ -214,7 +214,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
         screen.warn(warning)
     profile = None if args.profile is None else _profile(project, args)
     if parts.model is None and all(each.model is None for each in (*parts.profiles, *filter(None, [profile]))):
-        raise ConfigError(NO_MODEL.format(where=project.settings.file or project.folder / "retinue.yaml"))
+        raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
     parts = walls.checked(parts, profile or build.MAIN, terminal=False)
     if own != Limits():
         general = build.named_profile(parts, "subagent")

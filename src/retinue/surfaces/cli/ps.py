@@ -28,6 +28,7 @@ examples:
 HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
 NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
 COST = HEADS.index("COST")
+UNREAD = "No runs that can be read."
 LABEL_WIDTH = 40
 TASK_WIDTH = 80
 
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not found:
         friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
+        friendly = UNREAD if archive.problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
     table = [HEADS, *(row for each in found for row in _rows(each, now))]

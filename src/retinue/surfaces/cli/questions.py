@@ -1,33 +1,30 @@
-"""The questions that wait in all processes of a project, numbered, and how one is found by what a person typed.
-
-A question's number is its place among all that its tree has asked, so it never changes and never means another one.
-"""
+"""The questions that wait in all processes of a project, and how one is found by what a person typed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
-from retinue.core.events import ApprovalAsked, ApprovalDecided
+from retinue.core.events import ApprovalDecided, Event
 from retinue.door import files
 from retinue.door.client import DoorClient, DoorGone
-from retinue.log.archive import Archive, Stored
+from retinue.log.archive import Archive
 from retinue.surfaces.cli import screen
-from retinue.surfaces.cli.doors import doors_of
+from retinue.surfaces.cli.doors import doors_of, wait_for
 from retinue.wire.door import Question
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending question, its number in its tree, and the door its answer goes through."""
+    """A pending question, and the door its answer goes through."""
 
-    number: int
     approval: Approval
     digest: str
     door: DoorClient
@@ -36,21 +33,20 @@ class Waiting:
         fields: dict[str, Any] = msgspec.to_builtins(self.approval)
         return {"number": self.number, **fields, "digest": self.digest, "pid": self.door.address.pid}
 
+    @property
+    def number(self) -> int:
+        return self.approval.number
+
 
 async def waiting(archive: Archive) -> list[Waiting]:
     """Every pending question of every process with a door, the oldest of each tree first."""
     clients = [DoorClient(address) for address in files.find_all(doors_of(archive))]
     pending = await asyncio.gather(*map(_ask, clients))
-    numbers: dict[str, dict[str, int]] = {}
-    found = []
-    for door, questions in zip(clients, pending, strict=True):
-        for question in questions:
-            asked = question.approval
-            if asked.tree not in numbers:
-                numbers[asked.tree] = _numbers(archive, asked.tree)
-            number = numbers[asked.tree].get(asked.id)
-            if number is not None:  # else it is being written this moment
-                found.append(Waiting(number, asked, question.digest, door))
+    found = [
+        Waiting(question.approval, question.digest, door)
+        for door, questions in zip(clients, pending, strict=True)
+        for question in questions
+    ]
     return sorted(found, key=lambda each: (each.approval.tree, each.number))
 
 
@@ -87,7 +83,14 @@ def decision(archive: Archive, approval: Approval) -> ApprovalDecided | None:
     return None
 
 
-def _numbers(archive: Archive, tree: str) -> dict[str, int]:
-    stored: Stored | None = next((each for each in archive.trees() if each.tree == tree), None)
-    asked = [] if stored is None else [e.body for e in archive.events(stored) if isinstance(e.body, ApprovalAsked)]
-    return {body.approval_id: number for number, body in enumerate(asked, 1)}
+async def decided(archive: Archive, approval: Approval, *, seconds: float) -> ApprovalDecided | None:
+    """The same of an answer that was just taken: it may not be written yet."""
+    for stored in archive.trees():
+        if stored.tree == approval.tree:
+            event = await wait_for(archive, stored, partial(_is_decision, approval.id), seconds=seconds)
+            return event.body if event is not None and isinstance(event.body, ApprovalDecided) else None
+    return None
+
+
+def _is_decision(approval_id: str, event: Event) -> bool:
+    return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval_id

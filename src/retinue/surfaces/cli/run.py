@@ -14,7 +14,7 @@ from typing import Any
 
 from retinue import build
 from retinue.config.files import read_text
-from retinue.config.models import NO_MODEL
+from retinue.config.models import no_model
 from retinue.config.places import meant
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         profile = replace(profile, workspace=args.workspace)
     if parts.model is None and profile.model is None:
         where = project.settings.file or project.folder / "retinue.yaml"
-        raise ConfigError(NO_MODEL.format(where=where))
+        raise ConfigError(no_model(where))
     for warning in project.warnings:
         screen.warn(warning)
     if parts.runtime == "delegated" and not (args.runtime or project.settings.subagent_runtime_mode):
@@ -181,7 +181,9 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
     code = EXIT_CODES.get(result.status, FAILED)
     if not shown.stuck:
         if printer.level != "quiet":
-            printer.plain(summary(shown.runs, color=printer.color))
+            view = shown.runs.runs.get(result.run)
+            if shown.log_error is None and view is not None and view.ended is not None:  # else some is not known
+                printer.plain(summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
             printer.plain(paint.faint(more, color=printer.color))
         for name, count in _changed(result):

@@ -25,11 +25,11 @@ def open_archive() -> Archive:
     return Archive(checked(find_project(Path.cwd())) / ".retinue")
 
 
-def look_up(name: str | None, *, everything: bool = False) -> tuple[Archive, Found]:
+def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[Archive, Found]:
     """The project's logs, and the run of that name in them; of logs that cannot be read it is told either way."""
     archive = open_archive()
     try:
-        return archive, find(archive, name, everything=everything)
+        return archive, find(archive, name, everything=everything, live=live)
     finally:
         warn_of_problems(archive)
 

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
-    archive, found = screen.look_up(args.name)
+    archive, found = screen.look_up(args.name, live=True)
     receipt = asyncio.run(_send(archive, found, text, args.wait))
     if args.json:
         screen.print_json(receipt)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
-
 from retinue.core.events import Delta, Event, Inbox
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
 
 KEPT = 1000
 
 
 class Speech:
-    """Shows the end of what the run that spoke last says. Needs a terminal that can clear a line."""
+    """Shows the end of what the run that spoke last says, or thinks. Needs a terminal that can clear a line."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
-        self._said: dict[int, str] = {}
+        self._said: dict[int, tuple[str, str]] = {}
 
     def hear(self, delta: Delta) -> None:
-        said = self._said[delta.run] = (self._said.get(delta.run, "") + delta.text)[-KEPT:]
-        width = shutil.get_terminal_size((80, 24)).columns - 1
+        kind, before = self._said.get(delta.run, (delta.kind, ""))
+        said = ((before if kind == delta.kind else "") + delta.text)[-KEPT:]
+        self._said[delta.run] = delta.kind, said
+        width = self._printer.columns - 1
         line = safe.line(f"{delta.agent}: {' '.join(said.split())}")
         head = len(safe.line(delta.agent)) + 2
         if len(line) > width:
             line = line[:head] + "…" + line[-max(1, width - head - 1) :]
-        self._printer.prompt(paint.CLEAR_LINE + paint.faint(line[:width], color=True))
+        self._printer.say(line[:width])
 
     def over(self, event: Event) -> None:
         """The run has said it: its events tell the whole."""
         if not isinstance(event.body, Inbox) and self._said.pop(event.run, None) is not None:
-            self._printer.prompt(paint.CLEAR_LINE)
-
-    def end(self) -> None:
-        self._printer.prompt(paint.CLEAR_LINE)
-        self._printer.end_prompt(answered=True)
+            self._printer.hush()

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta
+from retinue.core.events import Delta, RunEnded
 from retinue.door.client import DoorGone
 from retinue.log.archive import Archive, Stored, event_of
 from retinue.surfaces.cli import doors, screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.cli.speech import Speech
+from retinue.surfaces.printer import paint, safe
 from retinue.surfaces.printer.printer import Printer
 from retinue.wire.door import decode_item
 
@@ -49,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
-    stdout = _Stdout()
-    printer = Printer(stdout, level="verbose" if args.verbose else "normal")
-    speech = Speech(printer) if printer.color and not args.json else None
+    printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
+    speech = Speech(printer) if printer.terminal and not args.json else None
     async for line in _lines(archive, stored, args, deltas=args.deltas or speech is not None):
         item = None if args.json else decode_item(line)
         if isinstance(item, Delta):
@@ -65,31 +65,23 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
             if speech is not None:
                 speech.over(event)
             printer.show(event)
-            if stdout.broken:
+            if event.run == 0 and isinstance(event.body, RunEnded):
+                _end(printer, event.agent, event.body)
+            if printer.gone:
                 raise BrokenPipeError
     if speech is not None:
-        speech.end()
+        printer.hush()
     if args.follow and not archive.has_ended(stored):
         screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
 
 
-class _Stdout:
-    """stdout, remembering that its reader is gone: the printer is silent then, but nobody is left to follow for."""
-
-    broken = False
-
-    def write(self, text: str) -> None:
-        sys.stdout.write(text)
-
-    def flush(self) -> None:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self.broken = True
-            raise
-
-    def isatty(self) -> bool:
-        return sys.stdout.isatty()
+def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
+    """How the primary ended: its answer went to whoever started it, who may be nobody by now."""
+    head, text = f"● {safe.line(agent)} {ended.status}", ended.final_response
+    if ended.status == "done":
+        printer.plain(f"{paint.faint(head, color=printer.color)}\n{safe.text(text)}")
+    else:
+        printer.note(f"{head}: {safe.line(ended.error_details or text)}")
 
 
 async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, deltas: bool) -> AsyncIterator[bytes]:

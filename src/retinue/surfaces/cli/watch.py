@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from retinue import build
-from retinue.config.models import NO_MODEL
+from retinue.config.models import no_model
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.door.server import DoorServer
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         parts = replace(parts, runtime="isolated")
     parts = build.hosted(parts)
     if parts.model is None and all(profile.model is None for profile in parts.profiles):
-        raise ConfigError(NO_MODEL.format(where=project.settings.file or project.folder / "retinue.yaml"))
+        raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
     for warning in project.warnings:
         screen.warn(warning)
     parts = walls.checked(parts, build.MAIN, terminal=False)

@@ -12,6 +12,7 @@ HELP = """\
 y           yes, this call
 r           yes, and to this tool for the rest of this run
 t           yes, and to this tool in the whole tree
+p           yes, and to all that this agent asks now: shows it, then asks if you are sure
 a           yes, and always in this project: shows the rule, then writes it to retinue.yaml
 e           change the arguments (in $EDITOR, or as a line of JSON), then run it
 n [reason]  no; the agent reads the reason
@@ -31,7 +32,7 @@ _YES = {
 class Wish(msgspec.Struct, frozen=True, gc=False):
     """Something else than an answer; `number` is the question it is about."""
 
-    what: Literal["always", "edit", "help", "go"]
+    what: Literal["always", "edit", "help", "go", "pending"]
     number: int = 0
 
 
@@ -50,6 +51,8 @@ def decide(line: str) -> Allow | Deny | Wish | None:
     match word.lower():
         case "a" | "always":
             return Wish("always")
+        case "p" | "pending":
+            return Wish("pending")
         case "e" | "edit":
             return Wish("edit")
         case "?" | "h" | "help":

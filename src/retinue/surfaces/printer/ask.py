@@ -26,12 +26,14 @@ NOBODY = "nobody answered: the input has ended"
 
 
 class _Place:
-    """One question's place: `shown` when the printer is there, `turn` when it is to be asked."""
+    """One question's place: `shown` when the printer is there, `turn` when it is to be asked, or was `granted` beside
+    another one."""
 
     def __init__(self, question: Approval) -> None:
         self.question = question
         self.shown = asyncio.Event()
         self.turn = asyncio.Event()
+        self.granted = False
 
 
 class TerminalApprover:
@@ -55,6 +57,8 @@ class TerminalApprover:
             while True:
                 self._give_turn(self._current or place)
                 await place.turn.wait()
+                if place.granted:
+                    return Allow()
                 with suppress(TimeoutError):  # a printer that shows other events never reaches this one
                     async with asyncio.timeout(SHOWN_SECONDS):
                         await place.shown.wait()
@@ -118,13 +122,15 @@ class TerminalApprover:
                     self._tell_waiting(listed=True)
             case "always":
                 return await self._always(question)
+            case "pending":
+                return await self._pending(question)
             case "edit":
                 return await self._edit(question)
             case "go":
-                waiting = list(self._places.values())
-                if 1 <= wish.number <= len(waiting):
-                    return waiting[wish.number - 1]
-                self._printer.note(f"there is no question {wish.number}; {len(waiting)} wait")
+                for place in self._places.values():
+                    if place.question.number == wish.number:
+                        return place
+                self._printer.note(f"no question {wish.number} is waiting")
         return None
 
     async def _always(self, question: Approval) -> Allow | None:
@@ -134,6 +140,19 @@ class TerminalApprover:
         self._printer.note(f"writes to retinue.yaml, to allow it from now on: {question.rule}")
         line = await self._read(SURE)
         return Allow("project") if line is not None and decide(line) == Allow() else None
+
+    async def _pending(self, question: Approval) -> Allow | None:
+        """Yes to all that its run asks now. What comes while the person reads is not meant."""
+        meant = [place for place in self._places.values() if _same_run(place.question, question)]
+        for place in meant:
+            self._printer.question(place.question)
+        line = await self._read(SURE)
+        if line is None or decide(line) != Allow():
+            return None
+        for place in meant:
+            place.granted = True
+            place.turn.set()
+        return Allow()
 
     async def _edit(self, question: Approval) -> Allow | None:
         args = await self._edited(question.args)
@@ -154,9 +173,12 @@ class TerminalApprover:
     def _tell_waiting(self, *, listed: bool = False) -> None:
         more = len(self._places) - 1
         lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
-        for number, place in enumerate(self._places.values() if listed else (), 1):
-            if place is not self._current and number <= LISTED:
-                asked = place.question
-                spans = question_spans(asked.label, asked.tool, asked.args)[1:]
-                lines.append(f"  {number}. " + safe.line("".join(text for _, text in spans)))
+        others = [place.question for place in self._places.values() if listed and place is not self._current]
+        for asked in others[:LISTED]:
+            spans = question_spans(asked.label, asked.tool, asked.args)[1:]
+            lines.append(f"  {asked.number}. " + safe.line("".join(text for _, text in spans)))
         self._printer.note("\n".join(lines))
+
+
+def _same_run(one: Approval, other: Approval) -> bool:
+    return (one.tree, one.run) == (other.tree, other.run)

@@ -6,13 +6,17 @@ import asyncio
 import os
 import shlex
 import tempfile
-from contextlib import suppress
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from retinue.log.spans import pretty
+
+LEAVE_SECONDS = 1.0
 
 
 def chosen() -> list[str]:
@@ -39,14 +43,12 @@ async def edit(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
             out.write(pretty(args) + "\n")
-        process = await asyncio.create_subprocess_exec(*command, name, stdin=fd, stdout=fd, stderr=fd)
-        try:
-            code = await process.wait()
-        finally:
-            if process.returncode is None:  # the question is no longer open
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        with _as_it_was(fd):
+            process = await asyncio.create_subprocess_exec(*command, name, stdin=fd, stdout=fd, stderr=fd)
+            try:
+                code = await process.wait()
+            finally:
+                await _end(process)
         if code != 0:
             return f"{command[0]} ended with exit code {code}"
         return parsed(file.read_text(encoding="utf-8"))
@@ -55,3 +57,31 @@ async def edit(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str
     finally:
         with suppress(OSError):
             file.unlink()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The question is no longer open: an editor that is asked to go leaves the screen as it found it."""
+    with suppress(ProcessLookupError):
+        if process.returncode is None:
+            process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await process.wait()
+        if process.returncode is None:
+            process.kill()
+    await process.wait()
+
+
+@contextmanager
+def _as_it_was(fd: int) -> Iterator[None]:
+    """Whatever becomes of the editor, lines can be typed at the terminal afterwards."""
+    try:
+        modes = termios.tcgetattr(fd)
+    except termios.error:  # no terminal
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSADRAIN, modes)

@@ -7,6 +7,8 @@ import select
 
 from retinue.surfaces.printer.paint import Stream
 
+COLUMNS = 80
+
 
 class Output:
     """Every `write` is one write of the system, as far as the system takes it whole."""
@@ -17,6 +19,14 @@ class Output:
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
         self.gone = False
         self._held: list[str] | None = None
+
+    @property
+    def columns(self) -> int:
+        """How wide the terminal is, or one would be."""
+        try:
+            return os.get_terminal_size(-1 if self._fd is None else self._fd).columns or COLUMNS
+        except OSError:
+            return COLUMNS
 
     def hold(self) -> None:
         """Keeps what is written until `release`: the terminal is somebody else's."""

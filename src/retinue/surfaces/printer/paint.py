@@ -30,8 +30,12 @@ def wants_color(stream: Stream, environment: Mapping[str, str] = os.environ) -> 
         return False
     if environment.get("FORCE_COLOR", "0") != "0":
         return True
+    return is_terminal(stream) and environment.get("TERM") != "dumb"
+
+
+def is_terminal(stream: Stream) -> bool:
     try:
-        return stream.isatty() and environment.get("TERM") != "dumb"
+        return stream.isatty()
     except ValueError:  # closed
         return False
 

@@ -30,16 +30,22 @@ class Printer:
     def __init__(self, stream: paint.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
         self.level: Level = level
         self.color = paint.wants_color(stream) if color is None else color
+        self.terminal = self.color and paint.is_terminal(stream)
         self.on_asked: Callable[[str], None] | None = None
         self._output = Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
+        self._said = False  # what is being said stands on the last line
         self._loose = False  # the last thing printed was a line without space after it
 
     @property
     def gone(self) -> bool:
         """Whether nobody reads any more, so that printing on is pointless."""
         return self._output.gone
+
+    @property
+    def columns(self) -> int:
+        return self._output.columns
 
     def show(self, event: Event, *, below: str = "") -> bool:
         """Prints what there is to see of an event, below such a note; False when there is nothing."""
@@ -81,6 +87,7 @@ class Printer:
 
     def space(self) -> None:
         """A blank line, unless there is one: somebody else is about to write to the terminal."""
+        self.hush()
         if self._loose:
             self._output.write("\n")
         self._loose = False
@@ -91,6 +98,7 @@ class Printer:
 
     def prompt(self, text: str) -> None:
         """Leaves the cursor behind these words; they come again below whatever is printed meanwhile."""
+        self.hush()
         self._prompt = text
         self._output.write(text)
 
@@ -99,6 +107,19 @@ class Printer:
         if self._prompt and not answered:
             self._output.write("\n")
         self._prompt = ""
+
+    def say(self, text: str) -> None:
+        """Words for the last line of a terminal, instead of those before; whatever is printed takes their place.
+        While somebody is asked, the line is theirs."""
+        if not self._prompt:
+            self._output.write(paint.CLEAR_LINE + paint.faint(safe.line(text), color=self.color))
+            self._said = True
+
+    def hush(self) -> None:
+        """Takes the words of `say` away."""
+        if self._said:
+            self._said = False
+            self._output.write(paint.CLEAR_LINE)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -113,6 +134,7 @@ class Printer:
         before = "\n" if self._loose and not loose else ""
         self._loose = loose
         piece = before + text + ("\n" if loose else "\n\n")
+        self.hush()
         if self._prompt:
             piece = (paint.CLEAR_LINE if self.color else "\n") + piece + self._prompt
         self._output.write(piece)
