@@ -54,8 +54,8 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> None:
-    ran = []
+async def looking(r: retinue.Retinue, ran: list[str]) -> retinue.Run:
+    """A run that has asked its model, which wants a tool."""
 
     @retinue.tool(tier="observe", repeatable=True)
     async def look() -> str:
@@ -64,10 +64,16 @@ async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> 
         return "seen"
 
     model = Noticed(scripted({"main": [call("look"), "done"]}))
+    run = await r.spawn(Profile("main", "Look.", model=model, tools=[look]), "go")
+    await model.asked.wait()
+    return run
+
+
+async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> None:
+    ran: list[str] = []
     async with retinue.open(mode="yes") as r:
         log = r.supervisor.log = SlowDisk()
-        run = await r.spawn(Profile("main", "Look.", model=model, tools=[look]), "go")
-        await model.asked.wait()
+        run = await looking(r, ran)
         await some_turns()
         assert ran == []
         log.disk.set_result(None)
@@ -76,19 +82,10 @@ async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> 
 
 
 async def test_a_first_event_that_cannot_be_written_ends_the_run_before_it_does_anything() -> None:
-    ran = []
-
-    @retinue.tool(tier="observe", repeatable=True)
-    async def look() -> str:
-        """Look."""
-        ran.append("look")
-        return "seen"
-
-    model = Noticed(scripted({"main": [call("look"), "done"]}))
+    ran: list[str] = []
     async with retinue.open(mode="yes") as r:
         log = r.supervisor.log = SlowDisk()
-        run = await r.spawn(Profile("main", "Look.", model=model, tools=[look]), "go")
-        await model.asked.wait()
+        run = await looking(r, ran)
         log.disk.set_exception(LogError("cannot write the log: the disk is full"))
         result = await run.result()
     assert (result.status, result.error_details) == ("failed", "cannot write the log: the disk is full")

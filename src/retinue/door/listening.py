@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 
 from retinue.core.errors import RetinueError
 from retinue.door import http
@@ -17,7 +18,7 @@ from retinue.wire.door import Problem, encode
 HOST = "127.0.0.1"
 
 
-class Listener:
+class Listener(ABC):
     """`what` is how it is called, `most` how many connections may be open. A connection is kept `idle` seconds for a
     further request; without that, it is for one."""
 
@@ -27,9 +28,9 @@ class Listener:
         self._listening: asyncio.Task[asyncio.Server] | None = None
         self._hosts: frozenset[str] = frozenset()
 
+    @abstractmethod
     async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Writes the answer to a request of which only the head was read; whether the connection goes on."""
-        raise NotImplementedError
 
     def problem(self, text: str) -> bytes:
         """The body of an answer that says what is wrong."""

@@ -33,8 +33,8 @@ PASSED = frozenset({"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "
 PROXIED = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 DIRECT = {"NO_PROXY": "localhost,127.0.0.1,::1", "no_proxy": "localhost,127.0.0.1,::1", "NODE_USE_ENV_PROXY": "1"}
 ENDED = "[ended what was left in the background]"
-# Reads until we are gone, however that came.
-GUARD = 'read _; kill -s TERM -- "-$0"; sleep 1; kill -s KILL -- "-$0"'
+# Reads until we are gone, however that came, and ends what then does not go by itself.
+GUARD = 'read _; sleep "$1"; kill -s TERM -- "-$0"; sleep "$2"; kill -s KILL -- "-$0"'
 _PROC = Path("/proc")
 
 
@@ -85,20 +85,26 @@ class Pipe:
         self._over.set()
 
 
+def guard_of(pid: int, *, leave: float, grace: float) -> subprocess.Popen[bytes]:
+    """A process that outlives us for as long as it takes to end that group: `leave` seconds to go by itself, and then
+    `grace` after SIGTERM. Whoever ends the group themselves ends it first."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, str(pid), str(leave), str(grace)],
+        env={"PATH": os.defpath},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Command(subprocess.Popen[bytes]):
     """The first process of a group, and who ends the group should we be killed."""
 
     guard: subprocess.Popen[bytes] | None = None
 
     def guarded(self) -> None:
-        self.guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, str(self.pid)],
-            env={"PATH": os.defpath},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self.guard = guard_of(self.pid, leave=0, grace=1)
 
     def unguarded(self) -> None:
         if self.guard is not None:

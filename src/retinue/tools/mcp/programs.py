@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
 from retinue.tools import groups
-from retinue.tools.groups import is_gone, signal_all, within
+from retinue.tools.groups import guard_of, is_gone, signal_all, within
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
 
@@ -39,8 +39,6 @@ LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
 KILL_SECONDS = 2.0
 EXIT_SECONDS = 1.0
-# Reads until we are gone, however that came, and ends what then does not go by itself.
-GUARD = 'read _; sleep 3; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"'
 
 
 class Program:
@@ -221,14 +219,7 @@ def _whole(line: bytes) -> bytes:
 def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     """A process that outlives us for as long as it takes to end that one and its group."""
     try:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, str(process.pid)],
-            env={"PATH": os.defpath},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        return guard_of(process.pid, leave=3, grace=2)
     except OSError as error:
         signal_all(process, signal.SIGKILL)
         process.wait(KILL_SECONDS)
