@@ -140,9 +140,14 @@ def encode_delta(delta: Delta) -> bytes:
     return encode(_Piece(delta))
 
 
+def is_delta(line: bytes) -> bool:
+    """Return whether a line of a watch is a delta, not an event."""
+    return line.startswith(_DELTA)
+
+
 def decode_item(line: bytes) -> Event | Delta:
     """One line of a watch."""
-    if line.startswith(_DELTA):
+    if is_delta(line):
         return msgspec.json.decode(line, type=_Piece).delta
     return decode(line)
 

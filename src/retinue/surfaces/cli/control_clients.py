@@ -3,70 +3,58 @@ the log, like everything else."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from contextlib import aclosing
-from pathlib import Path
 
 from retinue.control import address_files as files
 from retinue.control.client import DoorClient
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, RunEnded
-from retinue.log.archive import Archive, Stored, event_of
-from retinue.log.lookup import Found
+from retinue.core.events import RunEnded
+from retinue.core.ports import LogReader
+from retinue.log.lookup import FoundRun
+from retinue.log.reading import iterate_events
+from retinue.surfaces.cli.output import ProjectLog
 
 
-def doors_of(archive: Archive) -> Path:
-    return archive.folder.parent / "doors"
-
-
-def open_door(archive: Archive, stored: Stored) -> DoorClient | None:
-    """The door of the process that runs this tree; None when no process runs it, or it has none."""
-    pid = archive.process(stored)
-    address = None if pid is None else files.find(doors_of(archive), pid)
+def find_door(project: ProjectLog, pid: int) -> DoorClient | None:
+    """Return a client of the control server of a process; None if the process has none."""
+    address = files.find(project.state / "doors", pid)
     return None if address is None else DoorClient(address)
 
 
-def reach(archive: Archive, found: Found) -> DoorClient | None:
-    """The door behind which a run lives; None when the run has ended. ConfigError when nobody can be told."""
-    ended = ending(archive, found)
-    if ended is not None:
+def find_doors(project: ProjectLog) -> list[DoorClient]:
+    """Return clients of all control servers of the project."""
+    return [DoorClient(address) for address in files.find_all(project.state / "doors")]
+
+
+async def open_door(project: ProjectLog, tree: str) -> DoorClient | None:
+    """Return a client of the process that runs this tree; None if no process runs it, or has no control server."""
+    pid = (await project.log.read_status(tree)).writer
+    return None if pid is None else find_door(project, pid)
+
+
+async def reach(project: ProjectLog, found: FoundRun) -> DoorClient | None:
+    """Return a client of the process a run lives in; None if the run has ended. ConfigError if nobody can be told."""
+    if await find_ending(project.log, found) is not None:
         return None
-    pid = archive.process(found.stored)
+    pid = (await project.log.read_status(found.tree)).writer
     if pid is None:
-        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.stored.tree}")
-    door = open_door(archive, found.stored)
+        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.tree}")
+    door = find_door(project, pid)
     if door is None:
         raise ConfigError(f"process {pid}, which runs {found.name}, has no door: it was started with --no-door")
     return door
 
 
-def ending(archive: Archive, found: Found) -> RunEnded | None:
-    """How the run has ended, if it has."""
-    for event in archive.events(found.stored):
+async def find_ending(log: LogReader, found: FoundRun) -> RunEnded | None:
+    """Return how the run has ended, if it has."""
+    async for event in iterate_events(log, found.tree):
         if event.run == found.run and isinstance(event.body, RunEnded):
             return event.body
     return None
 
 
-async def wait_for(
-    archive: Archive, stored: Stored, matches: Callable[[Event], bool], *, after: int = 0, seconds: float
-) -> Event | None:
-    """The first such event after that place; None when it does not come in time, or never will."""
-    try:
-        async with asyncio.timeout(seconds), aclosing(archive.follow(stored, after=after)) as lines:
-            async for line in lines:
-                event = event_of(line, stored.file)
-                if matches(event):
-                    return event
-    except TimeoutError:
-        pass
-    return None
-
-
 def who() -> str:
-    """Who gives an answer, for the log: this user at this terminal."""
+    """Name the person who gives an answer, for the log: this user at this terminal."""
     for fd in (0, 1, 2):
         try:
             return f"user at {os.ttyname(fd).removeprefix('/dev/')}"

@@ -210,7 +210,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
         outbox=args.delegation_directory,
         traced=True,
     )
-    screen.checked(project.folder)
+    screen.check_folder(project.folder)
     for warning in project.warnings:
         screen.warn(warning)
     profile = None if args.profile is None else _profile(project, args)

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     task = read_task(args.task)
     limits = limits_of(args)
     parts, project = project_parts(args, limits)
-    screen.checked(project.folder)
+    screen.check_folder(project.folder)
     profile = choose(project, args.profile)
     if args.workspace is not None:
         profile = replace(profile, workspace=args.workspace)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         wait_approvals=args.wait_approvals,
         runtime=args.runtime,
     )
-    screen.checked(project.folder)
+    screen.check_folder(project.folder)
     if args.runtime is None and project.settings.subagent_runtime_mode is None:
         parts = replace(parts, runtime="isolated")
     parts = build.hosted(parts)

@@ -1,26 +1,25 @@
-"""Logs: can each be read, is it whole, is its version ours."""
+"""The checks of the logs: each can be read, is whole, and has our version."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
-from retinue.core.errors import RetinueError
-from retinue.log.archive import Archive
+from retinue.core.errors import LogError, RetinueError
+from retinue.log.opening import open_reader
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 
 def checks(look: Look) -> Iterator[Check]:
-    archive = Archive(look.state)
-    do = f"move it out of {archive.folder}; the other logs are read all the same"
+    log = open_reader(look.state)
+    problems: list[LogError] = []
     try:
-        count, files = len(archive.trees()), archive.files()
+        found = asyncio.run(log.check_health(problems.append))
     except RetinueError as error:
-        yield Check("logs", "fail", str(error), f"see that you can read {archive.folder}")
+        yield Check("logs", "fail", str(error), f"see that you can read {log.location}")
         return
-    problems = list(archive.problems)
-    problems += [problem for file in files if (problem := archive.damage(file)) and problem not in problems]
     for problem in problems:
-        yield Check("logs", "fail", problem, do)
-    if count and not problems:
-        trees = f"{count} tree{'' if count == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
-        yield Check("logs", "ok", f"{trees}, all of them whole, version {archive.version}")
+        do = f"move it out of {log.location}; the other logs are read all the same"
+        yield Check("logs", "fail", str(problem), do)
+    if found:
+        yield Check("logs", "ok", found)
