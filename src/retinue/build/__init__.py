@@ -29,6 +29,7 @@ from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import MODES, Mode, Rules, parse_rule
 from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry, traceparent_of
+from retinue.files.private import make_private_folder
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import Terms
@@ -38,9 +39,9 @@ from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
 from retinue.tools.dialer import Dialer, SystemDialer
-from retinue.workspaces.run_folders import StateFolder, private_folder
-from retinue.workspaces.tree_workspaces import Spaces
-from retinue.workspaces.workspace_runtime import Spaced
+from retinue.workspaces.run_folders import StateFolder
+from retinue.workspaces.tree_workspaces import Workspaces
+from retinue.workspaces.workspace_runtime import WorkspaceRuntime
 
 if TYPE_CHECKING:
     from retinue.core.messages import RunRef
@@ -122,11 +123,11 @@ def supervisor(parts: Parts) -> Supervisor:
     kept, trace = _observed(parts)
     collects, strict = bool(parts.mcp_servers), not parts.best_effort
     reports = reporting(collects=collects, strict=strict, limits=parts.limits, clock=clock)
-    spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+    workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     servers = servers_of(parts.mcp_servers, parts.project, parts.state, reports.collector)
 
     async def close() -> None:
-        for each in (servers, reports, spaces, models):
+        for each in (servers, reports, workspaces, models):
             if each is not None:
                 await each.close()
 
@@ -135,7 +136,7 @@ def supervisor(parts: Parts) -> Supervisor:
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
-            runtimes=placement(parts, spaces),
+            runtimes=placement(parts, workspaces),
             default_model=parts.model,
             skills=parts.skills,
             network=None if parts.network is None else parse_hosts(parts.network),
@@ -185,12 +186,12 @@ def _environment_trace() -> str:
     return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
-def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
+def placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
     """The runtimes there are. A wall is probed when the first run wants it, before any model is called."""
 
     def walled(name: str, reach: str = "none", **options: Any) -> Runtime:
         dialer = parts.dialer or SystemDialer()
-        return spaced(walled_runtime(name, reach, dialer=dialer, caps=parts.caps, expose=parts.expose, **options))
+        return around(walled_runtime(name, reach, dialer=dialer, caps=parts.caps, expose=parts.expose, **options))
 
     def delegated() -> Runtime:
         if parts.outbox is None:
@@ -198,9 +199,9 @@ def placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
         made: Runtime = importlib.import_module("retinue.remote.outbox").Delegated(parts.outbox)
         return made
 
-    spaced = partial(Spaced, setup=parts.setup, spaces=spaces or Spaces())
+    around = partial(WorkspaceRuntime, setup=parts.setup, workspaces=workspaces or Workspaces())
     makers: dict[RuntimeName, Callable[..., Runtime]] = {
-        "inherited": lambda: spaced(Inherited()),
+        "inherited": lambda: around(Inherited()),
         "isolated": partial(walled, "isolated", prefix=parts.launch_prefix),
         "container": partial(walled, "container", image=parts.image, flags=parts.container_flags),
         "delegated": delegated,
@@ -280,7 +281,7 @@ def log(state: Path | None, file: Path | None = None) -> Log:
     if state is None:
         made: Log = importlib.import_module("retinue.log.memory").MemoryLog()
         return made
-    private_folder(importlib.import_module("retinue.log.archive").unlinked(state))
+    make_private_folder(importlib.import_module("retinue.log.archive").unlinked(state))
     ignore = state / ".gitignore"
     try:
         if not ignore.exists():

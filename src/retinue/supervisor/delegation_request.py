@@ -16,14 +16,15 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.profiles import Profile, Task
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
 from retinue.protocol import outbox as wire
-from retinue.remote.mailbox import Mailbox, Unreadable, reached
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
 from retinue.workspaces.copy_back import Return
 from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
-from retinue.workspaces.run_folders import private_folder
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
@@ -76,28 +77,28 @@ class Errand:
         """Runs it, if that may be; `trees` is told which tree it is, `stopping` says that none is to be started."""
         name = self._name
         try:
-            data, self.owner = self._box.read(
-                wire.request_name(name), most=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid())
+            data, self.owner = self._box.read_message(
+                wire.request_name(name), limit=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid())
             )
             request = wire.parse_request(data, name)
-            if self._box.exists(wire.cancel_name(name)):
+            if self._box.has_entry(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
             async with self._turns.of(request.workspace):
                 readable = await asyncio.to_thread(self._take, request)
             await self._supervisor.prepare(profile)
-            reached("checked")
-            if stopping() or self._box.exists(wire.cancel_name(name)):
+            reach_failpoint("checked")
+            if stopping() or self._box.has_entry(wire.cancel_name(name)):
                 return failed(name, STOPPED, "cancelled")
             node = self._spawn(request, profile, readable)
         except FileNotFoundError:
             return failed(name, "the request went away while it was looked at")
-        except Unreadable as error:
+        except UnreadableMessage as error:
             return failed(name, f"the request {error}")
         except RetinueError as error:
             return failed(name, str(error))
         trees[name] = node.ref.tree
-        reached("spawned")
+        reach_failpoint("spawned")
         try:
             self._host.begun(node)
             await self._stream(node)
@@ -108,7 +109,7 @@ class Errand:
         result = node.result()
         async with self._turns.of(request.workspace):
             await asyncio.to_thread(self._give, request, Path(node.folders.path))
-        reached("copied_back")
+        reach_failpoint("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
         return wire.Response(
@@ -134,7 +135,7 @@ class Errand:
         self._stage.mkdir(mode=0o700)
         with self._roots.opened(request.workspace, what="workspace") as fd:
             self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
-        context = private_folder(self._stage / "context")
+        context = make_private_folder(self._stage / "context")
         for index, path in enumerate(request.context_paths):
             what = f"context_paths[{index}]"
             copy = context / f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
@@ -160,7 +161,7 @@ class Errand:
         given = replace(profile, workspace="scratch", network=profile.network or "none")
         node = self._supervisor.spawn(given, task, limits=depth)
         try:
-            private_folder(node.folders.own)
+            make_private_folder(node.folders.own)
             (self._stage / "workspace").rename(node.folders.path)  # before its task has run at all
         except (OSError, RetinueError) as error:
             node.stop("cancelled")
@@ -171,7 +172,7 @@ class Errand:
         """Writes what happens, without what only the host should know; a run is not held up by it."""
         fd: int | None = None
         try:
-            fd = self._box.create(wire.events_name(self._name), reader=self.owner)
+            fd = self._box.create_stream(wire.events_name(self._name), reader=self.owner)
         except OSError as error:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:
@@ -185,7 +186,7 @@ class Errand:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
                     os.close(fd)
                     fd = None
-                reached("event_written")
+                reach_failpoint("event_written")
         finally:
             if fd is not None:
                 os.close(fd)
