@@ -120,8 +120,8 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
     assert project.retinue("trust", "--yes").returncode == 0
     assert (
-        "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, also "
-        "answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
+        "also answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
     ) in project.retinue("doctor").stdout
 
