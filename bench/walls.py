@@ -20,9 +20,9 @@ from retinue.core.events import Delta, Inbox, TurnStarted
 from retinue.core.limits import Caps
 from retinue.core.messages import Reply
 from retinue.core.profiles import Task
-from retinue.runtime.isolated import Isolated
-from retinue.runtime.walls import bubblewrap
-from retinue.runtime.walls.box import LIBRARY, Box, NoWall, Opening, python
+from retinue.sandbox import bubblewrap
+from retinue.sandbox.box import LIBRARY, Box, NoWall, Opening, python
+from retinue.sandbox.isolated import Isolated
 from retinue.testing import scripted
 
 STARTS = 12
@@ -36,7 +36,7 @@ import os, sys, threading, time
 nap = threading.Event().wait
 sys.path.append({LIBRARY!r})
 from retinue.core.events import Inbox
-from retinue.wire.link import VERSION, Fact, End, Hello, Wire
+from retinue.protocol.link import VERSION, Fact, End, Hello, Wire
 wire = Wire("down")
 def say(*frames):
     data = b"".join(map(wire.pack, frames))

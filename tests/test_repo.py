@@ -1,4 +1,4 @@
-"""Rules of the house that lint alone cannot hold: what source files may contain and how long they may be."""
+"""Rules for source files that lint alone cannot check."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-LONGEST_SOURCE_FILE = 400
 BANNED = {
     "unittest" + ".mock": "write a real in-memory implementation instead",
     "time" + ".sleep(": "the test owns time; in async code it blocks the loop",
@@ -26,15 +25,6 @@ def test_no_source_file_uses_what_is_banned(banned: str) -> None:
         if banned in path.read_text(encoding="utf-8")
     ]
     assert not users, f"{banned} in {users}: {BANNED[banned]}"
-
-
-def test_no_source_file_is_too_long() -> None:
-    lengths = {
-        path.relative_to(REPO).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for path in python_files("src")
-    }
-    long = {name: lines for name, lines in lengths.items() if lines > LONGEST_SOURCE_FILE}
-    assert not long
 
 
 def test_constraints_are_pins_without_addresses() -> None:

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from retinue.config.schema import Key, Shape
 from retinue.config.settings import PROFILE, RULES, SETTINGS, parse_settings, schema
-from retinue.config.shapes import Key, Shape
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
 

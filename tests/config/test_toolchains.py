@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from retinue.config.profiles import parse_profile
+from retinue.config.schema import Shape
 from retinue.config.settings import SETTINGS, parse_settings, schema
-from retinue.config.shapes import Shape
 from retinue.config.template import settings_file, subagent_file
 from retinue.config.toolchains import find_toolchains
 from retinue.config.yaml import parse_yaml

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retinue.config.yaml as strict
-from retinue.config.places import Place
-from retinue.config.values import Section, node_of
+from retinue.config.located import Section, node_of
+from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml, read_yaml
 from retinue.core.errors import ConfigError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import Project
+from tests.surfaces.cli.shell import Project
 
 
 @pytest.fixture

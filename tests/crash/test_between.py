@@ -13,15 +13,15 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile
+from retinue.control.client import DoorClient
+from retinue.control.server import DoorServer
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
 from retinue.core.network import FULL
-from retinue.door.client import DoorClient
-from retinue.door.server import DoorServer
 from retinue.log.threads import thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
-from tests.tree.kit import bodies, call, main, spawn
+from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.workspaces.kit import LINES, copied, repository, shell, take_over
 
 CODER = Profile("coder", "You code.", workspace="worktree")

@@ -16,7 +16,7 @@ import retinue
 from retinue import Profile
 from retinue.log.retention import collect
 from retinue.testing import scripted
-from tests.cli.shell import Project, environment, one_line_error, read_until
+from tests.surfaces.cli.shell import Project, environment, one_line_error, read_until
 
 LOOK = {"task": "look", "subagent_id": "x"}
 TWO = {

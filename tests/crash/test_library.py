@@ -31,7 +31,7 @@ from retinue.log.listing import listing
 from retinue.log.threads import BROKEN_OFF, NOT_RUN
 from retinue.surfaces.library import Run
 from retinue.testing import ManualClock, scripted
-from tests.tree.kit import bodies, call, kinds, main, spawn, until
+from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, until
 
 
 class Crash:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from retinue.core.events import RunEnded
-from tests.cli.shell import Project, read_until, until
 from tests.crash.tree import ANSWER, agents, check, events
-from tests.runtime.falls import cmdline
-from tests.runtime.places import needs_bubblewrap
+from tests.sandbox.falls import cmdline
+from tests.sandbox.places import needs_bubblewrap
+from tests.surfaces.cli.shell import Project, read_until, until
 
 SPAN, WALLED_SPAN = 0.6, 2.2  # about as long as the tree takes
 

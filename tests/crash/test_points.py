@@ -8,8 +8,8 @@ import pytest
 
 from retinue.core.events import ApprovalAsked, RunResumed, ToolResult
 from retinue.log.failpoints import AFTER, BEFORE, POINTS
-from tests.cli.shell import Project, interrupt, one_line_error, read_until
 from tests.crash.tree import ANSWER, agents, check, events, marks
+from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_until
 
 # Points that need somebody who answers or cancels, or that are of a resume itself, have tests of their own below.
 SPECIAL = {"approval_asked", "approval_answered", "tool_started", "cancel_sent", "run_resumed"}

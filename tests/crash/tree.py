@@ -9,7 +9,7 @@ from typing import Any
 from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, TurnEnded
 from retinue.log.archive import Archive
 from retinue.log.runs import Runs
-from tests.cli.shell import Project
+from tests.surfaces.cli.shell import Project
 
 ANSWER = "the whole is done"
 LEAVES = ("leaf-a", "leaf-b", "leaf-c", "leaf-d")

@@ -12,12 +12,12 @@ from retinue.core.events import Delta, RunEnded, UsageReported, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.usage import Usage
 from retinue.log.accounts import bills
-from retinue.models.turns import framed, messages_of
+from retinue.models.provider_messages import framed, messages_of
 from retinue.testing import ManualClock, scripted
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving
 from tests.models.server import Answer, refusal
-from tests.tree.kit import bodies, call
+from tests.supervisor.tree.kit import bodies, call
 
 HALF = wire.anthropic(wire.text("x" * 400, "never"), usage={"input_tokens": 1000})[:3]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from retinue.config.models import PROVIDERS, default_model, install_command
-from tests.cli.shell import SOURCE, Project, one_line_error
 from tests.models import wire
 from tests.models.server import KEY, Answer, Server, environ
+from tests.surfaces.cli.shell import SOURCE, Project, one_line_error
 
 CLAUDE, GPT = PROVIDERS
 NOBODY = environ(9)  # a port where nobody listens

@@ -16,7 +16,7 @@ from retinue.models.cassettes import Cassette
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, serving
 from tests.models.server import Answer
-from tests.tree.kit import bodies
+from tests.supervisor.tree.kit import bodies
 
 FOUND = ("Release notes", "https://docs.a.com/notes")
 

@@ -16,11 +16,11 @@ from retinue.core import secrets
 from retinue.core.events import Delta, encode
 from retinue.core.results import ChangedFile
 from retinue.testing import scripted
-from tests.cli.shell import COMMAND, environment
 from tests.models import wire
 from tests.models.kit import CLAUDE
 from tests.models.server import Answer, Server, refusal
-from tests.tree.kit import call, main
+from tests.supervisor.tree.kit import call, main
+from tests.surfaces.cli.shell import COMMAND, environment
 from tests.workspaces.kit import repository
 
 KEY = "sk-planted-0123456789abcdefghij"

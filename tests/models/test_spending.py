@@ -18,7 +18,7 @@ from tests.models.kit import CHAT, CLAUDE, GPT, ask, serving
 from tests.models.server import Answer
 from tests.models.test_providers import SAID
 from tests.models.test_trees import run
-from tests.tree.kit import bodies
+from tests.supervisor.tree.kit import bodies
 
 PRICED = "anthropic:claude-opus-4-6"
 KEYS = {CLAUDE: "max_tokens", CHAT: "max_completion_tokens", GPT: "max_output_tokens"}

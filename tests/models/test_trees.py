@@ -14,13 +14,13 @@ from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, To
 from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import thread
+from retinue.models.provider_messages import messages_of
 from retinue.models.retries import ATTEMPTS
-from retinue.models.turns import messages_of
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving
 from tests.models.server import Answer, refusal
-from tests.tree.kit import bodies
+from tests.supervisor.tree.kit import bodies
 
 ADDED: list[int] = []
 

@@ -18,7 +18,7 @@ from tests.soak.checks import check_calls, check_families, check_folds, check_no
 from tests.soak.conftest import Note
 from tests.soak.steps import Steps
 from tests.soak.test_cancel import parts
-from tests.tree.kit import bodies, call, main, spawn
+from tests.supervisor.tree.kit import bodies, call, main, spawn
 
 SECONDS = 30.0
 WAYS = ("primary", "one", "twice", "killed", "timed out", "one, then all")

@@ -18,14 +18,14 @@ from retinue.core.events import encode
 from retinue.core.ports import Log
 from retinue.log import sqlite
 from retinue.log.archive import Archive
-from retinue.log.wrapped import Wrapped
+from retinue.log.forwarding_log import Wrapped
 from retinue.supervisor import runfiles
-from tests.cli.shell import COMMAND, environment
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
 from tests.soak.conftest import Note
 from tests.soak.disk import Disk, Fault, faulty_disk
 from tests.soak.test_cancel import parts
-from tests.tree.kit import call, main, spawn
+from tests.supervisor.tree.kit import call, main, spawn
+from tests.surfaces.cli.shell import COMMAND, environment
 
 SCRIPT = {
     "main": [spawn({"task": "a", "subagent_type": "mid"}, {"task": "b"}), call("shell", command="echo 1"), "end"],

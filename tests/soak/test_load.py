@@ -23,7 +23,7 @@ from retinue.surfaces.library import Run
 from retinue.testing import scripted
 from tests.soak.checks import by_run, check_calls, check_families, check_folds, check_no_tasks, check_order
 from tests.soak.conftest import Note
-from tests.tree.kit import spawn
+from tests.supervisor.tree.kit import spawn
 
 MEBIBYTE = 1024 * 1024
 EVENTS_PER_SECOND = 5000

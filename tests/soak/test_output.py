@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import COMMAND, SECONDS, Project, environment
 from tests.soak.conftest import Note
+from tests.surfaces.cli.shell import COMMAND, SECONDS, Project, environment
 
 MOST_RSS_MIB = 200
 # A process counts what its parent held when it forked, so a small one starts the command and measures it.

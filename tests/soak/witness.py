@@ -17,8 +17,8 @@ from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, RunRef, Turn
 from retinue.core.ports import Clock, Log
 from retinue.core.usage import NO_USAGE, Usage
+from retinue.log.forwarding_log import Wrapped
 from retinue.log.memory import MemoryLog
-from retinue.log.wrapped import Wrapped
 from retinue.testing import scripted
 from tests.soak.wild import Wild
 

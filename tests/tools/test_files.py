@@ -10,8 +10,8 @@ import pytest
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools.cut import Ends, cut
 from retinue.tools.files import Edit, Read, Write
+from retinue.tools.truncate import Ends, cut
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
 

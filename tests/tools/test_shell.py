@@ -13,7 +13,7 @@ import pytest
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools import groups
+from retinue.tools import process_groups as groups
 from retinue.tools.shell import Shell
 from tests.tools.folders import RealFolders, make_folders, preview, use
 

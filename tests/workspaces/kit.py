@@ -10,10 +10,10 @@ from typing import Any
 
 import retinue
 from retinue import Event, Profile, Result
-from retinue.supervisor import takeover
-from retinue.supervisor.takeover import Copied
+from retinue.supervisor import apply_changes as takeover
+from retinue.supervisor.apply_changes import Copied
 from retinue.testing import scripted
-from tests.tree.kit import call
+from tests.supervisor.tree.kit import call
 
 LINES = "".join(f"line {number}\n" for number in range(1, 21))
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.runtime.spaces import ignores, merging, spaces, swapping, walk
-from retinue.runtime.spaces.store import Import, Store
-from retinue.runtime.spaces.walk import Entry, Walker, forbidden, open_entry
-from retinue.supervisor import takeover
-from tests.runtime.places import needs_bubblewrap
+from retinue.supervisor import apply_changes as takeover
+from retinue.workspaces import atomic_apply as swapping
+from retinue.workspaces import ignores, walk
+from retinue.workspaces import merge as merging
+from retinue.workspaces import tree_workspaces as spaces
+from retinue.workspaces.store import Import, Store
+from retinue.workspaces.walk import Entry, Walker, forbidden, open_entry
+from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
-from tests.tree.kit import call
+from tests.supervisor.tree.kit import call
 from tests.workspaces.kit import LINES, changes, copied, hashed, repository, seen, shell, take_over, work
 
 SECRET = "a secret of the user"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.shell import Project, one_line_error, read_until
-from tests.cli.test_terminal import HOSTILE, UNSEEN, Terminal
+from tests.surfaces.cli.shell import Project, one_line_error, read_until
+from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
 from tests.workspaces.kit import LINES, git, hashed, repository, shell
 
 EDIT = [shell("sed -i 's/^line 2$/two/' a.txt; echo new > b.txt; rm c.txt; printf '\\0' > bin"), {"text": "the answer"}]

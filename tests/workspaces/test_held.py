@@ -12,9 +12,9 @@ import retinue
 from retinue import ConfigError, Profile
 from retinue.core.events import ToolResult
 from retinue.testing import scripted
-from tests.cli.shell import Project, one_line_error
-from tests.runtime.places import needs_bubblewrap
-from tests.tree.kit import bodies, call
+from tests.sandbox.places import needs_bubblewrap
+from tests.supervisor.tree.kit import bodies, call
+from tests.surfaces.cli.shell import Project, one_line_error
 from tests.workspaces.kit import changes, git, hashed, repository, seen, shell, work
 
 pytestmark = [needs_bubblewrap, pytest.mark.requirement("P31")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import retinue
 from retinue import Profile
 from retinue.log.retention import collect
-from retinue.supervisor.takeover import unapplied
+from retinue.supervisor.apply_changes import unapplied
 from retinue.testing import scripted
 from tests.workspaces.kit import repository, shell
 

@@ -11,13 +11,13 @@ import retinue
 from retinue import Profile
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
-from retinue.runtime.folders import StateFolder
-from retinue.runtime.spaces.space import Space
-from retinue.runtime.spaces.spaces import Spaces, settle
 from retinue.supervisor.places import default_kind
 from retinue.testing import scripted
-from tests.runtime.places import needs_bubblewrap
-from tests.tree.kit import bodies, call, spawn
+from retinue.workspaces.run_folders import StateFolder
+from retinue.workspaces.tree_workspaces import Spaces, settle
+from retinue.workspaces.workspace import Space
+from tests.sandbox.places import needs_bubblewrap
+from tests.supervisor.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import LINES, changes, copied, git, hashed, repository, seen, shell, work
 
 

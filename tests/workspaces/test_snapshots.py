@@ -7,9 +7,9 @@ import pytest
 
 from retinue import Profile
 from retinue.core.events import ToolResult, Warned
-from retinue.runtime.spaces import spaces
-from retinue.runtime.spaces.spaces import snapshot
-from tests.tree.kit import bodies, call, spawn
+from retinue.workspaces import tree_workspaces as spaces
+from retinue.workspaces.tree_workspaces import snapshot
+from tests.supervisor.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import hashed, repository, seen, shell
 
 

@@ -13,11 +13,11 @@ import retinue
 from retinue import Allow, Approval, Deny, Profile
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalAsked, ToolResult
-from retinue.runtime.spaces import swapping
-from retinue.supervisor import takeover
+from retinue.supervisor import apply_changes as takeover
 from retinue.testing import scripted
-from tests.cli.shell import SOURCE
-from tests.tree.kit import bodies, call
+from retinue.workspaces import atomic_apply as swapping
+from tests.supervisor.tree.kit import bodies, call
+from tests.surfaces.cli.shell import SOURCE
 from tests.workspaces.kit import LINES, changes, copied, hashed, repository, seen, shell, take_over, work
 
 CODER = Profile("coder", "You code.", workspace="worktree")
@@ -141,8 +141,8 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
 
 CRASH = """
 import os, sys
-from retinue.runtime.spaces import swapping
-from retinue.supervisor import takeover
+from retinue.workspaces import atomic_apply as swapping
+from retinue.supervisor import apply_changes as takeover
 from retinue.testing import scripted
 state, tree, project, after = sys.argv[1:5]
 left = [int(after)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from retinue.core.messages import ToolSpec
 from retinue.core.ports import Tool
 from retinue.core.rules import CODE_MODE
-from retinue.tools.code import ExecutePython
+from retinue.tools.code_mode import ExecutePython
 from retinue.tools.files import Edit, Read, Write
 from retinue.tools.search import Glob, Grep
 from retinue.tools.shell import Shell

@@ -22,7 +22,7 @@ from retinue.core.plans import Job, Past
 from retinue.core.ports import Folders, Link, Outcome, Tool
 from retinue.core.results import Ending
 from retinue.tools import answer
-from retinue.tools.cut import cut
+from retinue.tools.truncate import cut
 
 ANSWER = answer.NAME
 REMINDER = "You have not given your answer yet: call the final_answer tool with it."

@@ -23,10 +23,10 @@ from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
-from retinue.models.scrubbed import Scrubbed
+from retinue.models.redacting import Scrubbed
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
-from retinue.tools.dialing import Dialer
+from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
 

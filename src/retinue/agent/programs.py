@@ -10,7 +10,7 @@ from retinue.core.messages import ToolSpec
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Tool
 from retinue.core.rules import CODE_MODE
-from retinue.tools.code import ExecutePython
+from retinue.tools.code_mode import ExecutePython
 
 LENT_BYTES = 2 * 1024 * 1024
 

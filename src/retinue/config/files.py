@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from retinue.config.places import Place
+from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
 MAX_BYTES = 4 * 1024 * 1024

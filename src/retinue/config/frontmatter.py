@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.config.files import read_text
-from retinue.config.places import Place
-from retinue.config.values import Section
+from retinue.config.located import Section
+from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml
 
 FENCE = "---"

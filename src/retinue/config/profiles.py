@@ -12,8 +12,8 @@ from pathlib import Path
 
 from retinue.config.files import exists, subfolders
 from retinue.config.frontmatter import parse_document, read_document
-from retinue.config.places import Place, meant, shown
-from retinue.config.values import Node, Section
+from retinue.config.located import Node, Section
+from retinue.config.location import Place, meant, shown
 from retinue.core.profiles import Profile, check_name
 
 BUILT_IN = "built in"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retinue.config.exposed import missing
+from retinue.config.exposed_paths import missing
 from retinue.config.files import exists, read_text
 from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings

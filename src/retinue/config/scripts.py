@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retinue.config.places import Place
-from retinue.config.values import Node, Section, node_of
+from retinue.config.located import Node, Section, node_of
+from retinue.config.location import Place
 from retinue.config.yaml import read_yaml
 from retinue.core.scripts import Script, ScriptedCall, ScriptedReply, ScriptedUsage
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from retinue.config.places import Place, meant
-from retinue.config.shapes import POSITIVE, TEXTS, WORD, Key, Kind, Shape, texts_like
-from retinue.config.values import Node, node_of
+from retinue.config.located import Node, node_of
+from retinue.config.location import Place, meant
+from retinue.config.schema import POSITIVE, TEXTS, WORD, Key, Kind, Shape, texts_like
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
 from retinue.core.servers import PREFIX, SERVER_NAME, McpServer, check_server_name, server_of

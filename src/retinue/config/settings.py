@@ -60,12 +60,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from retinue.config.exposed import PATH_PATTERN, shown_path
+from retinue.config.exposed_paths import PATH_PATTERN, shown_path
 from retinue.config.files import read_text
+from retinue.config.located import Node, Section
+from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
-from retinue.config.places import Place
-from retinue.config.servers import SERVERS, TOOL_NAMES, check_tools
-from retinue.config.shapes import (
+from retinue.config.sandbox import CAPS, REACH
+from retinue.config.schema import (
     COUNT,
     DRAFT,
     FLAG,
@@ -83,8 +84,7 @@ from retinue.config.shapes import (
     nullable,
     texts_like,
 )
-from retinue.config.values import Node, Section
-from retinue.config.walls import CAPS, REACH
+from retinue.config.servers import SERVERS, TOOL_NAMES, check_tools
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
     MODEL_ASKED_SECONDS,

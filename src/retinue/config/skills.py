@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retinue.config.files import exists, subfolders
 from retinue.config.frontmatter import read_document
-from retinue.config.places import meant, shown
+from retinue.config.location import meant, shown
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 

@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from retinue.config.schema import Key, Shape
 from retinue.config.settings import PROFILE, SETTINGS
-from retinue.config.shapes import Key, Shape
 
 COLUMN = 42
 HEAD = """\

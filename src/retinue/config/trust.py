@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.config.places import Place
+from retinue.config.location import Place
 from retinue.config.settings import Settings, parse_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import (

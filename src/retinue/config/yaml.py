@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.places import Place
-from retinue.config.values import MAX_DEPTH, Node, sound_number, sound_text
+from retinue.config.located import MAX_DEPTH, Node, sound_number, sound_text
+from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -30,7 +30,16 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.rules import CODE_MODE
-from retinue.log.spans import Span, call_spans, counted, pretty, question_body, question_spans, reformatted, seconds
+from retinue.log.styled_text import (
+    Span,
+    call_spans,
+    counted,
+    pretty,
+    question_body,
+    question_spans,
+    reformatted,
+    seconds,
+)
 from retinue.log.summaries import shorten, summary
 
 FINAL_ANSWER = "final_answer"

@@ -30,7 +30,7 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.ports import Log
-from retinue.log.wrapped import Wrapped
+from retinue.log.forwarding_log import Wrapped
 
 AFTER: dict[str, type] = {
     "spawn_logged": RunSpawned,

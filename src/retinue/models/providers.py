@@ -35,8 +35,8 @@ from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.models.faults import CUT, fault_of, one_line
-from retinue.models.turns import messages_of, parameters_of, reply_of, usage_of
+from retinue.models.provider_errors import CUT, fault_of, one_line
+from retinue.models.provider_messages import messages_of, parameters_of, reply_of, usage_of
 
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"

@@ -13,13 +13,13 @@ from retinue.core.ports import Order
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
 from retinue.log.threads import before, thread
-from retinue.runtime.folders import context_paths
-from retinue.supervisor import called
+from retinue.supervisor import caller_limits as called
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
 from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
 from retinue.supervisor.spending import account_of
 from retinue.supervisor.trees import Tree
+from retinue.workspaces.run_folders import context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 

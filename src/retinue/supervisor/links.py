@@ -20,7 +20,8 @@ from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.supervisor import seats, takeover
+from retinue.supervisor import apply_changes as takeover
+from retinue.supervisor import seats
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import current, judged

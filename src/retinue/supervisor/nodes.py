@@ -15,10 +15,10 @@ from retinue.core.ports import Order, Policy, Receipt, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
-from retinue.runtime.folders import RunFolders
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
 from retinue.supervisor.stalls import Stall
+from retinue.workspaces.run_folders import RunFolders
 
 if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink

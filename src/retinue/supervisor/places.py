@@ -11,10 +11,10 @@ from retinue.core.plans import Plan
 from retinue.core.ports import Order, Row, Ticket
 from retinue.core.profiles import Task, WorkspaceName
 from retinue.log.runs import RunView
-from retinue.runtime.folders import RunFolders, StateFolder
-from retinue.runtime.spaces.space import Space
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
+from retinue.workspaces.run_folders import RunFolders, StateFolder
+from retinue.workspaces.workspace import Space
 
 COPIED = "a copy of {source}: what you change is in your copy only, until it is taken over"
 

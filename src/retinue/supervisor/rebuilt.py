@@ -18,7 +18,7 @@ from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
-from retinue.runtime.inherited import Inherited
+from retinue.sandbox.inherited import Inherited
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")

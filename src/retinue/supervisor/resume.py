@@ -24,12 +24,11 @@ from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.records import plain
 from retinue.core.rules import sealed
-from retinue.log.interrupted import interrupted, standing
+from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
-from retinue.runtime.folders import StateFolder, context_paths
 from retinue.supervisor import steering
-from retinue.supervisor.adopt import left_open
+from retinue.supervisor.adoption import left_open
 from retinue.supervisor.budgets import NOTHING, Account, Amount
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import folders_of
@@ -41,6 +40,7 @@ from retinue.supervisor.slots import Slots
 from retinue.supervisor.spending import check_price
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.trees import Tree
+from retinue.workspaces.run_folders import StateFolder, context_paths
 
 if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor

@@ -13,7 +13,7 @@ import msgspec
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Order, Ticket
-from retinue.log.interrupted import OpenCall
+from retinue.log.resume_state import OpenCall
 from retinue.supervisor.approvals import started
 from retinue.supervisor.links import APPLY, NOTHING, RunLink
 from retinue.supervisor.nodes import Node

@@ -21,7 +21,7 @@ from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, e
 from retinue.core.ports import Log
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import transcript
-from retinue.runtime.folders import StateFolder, private_folder
+from retinue.workspaces.run_folders import StateFolder, private_folder
 
 WAIT_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Inbox
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Receipt
-from retinue.supervisor.adopt import TOO_FAR
+from retinue.supervisor.adoption import TOO_FAR
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 

@@ -23,11 +23,13 @@ from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
-from retinue.runtime.folders import StateFolder, context_paths, private_folder
-from retinue.supervisor import adopt as adopting
-from retinue.supervisor import called, continued, seats, steering
+from retinue.protocol.inherited_limits import NOBODY, Caller
+from retinue.protocol.reports import Reported
+from retinue.supervisor import adoption as adopting
+from retinue.supervisor import caller_limits as called
+from retinue.supervisor import continued, seats, steering
 from retinue.supervisor import resume as going_on
-from retinue.supervisor.adopt import ForeignNode
+from retinue.supervisor.adoption import ForeignNode
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.deadlines import Deadline
@@ -43,8 +45,7 @@ from retinue.supervisor.spending import account_of
 from retinue.supervisor.stalls import stall_of
 from retinue.supervisor.timeouts import Timeouts, child_seconds, known
 from retinue.supervisor.trees import Tree
-from retinue.wire.collected import Reported
-from retinue.wire.travel import NOBODY, Caller
+from retinue.workspaces.run_folders import StateFolder, context_paths, private_folder
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30

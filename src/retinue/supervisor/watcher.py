@@ -19,14 +19,14 @@ from msgspec import UNSET
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
-from retinue.runtime.folders import private_folder
-from retinue.runtime.mailbox import Mailbox, Unreadable, reached
-from retinue.runtime.staging import Roots, remove, sweep
+from retinue.protocol import outbox as wire
+from retinue.remote.mailbox import Mailbox, Unreadable, reached
 from retinue.supervisor import steering
-from retinue.supervisor.errands import STOPPED, Errand, Hosting, Turns, failed
+from retinue.supervisor.delegation_request import STOPPED, Errand, Hosting, Turns, failed
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.trees import Tree
-from retinue.wire import outbox as wire
+from retinue.workspaces.copy_in import Roots, remove, sweep
+from retinue.workspaces.run_folders import private_folder
 
 SIDE = "watches"
 UNREAD_SECONDS = 24 * 3600.0

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from retinue import build
+from retinue.build.sources import servers_from
 from retinue.core.context import CURRENT
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
@@ -21,8 +22,7 @@ from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
-from retinue.sources import servers_from
-from retinue.supervisor import takeover
+from retinue.supervisor import apply_changes as takeover
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor

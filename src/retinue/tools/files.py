@@ -17,7 +17,7 @@ from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.tools import guard
-from retinue.tools.cut import Ends
+from retinue.tools.truncate import Ends
 
 CHUNK = 64 * 1024
 SNIFF_BYTES = 8 * 1024

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from retinue.core.errors import ToolError
 from retinue.core.network import Hosts, allows, canonical
-from retinue.tools.dialing import Dialer, Hidden, Streams, dial
+from retinue.tools.dialer import Dialer, Hidden, Streams, dial
 
 TOOL = "network"
 HEAD_BYTES = 16 * 1024

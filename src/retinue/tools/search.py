@@ -21,8 +21,8 @@ from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.tools import guard
-from retinue.tools.cut import cut
 from retinue.tools.files import is_binary
+from retinue.tools.truncate import cut
 
 MAX_FILES = 1000
 MAX_MATCHES = 500

@@ -9,8 +9,9 @@ from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.tools import groups, guard
-from retinue.tools.cut import Ends
+from retinue.tools import guard
+from retinue.tools import process_groups as groups
+from retinue.tools.truncate import Ends
 
 DEFAULT_SECONDS = 120.0
 MAX_SECONDS = 3600.0

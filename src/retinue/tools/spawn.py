@@ -13,9 +13,9 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
-from retinue.tools.cut import cut
+from retinue.protocol import subagents as words
 from retinue.tools.guard import readable
-from retinue.wire import subagents as words
+from retinue.tools.truncate import cut
 
 SUBAGENT_DESCRIPTION = (
     "Spawn a subagent named '{name}' to handle a task. "

@@ -12,8 +12,9 @@ from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.network import Hosts
 from retinue.core.ports import Model, Outcome
-from retinue.tools import fetching, guard, pages
-from retinue.tools.dialing import Dialer
+from retinue.tools import guard, pages
+from retinue.tools import http_fetch as fetching
+from retinue.tools.dialer import Dialer
 
 FETCH = ToolSpec(
     name="web_fetch",

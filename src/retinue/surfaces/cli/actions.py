@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from retinue.log.audit import Action
-from retinue.log.spans import call_spans, pretty
+from retinue.log.styled_text import call_spans, pretty
 from retinue.log.summaries import summary
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
 INDENT = "  "

@@ -9,12 +9,13 @@ from pathlib import Path
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, listing
-from retinue.supervisor import takeover
-from retinue.supervisor.takeover import Copied
-from retinue.surfaces.cli import screen
+from retinue.supervisor import apply_changes as takeover
+from retinue.supervisor.apply_changes import Copied
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.diff import chosen
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 
 EPILOG = """\
 The changes are merged into the project as it is now, as git merges: what both changed in different lines is put

@@ -8,8 +8,9 @@ import sys
 
 from retinue.core.approvals import Approval
 from retinue.log.archive import Archive
-from retinue.log.spans import question_spans
-from retinue.surfaces.cli import questions, screen
+from retinue.log.styled_text import question_spans
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import questions
 from retinue.surfaces.cli.questions import Waiting
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer

@@ -14,7 +14,9 @@ import msgspec
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import ConfigError
 from retinue.log.archive import Archive
-from retinue.surfaces.cli import doors, prompts, questions, screen
+from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import prompts, questions
 from retinue.surfaces.cli.approvals import asked, what_came
 from retinue.surfaces.cli.questions import Waiting
 from retinue.surfaces.printer import safe

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from retinue.control.client import DoorGone
 from retinue.core.events import Event, RunEnded
-from retinue.door.client import DoorGone
 from retinue.log.archive import Archive
 from retinue.log.lookup import Found
-from retinue.surfaces.cli import doors, screen
+from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 
 EPILOG = """\

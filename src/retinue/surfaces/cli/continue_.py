@@ -7,9 +7,10 @@ import argparse
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
 from retinue.log.lookup import at_home
+from retinue.supervisor.apply_changes import copied
 from retinue.supervisor.continued import NOT_HERE
-from retinue.supervisor.takeover import copied
-from retinue.surfaces.cli import going, screen
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import resume_command as going
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.cli.run import project_parts, read_task, see
 from retinue.surfaces.cli.show import RUN_HELP

@@ -21,7 +21,7 @@ from retinue import build
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, AnswerForNobody, DemoPolicy, Hurried
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.printer import safe

@@ -10,11 +10,12 @@ from retinue.core.errors import ConfigError
 from retinue.log.archive import Archive
 from retinue.log.listing import Listing, listing
 from retinue.log.lookup import Found, at_home
-from retinue.supervisor import takeover
-from retinue.supervisor.takeover import Copied
-from retinue.surfaces.cli import screen
+from retinue.supervisor import apply_changes as takeover
+from retinue.supervisor.apply_changes import Copied
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 
 EPILOG = """\
 examples:

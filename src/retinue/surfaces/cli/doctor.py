@@ -12,7 +12,7 @@ from retinue import build
 from retinue.config.project import find_project, load_project
 from retinue.config.settings import schema
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.checkup.check import Check, Look
 from retinue.surfaces.printer import safe
 

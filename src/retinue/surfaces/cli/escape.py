@@ -20,7 +20,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import Result
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
 WALLS: tuple[RuntimeName, ...] = ("isolated", "container")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from retinue.config.project import load_project
 from retinue.log.retention import Report, Wanted, collect
-from retinue.supervisor.takeover import unapplied
-from retinue.surfaces.cli import screen
+from retinue.supervisor.apply_changes import unapplied
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, age
 
 EPILOG = """\

@@ -20,7 +20,8 @@ from retinue.config.template import settings_file, subagent_file
 from retinue.config.toolchains import Toolchain, find_toolchains
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
-from retinue.surfaces.cli import prompts, screen
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
 EPILOG = """\

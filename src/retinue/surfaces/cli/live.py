@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
+from retinue.control.server import DoorServer
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
-from retinue.door.server import DoorServer
 from retinue.log.runs import Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.cli.speech import Speech
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.ask import TerminalApprover
-from retinue.surfaces.printer.behind import Behind
+from retinue.surfaces.printer.print_thread import Behind
 from retinue.surfaces.printer.printer import Printer
 
 LAST_WORDS_SECONDS = 1.0

@@ -190,7 +190,8 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
     from retinue import build
     from retinue.config.models import no_model
     from retinue.core.limits import Limits
-    from retinue.surfaces.cli import screen, walls
+    from retinue.surfaces.cli import output as screen
+    from retinue.surfaces.cli import sandbox_check as walls
 
     host = importlib.import_module("retinue.surfaces.mcp.host")
     if args.project is not None and not args.project.is_dir():

@@ -10,7 +10,7 @@ import msgspec
 
 from retinue.config.project import load_project
 from retinue.core.profiles import Profile
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
 EPILOG = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from retinue.door.files import find
+from retinue.control.address_files import find
 from retinue.log.accounts import cost_text
 from retinue.log.archive import Archive
 from retinue.log.listing import LATEST, Listing, listings
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import age
 from retinue.surfaces.printer import safe
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from retinue.control import address_files as files
+from retinue.control.client import DoorClient, DoorGone
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
-from retinue.door import files
-from retinue.door.client import DoorClient, DoorGone
 from retinue.log.archive import Archive
-from retinue.surfaces.cli import screen
-from retinue.surfaces.cli.doors import doors_of, wait_for
-from retinue.wire.door import Question
+from retinue.protocol.control import Question
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.control_clients import doors_of, wait_for
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build, playing
+from retinue import build
+from retinue.build import replay as playing
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord
 from retinue.core.results import Result
 from retinue.log.records import compare, records
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
 from retinue.surfaces.cli.run import choose
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
 
 EPILOG = """\

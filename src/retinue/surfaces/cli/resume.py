@@ -9,10 +9,11 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.log.archive import Archive
 from retinue.log.listing import Listing, listing
 from retinue.log.lookup import find
-from retinue.surfaces.cli import going, screen
+from retinue.protocol.outbox import asked_id, request_name
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import resume_command as going
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.cli.run import project_parts
-from retinue.wire.outbox import asked_id, request_name
 
 EPILOG = """\
 Every run without an ending goes on where its events stop: running children come back at any depth, what was spent

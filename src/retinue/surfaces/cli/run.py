@@ -14,18 +14,21 @@ from typing import Any
 
 from retinue import build
 from retinue.config.files import read_text
+from retinue.config.location import meant
 from retinue.config.models import no_model
-from retinue.config.places import meant
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import detach, screen, trust, walls
+from retinue.surfaces.cli import detach, trust
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
 from retinue.surfaces.printer.summary import summary
 

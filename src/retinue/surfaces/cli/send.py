@@ -10,8 +10,9 @@ from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.log.archive import Archive
 from retinue.log.listing import listing
 from retinue.log.lookup import Found, at_home
-from retinue.supervisor.adopt import TOO_FAR
-from retinue.surfaces.cli import doors, screen
+from retinue.supervisor.adoption import TOO_FAR
+from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import seconds
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.show import RUN_HELP

@@ -13,8 +13,8 @@ from retinue.log.audit import actions
 from retinue.log.listing import INTERRUPTED, Listing, listing
 from retinue.log.runs import RunView
 from retinue.log.transcripts import transcript
-from retinue.supervisor.takeover import copied, listed, why_not
-from retinue.surfaces.cli import screen
+from retinue.supervisor.apply_changes import copied, listed, why_not
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.actions import as_json, page
 from retinue.surfaces.printer import safe
 

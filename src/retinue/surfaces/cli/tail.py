@@ -8,16 +8,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from retinue.control.client import DoorGone
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
-from retinue.door.client import DoorGone
 from retinue.log.archive import Archive, Stored, event_of
-from retinue.surfaces.cli import doors, screen
+from retinue.protocol.control import decode_item
+from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.cli.speech import Speech
-from retinue.surfaces.printer import paint, safe
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
-from retinue.wire.door import decode_item
 
 EPILOG = """\
 Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen.

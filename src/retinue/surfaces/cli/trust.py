@@ -12,7 +12,8 @@ from retinue.config.files import exists, read_text
 from retinue.config.project import SETTINGS_FILE, find_project
 from retinue.config.settings import parse_settings
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli import prompts, screen
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
 EPILOG = """\

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from retinue.log.accounts import BY, NO_BILL, Bill, bills, cost_text
-from retinue.surfaces.cli import screen
+from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import age
 from retinue.surfaces.printer import safe
 

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from retinue import build
 from retinue.config.models import no_model
+from retinue.control.server import DoorServer
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.door.server import DoorServer
-from retinue.supervisor.errands import Hosting
+from retinue.supervisor.delegation_request import Hosting
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.watcher import Watcher
-from retinue.surfaces.cli import screen, walls
+from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import safe

@@ -11,23 +11,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
+from retinue.control.publisher import publisher_of
+from retinue.control.server import DoorServer
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
-from retinue.door.publisher import publisher_of
-from retinue.door.server import DoorServer
-from retinue.supervisor import called, clients
+from retinue.protocol import inherited_limits as travel
+from retinue.supervisor import caller_limits as called
+from retinue.supervisor import client_run as clients
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.mcp import catalog, single
-from retinue.surfaces.mcp.asking import Asker, Attendant, can_be_asked
-from retinue.surfaces.mcp.calls import Calls, Ground, Reply
+from retinue.surfaces.mcp import catalog
+from retinue.surfaces.mcp import profile_tool as single
+from retinue.surfaces.mcp.elicitation import Asker, Attendant, can_be_asked
 from retinue.surfaces.mcp.jobs import Asked, Job, Jobs
-from retinue.surfaces.mcp.known import Registry, Words
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
+from retinue.surfaces.mcp.registry import Registry, Words
 from retinue.surfaces.mcp.server import Exchange, Session
 from retinue.surfaces.mcp.texts import text_of
-from retinue.wire import travel
+from retinue.surfaces.mcp.tool_handlers import Calls, Ground, Reply
 
 WAIT_APPROVALS = 600.0
 Tool = Callable[[Calls, str, dict[str, Any]], Any]

@@ -17,11 +17,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from retinue.control import http
+from retinue.control.http import Head, Refused
+from retinue.control.listener import HOST, Listener
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
-from retinue.door import http
-from retinue.door.http import Head, Refused
-from retinue.door.listening import HOST, Listener
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import (
     HEADER_MISMATCH,

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.mcp.asking import BY, decision, input_required
-from retinue.surfaces.mcp.calls import Calls, Reply
+from retinue.surfaces.mcp.elicitation import BY, decision, input_required
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
 from retinue.surfaces.mcp.server import Exchange
+from retinue.surfaces.mcp.tool_handlers import Calls, Reply
 
 SAY_SECONDS = 4.0
 SETTLE_SECONDS = 0.5

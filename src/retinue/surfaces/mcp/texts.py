@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from retinue.log.spans import counted
+from retinue.log.styled_text import counted
 
 LISTED = 20
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.log.spans import question_spans
+from retinue.log.styled_text import question_spans
 from retinue.surfaces.printer import editor, safe
 from retinue.surfaces.printer.answers import HELP, Wish, decide
 from retinue.surfaces.printer.lines import Lines

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.log.spans import pretty
+from retinue.log.styled_text import pretty
 
 LEAVE_SECONDS = 1.0
 

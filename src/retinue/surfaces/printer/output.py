@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from retinue.surfaces.printer.paint import Stream
+from retinue.surfaces.printer.colors import Stream
 
 COLUMNS = 80
 

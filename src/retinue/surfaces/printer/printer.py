@@ -12,8 +12,9 @@ from typing import Literal
 from retinue.core.approvals import Approval
 from retinue.core.events import Event
 from retinue.log.blocks import Block, Blocks
-from retinue.log.spans import question_body, question_spans
-from retinue.surfaces.printer import paint, safe
+from retinue.log.styled_text import question_body, question_spans
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.output import Output
 
 Level = Literal["quiet", "normal", "verbose"]

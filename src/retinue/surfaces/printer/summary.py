@@ -7,8 +7,9 @@ import unicodedata
 from retinue.log.accounts import cost_text
 from retinue.log.outline import Outline, OutlineRow, outline, status_bar
 from retinue.log.runs import Runs
-from retinue.log.spans import Role
-from retinue.surfaces.printer import paint, safe
+from retinue.log.styled_text import Role
+from retinue.surfaces.printer import colors as paint
+from retinue.surfaces.printer import safe
 
 NAME_COLUMNS = 52
 _HEADS = ("state", "turns", "tools", "tokens", "time", "cost")

@@ -24,12 +24,12 @@ from mcp.client.streamable_http import streamable_http_client
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.servers import McpServer, filled, variables
-from retinue.tools.groups import PASSED, within
 from retinue.tools.mcp import words
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.mcp.listing import MOST_TOOLS, Listed, Offered, listed
 from retinue.tools.mcp.programs import EXIT_SECONDS, LARGEST_LINE, CannotStart, Program
+from retinue.tools.process_groups import PASSED, within
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

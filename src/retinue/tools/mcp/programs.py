@@ -20,10 +20,10 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
-from retinue.tools import groups
-from retinue.tools.groups import guard_of, is_gone, signal_all, within
+from retinue.tools import process_groups as groups
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
+from retinue.tools.process_groups import guard_of, is_gone, signal_all, within
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

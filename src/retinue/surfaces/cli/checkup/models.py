@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from decimal import Decimal
 
-from retinue import sources
+from retinue.build import sources
 from retinue.config.models import PROVIDERS, Provider, default_model, install_command
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from retinue.build.sources import servers_of
 from retinue.core.servers import McpServer, ServerReport
-from retinue.sources import servers_of
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 

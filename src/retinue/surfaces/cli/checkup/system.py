@@ -21,7 +21,7 @@ def checks(look: Look) -> Iterator[Check]:
     new_enough = sys.version_info >= OLDEST_PYTHON
     need = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
     yield Check("python", "ok" if new_enough else "fail", f"{platform.python_version()} at {sys.executable}", need)
-    yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parent}")
+    yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parents[1]}")
     yield _sqlite()
     yield _git()
     yield _shell()

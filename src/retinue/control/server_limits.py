@@ -1,0 +1,54 @@
+"""What the MCP servers we start, and the calls made on them, are given on their way: run ids, and what is left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import msgspec
+
+from retinue.core.limits import DEFAULT_DEPTH, Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Clock
+from retinue.protocol import inherited_limits as travel
+from retinue.protocol.inherited_limits import Caller
+from retinue.supervisor.adoption import word
+from retinue.supervisor.remaining_limits import left_to
+from retinue.supervisor.supervisor import Supervisor
+
+
+class Downward:
+    """For one supervisor, set when it is made, whose trees have these limits."""
+
+    supervisor: Supervisor
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self._clock = clock
+        self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).over(limits)
+
+    def variables(self) -> dict[str, str]:
+        """What holds for all calls on a server, whichever run makes them."""
+        above = self.supervisor.caller
+        own = above.narrow(self._limits)
+        tokens = own.tokens if isinstance(own.tokens, int) else None
+        cost = own.cost if own.cost is not msgspec.UNSET else None
+        depth = own.depth if isinstance(own.depth, int) else 0
+        holds = Caller(
+            depth=depth, deadline=above.deadline, tokens=tokens, cost=cost, traceparent=os.environ.get(travel.TRACE, "")
+        )
+        return travel.to_environment(holds)
+
+    def left(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
+        """What is left to that run, which is reported as `parent_id`; of one that is not at work, nothing."""
+        tree = self.supervisor.trees.get(ref.tree)
+        if tree is None or not 0 <= ref.run < len(tree.nodes):
+            return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
+        found = left_to(tree, tree.nodes[ref.run], self._clock)
+        above = self.supervisor.caller
+        bound = Caller(deadline=above.deadline)
+        return travel.narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+
+
+def mint(name: str) -> str:
+    """A new run id, which a person can tell from others: the tool's name and some letters."""
+    return f"{word(name) or 'run'}-{secrets.token_hex(6)}"

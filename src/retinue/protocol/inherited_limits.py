@@ -1,0 +1,182 @@
+"""What travels down to the servers we start, and is narrowed there: how deep they may go, until when, for how much.
+
+In the environment of a server it is what holds for all its calls; in the `_meta` of a call, what is left to the run
+that makes it. Pure. What comes in is data of a peer: it can make things narrower only, and nonsense counts as nothing
+left, never as no limit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from retinue.core.limits import Limits
+from retinue.core.traces import traceparent_of
+from retinue.protocol.reports import LONGEST_ID
+
+DEPTH, DEADLINE = "RETINUE_SUBAGENT_DEPTH", "RETINUE_SUBAGENT_DEADLINE"
+TOKENS, COST, TRACE = "RETINUE_SUBAGENT_TOKENS", "RETINUE_SUBAGENT_COST", "TRACEPARENT"
+KEYS = {
+    "depth": ("retinue/depth", DEPTH),
+    "deadline": ("retinue/deadline", DEADLINE),
+    "tokens": ("retinue/tokens", TOKENS),
+    "cost": ("retinue/cost", COST),
+}
+TRACE_KEY = "traceparent"
+PARENT_KEY, ROOT_KEY = "retinue/parentRunID", "retinue/rootRunID"
+_WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a call, as far as it travels. `depth` is how many levels may stand below that run, `deadline` the second
+    since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing is said. `parent_id` is
+    the run id under which its caller is reported, `root_id` that of the first of its line."""
+
+    depth: int | None = None
+    deadline: float | None = None
+    tokens: int | None = None
+    cost: Decimal | None = None
+    traceparent: str = ""
+    parent_id: str = ""
+    root_id: str = ""
+
+    def as_client(self) -> Caller:
+        """For a primary that stands for the caller itself, and so takes no level of its own."""
+        return self if self.depth is None else msgspec.structs.replace(self, depth=self.depth + 1)
+
+    def narrow(self, own: Limits) -> Limits:
+        """The limits of a tree that this call makes, whose primary takes one of the levels that are left."""
+        return Limits(
+            turns=own.turns,
+            seconds=own.seconds,
+            depth=own.depth if self.depth is None else max(0, _less(own.depth, self.depth - 1)),
+            concurrent=own.concurrent,
+            tokens=_less(own.tokens, self.tokens),
+            cost=_less(own.cost, self.cost),
+            stall=own.stall,
+        )
+
+    def kept(self, given: Limits | None, narrowed: Limits) -> Limits:
+        """The limits that a tree was given with its task, so that it stays within these also when it goes on later."""
+        return Limits(depth=narrowed.depth).over(given or Limits())
+
+    def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
+        """How long a run of that many seconds, which begins now, may take."""
+        limit = None if own is msgspec.UNSET else own
+        return limit if self.deadline is None else _less(limit, max(0.0, self.deadline - now))
+
+    @property
+    def trace(self) -> Callable[[], str] | None:
+        """Says which trace a tree made for it belongs to, if that is known."""
+        return (lambda: self.traceparent) if self.traceparent else None
+
+    @property
+    def may_spawn(self) -> bool:
+        return self.depth is None or self.depth > 0
+
+
+NOBODY = Caller()
+
+
+def _less(own: Any, given: Any) -> Any:
+    """The smaller of two limits, where unset and None are none."""
+    if given is None:
+        return own
+    return given if own is None or own is msgspec.UNSET else min(own, given)
+
+
+def narrower(own: Caller, given: Caller) -> Caller:
+    """Of two that both hold: from each the smaller number. Where it comes from is what the second says, if it does."""
+    return Caller(
+        depth=_less(own.depth, given.depth),
+        deadline=_less(own.deadline, given.deadline),
+        tokens=_less(own.tokens, given.tokens),
+        cost=_less(own.cost, given.cost),
+        traceparent=given.traceparent or own.traceparent,
+        parent_id=given.parent_id or own.parent_id,
+        root_id=given.root_id or own.root_id,
+    )
+
+
+def to_environment(caller: Caller) -> dict[str, str]:
+    found = {variable: _text(getattr(caller, name)) for name, (_, variable) in KEYS.items()}
+    found[TRACE] = caller.traceparent
+    return {name: value for name, value in found.items() if value}
+
+
+def from_environment(environ: Mapping[str, str]) -> Caller:
+    found = {name: environ.get(variable) or None for name, (_, variable) in KEYS.items()}
+    return _caller(found, traceparent=environ.get(TRACE, ""))
+
+
+def inherited(environ: Mapping[str, str]) -> Caller:
+    """What a whole process is bound by. Its trace is another matter: that is followed by who asks for it."""
+    found = msgspec.structs.replace(from_environment(environ), traceparent="")
+    return NOBODY if found == NOBODY else found
+
+
+def to_meta(caller: Caller) -> dict[str, Any]:
+    """Numbers as JSON has them; money as text, so that it stays exact."""
+    found: dict[str, Any] = {}
+    for name, (key, _) in KEYS.items():
+        value = getattr(caller, name)
+        found[key] = _text(value) if isinstance(value, Decimal) else value
+    found |= {TRACE_KEY: caller.traceparent, PARENT_KEY: caller.parent_id, ROOT_KEY: caller.root_id}
+    return {key: value for key, value in found.items() if value not in (None, "")}
+
+
+def from_meta(meta: Mapping[str, Any] | None) -> Caller:
+    if not isinstance(meta, Mapping):
+        return NOBODY
+    found = {name: meta.get(key) for name, (key, _) in KEYS.items()}
+    words = {name: _word(meta.get(key)) for name, key in (("parent_id", PARENT_KEY), ("root_id", ROOT_KEY))}
+    trace = meta.get(TRACE_KEY)
+    return _caller(found, traceparent=trace if isinstance(trace, str) else "", **words)
+
+
+def _caller(found: Mapping[str, Any], *, traceparent: str, **words: str) -> Caller:
+    whole = {name: None if found[name] is None else _whole(found[name]) for name in ("depth", "tokens")}
+    return Caller(
+        depth=whole["depth"],
+        deadline=None if found["deadline"] is None else _number(found["deadline"]),
+        tokens=whole["tokens"],
+        cost=None if found["cost"] is None else _money(found["cost"]),
+        traceparent=traceparent_of(traceparent),
+        **words,
+    )
+
+
+def _whole(value: Any) -> int:
+    """A whole number of 0 or more; of anything else nothing is left."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(0, value)
+    return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else 0
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+    return number if math.isfinite(number) and number > 0 else 0.0
+
+
+def _money(value: Any) -> Decimal:
+    try:
+        amount = Decimal(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (InvalidOperation, ValueError):
+        amount = None
+    return amount if amount is not None and amount.is_finite() and amount > 0 else Decimal(0)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and 0 < len(value) <= LONGEST_ID else ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:f}" if isinstance(value, Decimal | float) else str(value)

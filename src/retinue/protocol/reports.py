@@ -1,0 +1,258 @@
+"""What subagents that run elsewhere report: one event, one JSON object, in the format that CPE processes send.
+
+Both directions, pure: the bytes travel in `door/`. Read strictly, with errors that name the field; unknown fields are
+let pass. Beside the format's own fields there are some of ours, which others need neither send nor read:
+`parentRunID` and `rootRunID` tie runs together, `seq` counts a run's events from 1, `cost` is what `tokenUsage` cost in
+US dollars, `success` says how a tool fared, and `status` how a run ended.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from math import ceil
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.events import Body, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.protocol.control import BadBody, encode, read
+
+ROUTE = "/subagent-events"
+SOMEBODY = "subagent"  # the name of one who gives none
+ADDRESS = "RETINUE_SUBAGENT_LOGGING_ADDRESS"
+CPE_ADDRESS = "CPE_SUBAGENT_LOGGING_ADDRESS"
+BODY_BYTES = 4 * 1024 * 1024
+PAYLOAD_BYTES = 128 * 1024
+LONGEST_ID = 200
+CODE_MODE = "execute_python_code"
+MOST_TOKENS = 10**12
+Type = Literal["subagent_start", "tool_call", "tool_result", "thought_trace", "subagent_end"]
+_TOOL_TYPES = ("tool_call", "tool_result")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,30})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_COST = re.compile(r"\d{1,12}(\.\d{1,18})?", re.ASCII)
+_LATEST_MILLIS = 253_402_300_800_000  # the year 10000
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class _Tokens(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One event as it is on the wire. `timestamp` is RFC3339, or milliseconds since 1970."""
+
+    subagent_name: str
+    run_id: str = msgspec.field(name="subagentRunID")
+    timestamp: str | int | float
+    type: Type
+    tool_name: str | None = None
+    call_id: str | None = msgspec.field(name="toolCallID", default=None)
+    payload: str | None = None
+    execution_timeout_seconds: int | float | None = None
+    reasoning_type: str | None = None
+    token_usage: _Tokens | None = None
+    parent_id: str | None = msgspec.field(name="parentRunID", default=None)
+    root_id: str | None = msgspec.field(name="rootRunID", default=None)
+    seq: int | None = None
+    cost: str | None = None
+    success: bool = True
+    status: str | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens that a model call spent, if they are told."""
+        told = self.token_usage
+        if told is None or told == _Tokens():
+            return None
+        output = told.output_tokens or 0
+        given = told.input_tokens
+        if given is None:
+            given = max(0, (told.total_tokens or 0) - output)
+        return Usage(given, output, told.cache_read_tokens or 0, told.cache_write_tokens or 0)
+
+    @property
+    def spent(self) -> Decimal | None:
+        return None if self.cost is None else Decimal(self.cost)
+
+
+_SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "parentRunId": "parentRunID",
+              "rootRunId": "rootRunID"}  # fmt: skip
+
+
+def decode(body: bytes) -> Reported:
+    """The event of a request's body; BadBody says what is wrong with it, by the name of the field."""
+    given = read(body, dict[str, Any])
+    for spelt, name in _SPELLINGS.items():
+        if spelt in given:
+            value = given.pop(spelt)
+            if given.setdefault(name, value) != value:
+                raise BadBody(f"`{name}` and `{spelt}` are both given and differ")
+    try:
+        event = msgspec.convert(given, Reported)
+    except msgspec.ValidationError as error:
+        raise BadBody(str(error)) from None
+    _check(event)
+    return event
+
+
+def _check(event: Reported) -> None:
+    for name, value in (("subagentName", event.subagent_name), ("subagentRunID", event.run_id)):
+        if not value.strip():
+            raise BadBody(f"`{name}` is blank")
+    for name, value in (
+        ("subagentName", event.subagent_name),
+        ("subagentRunID", event.run_id),
+        ("parentRunID", event.parent_id or ""),
+        ("toolName", event.tool_name or ""),
+        ("toolCallID", event.call_id or ""),
+        ("reasoningType", event.reasoning_type or ""),
+    ):
+        if len(value) > LONGEST_ID:
+            raise BadBody(f"`{name}` is longer than {LONGEST_ID} characters")
+        if _UNSEEN.search(value):
+            raise BadBody(f"`{name}` holds a control character")
+    if event.type in _TOOL_TYPES and not (event.tool_name or "").strip():
+        raise BadBody(f"Object missing required field `toolName`, which a {event.type} has")
+    _check_time(event.timestamp)
+    timeout = event.execution_timeout_seconds
+    if timeout is not None and not 0 <= timeout <= 1e9:
+        raise BadBody("`executionTimeoutSeconds` is out of range")
+    tokens = () if event.token_usage is None else msgspec.structs.astuple(event.token_usage)
+    if any(number is not None and not 0 <= number <= MOST_TOKENS for number in tokens):
+        raise BadBody("a number in `tokenUsage` is out of range")
+    if event.cost is not None and not _COST.fullmatch(event.cost):
+        raise BadBody("`cost` is not an amount such as 0.0123")
+    if event.seq is not None and event.seq < 1:
+        raise BadBody("`seq` counts from 1")
+
+
+def _check_time(value: str | int | float) -> None:
+    if isinstance(value, str):
+        try:
+            if _TIME.fullmatch(value):
+                datetime.fromisoformat(value.upper())
+                return
+        except ValueError:
+            pass
+        raise BadBody("`timestamp` is neither RFC3339, such as 2026-01-23T00:00:00Z, nor milliseconds since 1970")
+    if not 0 <= value < _LATEST_MILLIS:
+        raise BadBody("`timestamp` is out of range")
+
+
+class Sender:
+    """Says the events of one run: all with its id, counted. `usage` is told with the next event that is sent."""
+
+    def __init__(self, name: str, run_id: str, *, parent_id: str = "", root_id: str = "") -> None:
+        self.run_id = run_id
+        self.root_id = root_id or run_id
+        self._name = name
+        self._parent_id = parent_id
+        self._seq = 0
+        self._usage: Usage | None = None
+        self._cost: Decimal | None = None
+
+    def spend(self, usage: Usage, cost: Decimal | None) -> None:
+        if usage == NO_USAGE:
+            return
+        if self._usage is None:
+            self._usage, self._cost = usage, cost
+        else:
+            self._usage += usage
+            self._cost = None if cost is None or self._cost is None else self._cost + cost
+
+    def post(self, body: Body, at: float) -> bytes | None:
+        """The bytes of an event; None for what is not reported."""
+        event = self._event(body, at)
+        return None if event is None else encode(event)
+
+    def _event(self, body: Body, at: float) -> Reported | None:
+        match body:
+            case RunSpawned(task=task):
+                return self._made("subagent_start", at, payload=cut(task))
+            case Thinking(text=text, type=kind):
+                return self._made("thought_trace", at, payload=cut(text), reasoning_type=kind or None)
+            case ToolCall(call_id=call_id, name=name, args=args, timeout_seconds=timeout):
+                code = name == CODE_MODE and timeout is not None and 0 <= timeout <= 1e9
+                seconds = ceil(timeout) if code and timeout is not None else None
+                text = body.raw or encode(args).decode()
+                return self._made(
+                    "tool_call",
+                    at,
+                    tool_name=name,
+                    call_id=call_id or None,
+                    payload=cut(text),
+                    execution_timeout_seconds=seconds,
+                )
+            case ToolResult(call_id=call_id, name=name, text=text, success=success):
+                named: dict[str, Any] = {"tool_name": name, "call_id": call_id or None}
+                return self._made("tool_result", at, **named, payload=cut(text), success=success)
+            case RunEnded(status=status, final_response=text, error_details=error):
+                said = text if status == "done" else error or text
+                return self._made("subagent_end", at, payload=cut(said) or None, status=status)
+        return None
+
+    def _made(self, kind: Type, at: float, **fields: Any) -> Reported:
+        self._seq += 1
+        usage, cost, self._usage, self._cost = self._usage, self._cost, None, None
+        return Reported(
+            subagent_name=self._name,
+            run_id=self.run_id,
+            timestamp=rfc3339(at),
+            type=kind,
+            token_usage=None if usage is None else _tokens(usage),
+            parent_id=self._parent_id or None,
+            root_id=self.root_id,
+            seq=self._seq,
+            cost=None if cost is None else f"{cost:f}",
+            **fields,
+        )
+
+
+def ending(run_id: str, status: str, text: str, at: float) -> bytes:
+    """The end of a run as told by who called it: not counted among what the run itself says."""
+    said = Reported(
+        subagent_name=SOMEBODY,
+        run_id=run_id,
+        timestamp=rfc3339(at),
+        type="subagent_end",
+        status=status,
+        payload=cut(text) or None,
+    )
+    return encode(said)
+
+
+def _tokens(usage: Usage) -> _Tokens:
+    cached = (usage.cache_read_tokens or None, usage.cache_write_tokens or None)
+    return _Tokens(usage.input_tokens, usage.output_tokens, usage.total_tokens, *cached)
+
+
+def rfc3339(at: float) -> str:
+    """UTC, always with milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def cut(text: str) -> str:
+    """The text, or its beginning with a mark that says how much is missing."""
+    if len(text) <= PAYLOAD_BYTES // 4:
+        return text
+    data = text.encode("utf-8", "replace")
+    if len(data) <= PAYLOAD_BYTES:
+        return text
+    return f"{data[:PAYLOAD_BYTES].decode('utf-8', 'ignore')}\n[... {len(data) - PAYLOAD_BYTES} more bytes were cut]"
+
+
+def arguments(payload: str) -> tuple[dict[str, Any], str]:
+    """The arguments of a call, if the payload is a JSON object; else none, and the payload as it came."""
+    if not payload.strip():
+        return {}, ""
+    try:
+        return read(payload.encode(), dict[str, Any]), ""
+    except (BadBody, UnicodeEncodeError):
+        return {}, payload

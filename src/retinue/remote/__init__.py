@@ -1,0 +1,1 @@
+"""Runs that live elsewhere, seen as runs of our tree."""

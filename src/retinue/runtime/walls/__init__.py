@@ -1,1 +1,0 @@
-"""What can stand between a run and the machine. A wall says how a worker is started behind it, and what holds."""

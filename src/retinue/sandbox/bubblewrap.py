@@ -1,0 +1,322 @@
+"""The bubblewrap wall: namespaces of its own, a file system of what was named, no network, no capability.
+
+A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
+Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes
+none: inside, before anything of the run is read, the worker becomes a uid that nobody else has, with the tree's gid
+and every capability gone. Capabilities dropped under uid 0 alone would be no wall.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import stat
+import subprocess
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from retinue.core.limits import Caps
+from retinue.sandbox import cgroups, seccomp
+from retinue.sandbox.box import (
+    FULL_NETWORK,
+    LIBRARY,
+    PROXY,
+    STATE,
+    Box,
+    Mounts,
+    NoWall,
+    Opening,
+    command,
+    environment,
+    interpreter,
+    library,
+    python,
+    worker,
+)
+from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
+from retinue.sandbox.unavailable_reasons import reason
+from retinue.sandbox.unix_sockets import COVER, bound_below
+
+PROBE_SECONDS = 20.0
+TEMPORARY_BYTES = 512 * 1024**2
+SHARED_BYTES = 64 * 1024**2
+MASK_BYTES = 4096
+# Of /etc, what programs need to find libraries, names and certificates; never what belongs to users or services.
+ETC = (
+    "alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
+    "pki/tls/certs", "protocols", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+)  # fmt: skip
+RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
+SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
+_JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
+
+
+class Bubblewrap:
+    """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
+
+    def __init__(
+        self, program: str, *, expose: Sequence[str] = (), prefix: Sequence[str] = (), full_network: bool = False
+    ) -> None:
+        self._launch = [*prefix, program]
+        self._full_network = full_network
+        self._expose = tuple(os.path.realpath(path) for path in expose if Path(path).exists())
+        if "/" in self._expose:
+            raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
+        self._root = os.geteuid() == 0
+        self._groups = cgroups.parents() if self._root else None
+        self._filter = seccomp.program()
+        self.words: tuple[str, ...] = ()
+
+    @property
+    def counts_memory(self) -> bool:
+        return self._groups is not None
+
+    def open(self, box: Box, inside: Sequence[str] = ()) -> Opening:
+        """How to start the worker, or another command in its place."""
+        user = new_user(box.tree) if self._root else None
+        if user is not None:
+            give(box, user)
+        group = None if self._groups is None else cgroups.make(self._groups, box.caps)
+        return self._opening(box, user, group, inside or worker())
+
+    def _opening(
+        self, box: Box, user: tuple[int, int] | None, group: cgroups.Group | None, inside: Sequence[str]
+    ) -> Opening:
+        uid, gid = user or (os.getuid(), os.getgid())
+        home = box.workspace if box.own_workspace else "/tmp"
+        fds = [
+            _pipe(f"root:x:0:0:root:/:/bin/sh\nagent:x:{uid}:{gid}:agent:{home}:/bin/sh\n".encode()),
+            _pipe(f"root:x:0:\nagent:x:{gid}:\n".encode()),
+            _pipe(b"127.0.0.1 localhost\n::1 localhost\n"),
+            _pipe(f"passwd: files\ngroup: files\nhosts: files{' dns' if self._full_network else ''}\n".encode()),
+        ]
+        made = [_file(fd, f"/etc/{name}") for fd, name in zip(fds, _MADE, strict=True)]
+        filtered = []
+        if self._filter is not None:
+            fds.append(_pipe(self._filter))
+            filtered = ["--seccomp", str(fds[-1])]
+        fds.append(os.memfd_create("info"))  # a pipe without us would end bubblewrap half way, and leave the other half
+        argv = [
+            *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_two(group.procs)]),
+            *self._launch,
+            *_NAMESPACES,
+            *([] if self._full_network else ["--unshare-net"]),
+            *(["--unshare-user"] if user is None else []),
+            *self._mounts(box),
+            *[argument for arguments in made for argument in arguments],
+            *_CLOSING,
+            *([] if user is None else _KEPT_FOR_LEAVING),
+            *filtered,
+            *["--info-fd", str(fds[-1]), "--"],
+            *([] if user is None else _leave(user)),
+            *inside,
+        ]
+        visible = (*interpreter(), *box.readable, box.workspace)
+        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, os.dup(fds[-1]), group, user)
+
+    def _mounts(self, box: Box) -> list[str]:
+        mounts = Mounts()
+        mounts.add("/usr", "--ro-bind", "/usr", "/usr")
+        for name in SYSTEM:
+            system = Path("/", name)
+            if system.is_symlink():
+                mounts.add(str(system), "--symlink", str(system.readlink()), str(system))
+            elif system.exists():
+                mounts.add(str(system), "--ro-bind", str(system), str(system))
+        for name in (*ETC, *(RESOLVING if self._full_network else ())):
+            mounts.add(f"/etc/{name}", "--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+        mounts.add("/proc", "--proc", "/proc")
+        mounts.add("/dev", "--dev", "/dev")
+        mounts.add("/dev/shm", "--perms", "1777", "--size", str(SHARED_BYTES), "--tmpfs", "/dev/shm")
+        mounts.add("/tmp", "--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp")
+        for path in (*interpreter(), *self._expose):
+            mounts.add(path, "--ro-bind", path, path)
+        for source, name in library():
+            mounts.add(f"{LIBRARY}/{name}", "--ro-bind", source, f"{LIBRARY}/{name}")
+        roots = (*box.objects, *box.readable, box.workspace)
+        for path in roots:
+            if path == "/":
+                raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
+            mounts.add(path, "--ro-bind", path, path)
+        self._cover(mounts, box, roots)
+        if box.own_workspace:
+            mounts.add(box.workspace, "--bind", box.workspace, box.workspace)
+        mounts.add(box.outputs, "--bind", box.outputs, box.outputs)
+        mounts.add(box.lent, "--ro-bind", box.lent, box.lent)
+        if box.proxy:
+            mounts.add(PROXY, "--ro-bind", box.proxy, PROXY)
+        return mounts.arguments()
+
+    def _cover(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
+        """What is not shown of the folders that are: our state, and who listens there."""
+        shown = (*self._expose, *roots)
+        for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
+                mounts.add(mask, "--perms", "0755", "--size", str(MASK_BYTES), "--tmpfs", mask)
+        for path in bound_below(shown, box.hidden):
+            mounts.add(path, "--ro-bind", COVER, path)
+
+    def check(self, box: Box, secret: str) -> None:
+        """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""
+        user = new_user(box.tree) if self._root else None
+        if user is not None:
+            give(box, user)
+        try:
+            group = None if self._groups is None else cgroups.make(self._groups, box.caps)
+        except OSError:
+            group = self._groups = None
+        try:
+            opening = self._opening(box, user, group, [python(), "-I", "-S", "-c", LOOK + TELL, secret])
+            seen = _look(opening, root=self._root)
+        finally:
+            if group is not None:
+                group.remove_soon()
+        trouble = holes(seen, user=user, full_network=self._full_network)
+        if trouble:
+            raise NoWall(f"bubblewrap started, but its wall has holes here: {', '.join(trouble)}")
+        net = FULL_NETWORK if self._full_network else "net"
+        words = ["uid" if user else "user", "pid", "mount", net, "ipc", "caps", "no_new_privs"]
+        words += ["seccomp"] if seen.seccomp == "2" else []
+        self.words = (*words, *(["cgroup"] if group is not None else []), "rlimits")
+
+
+_PROBED: dict[tuple[object, ...], Bubblewrap] = {}
+_MADE = ("passwd", "group", "hosts", "nsswitch.conf")
+_NAMESPACES = (
+    "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    "--hostname", "retinue",
+)  # fmt: skip
+_CLOSING = ("--remount-ro", "/dev", "--remount-ro", "/", "--cap-drop", "ALL")
+_KEPT_FOR_LEAVING = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
+
+
+def probe(
+    folder: Path,
+    *,
+    expose: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    caps: Caps | None = None,
+    full_network: bool = False,
+) -> Bubblewrap:
+    """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
+    to do it in, `prefix` the words before every command that starts one."""
+    key = (tuple(expose), tuple(prefix), full_network)
+    if key in _PROBED:
+        return _PROBED[key]
+    if platform.system() != "Linux":
+        raise NoWall("bubblewrap needs Linux")
+    program = command("bwrap")
+    if program is None:
+        raise NoWall("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
+    if os.geteuid() == 0 and command("setpriv") is None:
+        raise NoWall("setpriv is not installed: apt-get install util-linux")
+    wall = Bubblewrap(program, expose=expose, prefix=prefix, full_network=full_network)
+    if wall._groups is not None:
+        cgroups.sweep(wall._groups)
+    places = [folder / name for name in ("workspace", "outputs", "lent", "hidden")]
+    for place in places:
+        place.mkdir(parents=True)
+    workspace, outputs, lent, hidden = map(str, places)
+    box = Box("probe", workspace, True, outputs, lent, (), hidden, caps or Caps())
+    wall.check(box, hidden)
+    _PROBED[key] = wall
+    return wall
+
+
+def _look(opening: Opening, *, root: bool) -> Seen:
+    try:
+        done = subprocess.run(
+            opening.argv,
+            env=dict(opening.env),
+            pass_fds=opening.fds,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoWall(f"bubblewrap cannot be started: {error}") from None
+    finally:
+        opening.drop()
+    if done.returncode:
+        raise NoWall(reason(done.stderr.decode("utf-8", "replace"), root=root))
+    try:
+        return msgspec.json.decode(done.stdout, type=Seen)
+    except msgspec.MsgspecError:
+        raise NoWall("what runs behind bubblewrap here cannot be read") from None
+
+
+def new_user(tree: str) -> tuple[int, int]:
+    """A uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
+    first, count = _numbers()
+    return first + secrets.randbelow(count), first + zlib.crc32(tree.encode()) % count
+
+
+def _numbers() -> tuple[int, int]:
+    """The range; inside a container that maps fewer, the upper half of what it maps."""
+    largest = 0
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        inside, _, count = map(int, line.split())
+        if inside <= FREE_UIDS[0] and inside + count >= sum(FREE_UIDS):
+            return FREE_UIDS
+        largest = max(largest, inside + count)
+    if largest < 2000:
+        raise NoWall("this container has too few user ids for runs of their own")
+    return largest // 2, largest // 2 - 1
+
+
+def give(box: Box, user: tuple[int, int]) -> None:
+    """Makes what the run writes its own, and what it reads of the tree's its group's. What is shared is not touched."""
+    uid, gid = user
+    for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
+        for _, _, files, at in os.fwalk(folder):
+            os.fchown(at, uid, gid)
+            os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
+            for name in files:
+                _give_file(name, at, uid, gid)
+    if box.proxy:
+        os.chown(box.proxy, uid, gid, follow_symlinks=False)
+    for folder in (box.lent, *(path for path in box.readable if path.startswith(f"{box.hidden}/"))):
+        if Path(folder).stat().st_uid == 0:
+            os.chown(folder, 0, gid)
+            Path(folder).chmod(0o750)
+
+
+def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
+    """To the run, and to its tree for reading. What is no plain file has no content of its own."""
+    os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    if stat.S_ISREG(mode):
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(mode) | 0o040 | (mode & 0o100) >> 3)
+        finally:
+            os.close(fd)
+
+
+def _leave(user: tuple[int, int]) -> list[str]:
+    """Becomes the run's own user, for good."""
+    program = command("setpriv") or "setpriv"
+    uid, gid = map(str, user)
+    return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
+
+
+def _file(fd: int, path: str) -> list[str]:
+    return ["--perms", "0444", "--ro-bind-data", str(fd), path]
+
+
+def _pipe(data: bytes) -> int:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(data)
+    return reading
+
+
+def _two(procs: Sequence[str]) -> list[str]:
+    """The files to write to: in the new hierarchy both are one."""
+    return [procs[0], procs[-1]]

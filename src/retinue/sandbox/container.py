@@ -1,0 +1,347 @@
+"""The container wall: podman or docker, by their command line. Image and flags are the host's; no run has a word in it.
+
+The worker is mounted read-only beside the image's own Python, which must be of our minor version and machine. Flags of
+the host come first and ours after them, so that ours win; and what stands is looked at from inside all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from retinue.core.limits import Caps
+from retinue.sandbox import container_labels as labels
+from retinue.sandbox.box import (
+    FULL_NETWORK,
+    LIBRARY,
+    PROXY,
+    STATE,
+    Box,
+    NoWall,
+    Opening,
+    command,
+    environment,
+    library,
+)
+from retinue.sandbox.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
+from retinue.sandbox.container_image import NAME, PYTHON
+from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
+from retinue.sandbox.unix_sockets import COVER, bound_below
+
+ENGINES = ("podman", "docker")
+BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
+MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
+PROBE_SECONDS = 60.0
+REMOVE_SECONDS = 10.0
+# What the engine's own program needs of our environment; nothing of it goes inside.
+CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
+PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_ENTER = (
+    f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
+    "from retinue.sandbox.container_init import guard; guard(); "
+)
+_WORK = _ENTER + "from retinue.sandbox.worker import main; main()"
+_CHECK = (
+    _ENTER
+    + LOOK
+    + """
+import platform, msgspec, retinue.sandbox.worker
+memory = 0
+for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    try:
+        memory = int(open(name).read())
+    except (OSError, ValueError):
+        pass
+def writable(path):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    except OSError:
+        return False
+    return True
+seen["writable"] = any(map(writable, ("/.probe", "/etc/.probe", "/usr/.probe", sys.argv[2] + "/.probe")))
+seen |= {"memory": memory, "machine": platform.machine()}
+"""
+    + TELL
+)
+
+
+class _Seen(Seen):
+    """What is to be known of a container beside."""
+
+    memory: int
+    writable: bool
+    machine: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """podman or docker: its program with the options that go before every command."""
+
+    argv: tuple[str, ...]
+
+    @property
+    def podman(self) -> bool:
+        return Path(self.argv[0]).name == "podman"
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Ends these containers at once, whatever state they are in. One that is gone must not save the others."""
+        for name in names:
+            self.call("rm", "--force", *(["--time=0"] if self.podman else []), name, seconds=REMOVE_SECONDS)
+
+    def call(self, *arguments: str, seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [*self.argv, *arguments],
+                env=client(os.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoWall(f"{self.argv[0]} cannot be used: {error}") from None
+
+
+def client(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
+
+
+class Containers:
+    """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        image: str,
+        *,
+        flags: Sequence[str] = (),
+        expose: Sequence[str] = (),
+        full_network: bool = False,
+    ) -> None:
+        self._engine, self._image, self._flags = engine, image, tuple(flags)
+        self._full_network = full_network
+        self._expose = tuple(os.path.realpath(path) for path in expose)
+        self._root = os.geteuid() == 0
+        self.words: tuple[str, ...] = ()
+        self.counts_memory = False
+
+    def open(self, box: Box) -> Opening:
+        """How to start the worker."""
+        user = new_user(box.tree) if self._root else None
+        if user is not None:
+            give(box, user)
+        return self._opening(box, user, [_WORK], "--interactive")
+
+    def _opening(self, box: Box, user: tuple[int, int] | None, code: Sequence[str], *more: str) -> Opening:
+        name = f"retinue-{os.getpid()}-{secrets.token_hex(6)}"
+        argv = [
+            *self._engine.argv,
+            "run",
+            *self._flags,
+            *more,
+            "--name",
+            name,
+            *labels.of(box.tree, box.run),
+            *_CLOSED,
+            *([] if self._full_network else ["--network=none"]),
+            *(_PODMAN if self._engine.podman else _DOCKER),
+            *self._as_user(user),
+            *_limits(box.caps),
+            *[f"--env={key}={value}" for key, value in environment(box, os.environ, ()).items() if key != "PATH"],
+            *self._mounts(box),
+            "--entrypoint",
+            PYTHON,
+            self._image,
+            "-I",
+            "-S",
+            "-c",
+            *code,
+        ]
+        return Opening(
+            argv,
+            client(os.environ),
+            user=user,
+            kill=lambda: labels.kill(self._engine, box.tree, box.run),
+            cwd=str(Path(box.lent).parent),  # podman's monitor leaves a file there when memory is used up
+        )
+
+    def _as_user(self, user: tuple[int, int] | None) -> list[str]:
+        if user is not None:
+            return [f"--user={user[0]}:{user[1]}"]
+        own = [f"--user={os.getuid()}:{os.getgid()}"]
+        return ["--userns=keep-id", *own] if self._engine.podman else own
+
+    def _mounts(self, box: Box) -> list[str]:
+        bound: dict[str, str] = {}
+        for source, name in library():
+            bound[f"{LIBRARY}/{name}"] = self._bind(source, f"{LIBRARY}/{name}")
+        roots = (*box.readable, box.workspace)
+        shown = (*self._expose, *roots)
+        for path in shown:
+            if path == "/":
+                raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
+            bound[path] = self._bind(path, path)
+        for path in bound_below(shown, box.hidden):
+            bound[path] = self._bind(COVER, path)
+        if box.own_workspace:
+            bound[box.workspace] = self._bind(box.workspace, box.workspace, writable=True)
+        bound[box.outputs] = self._bind(box.outputs, box.outputs, writable=True)
+        bound[box.lent] = self._bind(box.lent, box.lent)
+        if box.proxy:
+            bound[PROXY] = self._bind(box.proxy, PROXY)
+        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)} - set(roots)
+        for number, mask in enumerate(sorted(masks)):
+            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
+                bound[mask] = self._bind(_empty(Path(box.lent).parent / "masks" / str(number), mask, bound), mask)
+        return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
+
+    def _bind(self, source: str, path: str, *, writable: bool = False) -> str:
+        """One mount only, not what is mounted below it: that would stay writable."""
+        fields = ["type=bind", f"src={source}", f"dst={path}"]
+        fields += [] if writable else ["readonly"]
+        return _fields(*fields, *(["bind-nonrecursive=true"] if self._engine.podman else []))
+
+    def check(self, box: Box, secret: str) -> None:
+        """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""
+        user = new_user(box.tree) if self._root else None
+        if user is not None:
+            give(box, user)
+        seen = self._look(self._opening(box, user, [_CHECK, secret, box.lent]))
+        if seen.machine != platform.machine():
+            raise NoWall(f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}")
+        trouble = holes(seen, user=user, full_network=self._full_network)
+        trouble += ["mount"] if seen.writable and "mount" not in trouble else []
+        trouble += ["seccomp"] if seen.seccomp != "2" else []
+        if trouble:
+            raise NoWall(f"{self._engine.argv[0]} started, but its wall has holes here: {', '.join(trouble)}")
+        self.counts_memory = 0 < seen.memory <= box.caps.memory
+        counted = ["cgroup"] if self.counts_memory else []
+        whose = ["uid"] if user else ["user"] if self._engine.podman else []
+        net = FULL_NETWORK if self._full_network else "net"
+        words = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
+        self.words = (Path(self._engine.argv[0]).name, *words, *counted, "rlimits")
+
+    def _look(self, opening: Opening) -> _Seen:
+        done = self._engine.call(*opening.argv[len(self._engine.argv) :])
+        said = " ".join(done.stderr.split())[-300:]
+        if done.returncode:
+            if PYTHON in said and ("not found" in said or "no such file" in said.lower()):
+                raise NoWall(f"{self._image} has no {PYTHON}, which the worker is compiled for; {BUILD}")
+            if "ImportError" in said or "ModuleNotFoundError" in said:
+                raise NoWall(f"the worker cannot be loaded in {self._image} ({said}); {BUILD}")
+            if "subuid" in said:
+                raise NoWall(f"podman needs more user ids for you: {MORE_IDS}")
+            raise _Failed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
+        try:
+            return msgspec.json.decode(done.stdout, type=_Seen)
+        except msgspec.MsgspecError:
+            raise NoWall(f"what runs in {self._image} cannot be read") from None
+
+
+class _Failed(NoWall):
+    """The engine itself did not get to start it."""
+
+
+_CLOSED = (
+    "--rm", "--pull=never", "--log-driver=none", "--ipc=private", "--cgroupns=private",
+    "--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--hostname=retinue", "--workdir=/",
+    f"--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}", f"--shm-size={SHARED_BYTES}",
+)  # fmt: skip
+_PODMAN = ("--read-only-tmpfs=false", "--http-proxy=false", "--image-volume=ignore", "--no-hosts", "--pid=private")
+_DOCKER = tuple(f"--env={name}=" for proxy in PROXIES for name in (proxy, proxy.upper()))
+_PROBED: dict[tuple[str, ...], Containers] = {}
+
+
+def _empty(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
+    """A folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
+    would take over the rights of what it hides, and podman's also the files."""
+    folders = {folder.parent, folder}
+    for path in bound:
+        if path.startswith(f"{mask}/"):
+            place = folder / path.removeprefix(f"{mask}/")
+            folders |= {parent for parent in place.parents if parent.is_relative_to(folder)}
+            if Path(path).is_dir():
+                folders.add(place)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.touch()
+    for made in sorted(folders):
+        made.mkdir(parents=True, exist_ok=True)
+        made.chmod(0o755)
+    return str(folder)
+
+
+def _limits(caps: Caps) -> list[str]:
+    return [
+        f"--pids-limit={caps.processes}",
+        f"--memory={caps.memory}",
+        f"--memory-swap={caps.memory}",
+        f"--ulimit=nofile={caps.open_files}:{caps.open_files}",
+        f"--ulimit=nproc={caps.processes}:{caps.processes}",
+        "--ulimit=core=0:0",
+    ]
+
+
+def _fields(*fields: str) -> str:
+    """The comma-separated form of --mount; a field with a comma or quote in it is quoted."""
+    return ",".join('"{}"'.format(field.replace('"', '""')) if set(field) & set(',"\n') else field for field in fields)
+
+
+def engine() -> Engine:
+    """podman, else docker; raises NoWall."""
+    for name in ENGINES:
+        program = command(name)
+        if program is not None:
+            return Engine((program,))
+    raise NoWall("neither podman nor docker is installed: apt-get install podman (or dnf, pacman, zypper, brew)")
+
+
+def probe(
+    folder: Path,
+    *,
+    image: str | None = None,
+    flags: Sequence[str] = (),
+    expose: Sequence[str] = (),
+    full_network: bool = False,
+) -> Containers:
+    """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
+    to do it in. What processes that are gone have left is removed first."""
+    key = (image or NAME, *flags, "", *expose, "", str(full_network))
+    if key in _PROBED:
+        return _PROBED[key]
+    found = engine()
+    labels.sweep(found)
+    if found.call("image", "inspect", image or NAME).returncode:
+        pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image else ""
+        raise NoWall(f"there is no image {image or NAME} here{pull}; {BUILD}")
+    hidden = folder / "project" / STATE
+    places = [hidden / "runs" / "probe" / name for name in ("workspace", "outputs", "lent")]
+    for place in places:
+        place.mkdir(parents=True)
+    secret = hidden / "secret"
+    secret.touch()
+    workspace, outputs, lent = map(str, places)
+    box = Box("probe", workspace, True, outputs, lent, (str(hidden.parent),), str(hidden), Caps())
+    made = partial(Containers, image=image or NAME, flags=flags, expose=expose, full_network=full_network)
+    wall = made(found)
+    try:
+        wall.check(box, str(secret))
+    except _Failed:
+        runc = command("runc")
+        if not found.podman or runc is None:
+            raise
+        wall = made(Engine((*found.argv, "--runtime", runc)))
+        wall.check(box, str(secret))
+    _PROBED[key] = wall
+    return wall

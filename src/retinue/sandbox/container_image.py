@@ -1,0 +1,180 @@
+"""A container image out of what this machine has: its Python, a shell, the small programs, and the libraries they need.
+
+Made from scratch, so that nothing is downloaded and the Python is sure to be the one the worker is compiled for. It is
+enough for the tools of an agent; who needs compilers and git names an image of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from retinue.sandbox.box import NoWall, command, library, python
+
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
+# fmt: off
+PROGRAMS = (
+    "sh", "bash", "env", "cat", "ls", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "mknod", "mkfifo", "touch", "chmod",
+    "chown", "chroot", "head", "tail", "wc", "sort", "uniq", "cut", "tr", "tee", "seq", "date", "sleep", "true",
+    "false", "test", "expr", "printf", "echo", "pwd", "basename", "dirname", "readlink", "realpath", "stat", "du", "df",
+    "id", "whoami", "uname", "nohup", "timeout",
+    "nproc", "mktemp", "od", "sha256sum", "base64", "paste", "comm", "join",
+    "split", "dd", "sync", "tty", "kill", "grep", "egrep", "sed", "awk", "find", "xargs", "diff", "cmp", "patch", "tar",
+    "gzip", "gunzip", "setsid", "unshare", "nsenter", "mount", "umount", "ps",
+)
+# fmt: on
+SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+}
+ETC = {
+    "etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+    "etc/group": "root:x:0:\nnobody:x:65534:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+BUILD_SECONDS = 300.0
+_LIBRARY = re.compile(r"(/\S+) \(0x")
+
+
+def build(engine: Sequence[str]) -> str:
+    """Makes the default image and says what is in it; raises NoWall."""
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        raise NoWall("the default image is made of this machine's own programs, which takes Linux with glibc")
+    process = subprocess.Popen(
+        [*engine, "import", "-", NAME], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    try:
+        count = _pack(process.stdin)
+        process.stdin.close()
+        process.stdin = None
+        _, said = process.communicate(timeout=BUILD_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        process.kill()
+        process.wait()
+        raise NoWall(f"the image cannot be made: {error}") from None
+    if process.returncode:
+        raise NoWall(f"the image cannot be made: {' '.join(said.decode('utf-8', 'replace').split())[:300]}")
+    return f"{NAME}: {count} files of this machine, {PYTHON} and {len(_programs())} programs; nothing was downloaded"
+
+
+def _pack(pipe: IO[bytes]) -> int:
+    with tarfile.open(fileobj=pipe, mode="w|") as tar:
+        image = _Image(tar)
+        for name in ("usr", "etc", "proc", "sys", "dev", "run", "var", "tmp"):
+            image.folder(f"/{name}")
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            if Path("/", name).is_symlink():
+                image.link(f"/{name}", str(Path("/", name).readlink()))
+        for name, text in ETC.items():
+            image.text(name, text)
+        programs = _programs()
+        for name, found in programs.items():
+            image.file(os.path.realpath(found), f"{os.path.realpath(Path(found).parent)}/{name}")
+        image.file(python(), python())
+        for name in ("python3", PYTHON):
+            if not image.has(f"/usr/bin/{name}"):
+                image.link(f"/usr/bin/{name}", python())
+        compiled = [python(), *programs.values()]
+        for path in _standard_library():
+            image.file(path, path)
+            if ".so" in Path(path).name:
+                compiled.append(path)
+        compiled += [str(path) for folder, _ in library() for path in Path(folder).rglob("*.so*")]
+        for path in sorted(_libraries(compiled)):
+            image.file(os.path.realpath(path), f"{os.path.realpath(Path(path).parent)}/{Path(path).name}")
+        if Path("/etc/ld.so.cache").exists():
+            image.file("/etc/ld.so.cache", "/etc/ld.so.cache")
+        return len(image.names)
+
+
+class _Image:
+    """Writes each name once, and the folders on the way to it, which everybody may pass through."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+        self.names: set[str] = set()
+
+    def has(self, path: str) -> bool:
+        return path in self.names
+
+    def folder(self, path: str) -> None:
+        if path in self.names or path == "/":
+            return
+        self.folder(str(Path(path).parent))
+        self._add(path, tarfile.DIRTYPE, mode=0o1777 if path == "/tmp" else 0o755)
+
+    def link(self, path: str, target: str) -> None:
+        self.folder(str(Path(path).parent))
+        self._add(path, tarfile.SYMTYPE, target=target)
+
+    def text(self, path: str, text: str) -> None:
+        self._add(f"/{path}", tarfile.REGTYPE, mode=0o644, content=io.BytesIO(text.encode()), size=len(text))
+
+    def file(self, source: str, path: str) -> None:
+        if path in self.names:
+            return
+        self.folder(str(Path(path).parent))
+        with Path(source).open("rb") as content:
+            found = os.fstat(content.fileno())
+            mode = 0o755 if found.st_mode & 0o111 else 0o644
+            self._add(path, tarfile.REGTYPE, mode=mode, content=content, size=found.st_size)
+
+    def _add(
+        self,
+        path: str,
+        kind: bytes,
+        *,
+        mode: int = 0o777,
+        target: str = "",
+        content: IO[bytes] | None = None,
+        size: int = 0,
+    ) -> None:
+        self.names.add(path)
+        entry = tarfile.TarInfo(path.lstrip("/"))
+        entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, size
+        self._tar.addfile(entry, content)
+
+
+def _programs() -> dict[str, str]:
+    return {name: found for name in PROGRAMS if (found := command(name)) is not None}
+
+
+def _standard_library() -> Iterator[str]:
+    for folder in {sysconfig.get_path(name, vars=_BASE) for name in ("stdlib", "platstdlib")}:
+        for top, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith("config-")]
+            for name in files:
+                path = f"{top}/{name}"
+                if Path(path).is_file() and not name.endswith((".opt-1.pyc", ".opt-2.pyc", ".a")):
+                    yield path
+
+
+_BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix,
+         "installed_platbase": sys.base_exec_prefix}  # fmt: skip
+
+
+def _libraries(compiled: list[str]) -> set[str]:
+    """What they load, and the loader itself, as the loader finds it."""
+    ldd = command("ldd")
+    if ldd is None:
+        raise NoWall("ldd is not there: apt-get install libc-bin")
+    said = subprocess.run([ldd, *compiled], capture_output=True, text=True, check=False, timeout=60).stdout
+    return set(_LIBRARY.findall(said))

@@ -1,0 +1,88 @@
+"""The first process of a container: filters system calls, starts the worker, buries the dead, and ends with either end.
+
+The engine's own syscall filter differs from one machine to the next, so ours is put on top of it from inside, before
+anything of the run is read. When the first process ends, the kernel ends everything in the container.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from retinue.sandbox import seccomp
+from retinue.sandbox.process_privacy import hide
+
+OUT_OF_MEMORY = 86  # its exit code when the worker fell for want of memory
+_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
+_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+
+def guard() -> None:
+    """Returns in the worker only; the first process stays here until it ends."""
+    _filter_calls()
+    hide()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.close(tell)
+        return
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _pass_on)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    looking = select.poll()
+    looking.register(told, select.POLLIN)
+    looking.register(0, 0)  # only its end: what comes in is the worker's
+    while True:
+        _bury(child)
+        for fd, _ in looking.poll():
+            if fd == 0:
+                os._exit(1)  # the host is gone
+            os.read(told, 512)
+
+
+def _pass_on(*_: object) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGTERM)
+
+
+def _bury(worker: int) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid == worker:
+                code = os.waitstatus_to_exitcode(status)
+                if code == -signal.SIGKILL and _out_of_memory():
+                    os._exit(OUT_OF_MEMORY)
+                os._exit(code if code >= 0 else 128 - code)
+
+
+def _out_of_memory() -> bool:
+    for counters in _COUNTERS:
+        with suppress(OSError):
+            for line in Path(counters).read_text().splitlines():
+                word, _, count = line.partition(" ")
+                if word == "oom_kill" and count != "0":
+                    return True
+    return False
+
+
+def _filter_calls() -> None:
+    program = seccomp.program()
+    if program is None:
+        return
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_char_p))
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    lines = Program(len(program) // 8, program)
+    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_SECCOMP, _FILTER, ctypes.byref(lines), 0, 0):
+        raise OSError(ctypes.get_errno(), "the syscall filter is refused here")

@@ -1,0 +1,159 @@
+"""Ways out of a wall. Each is a command for a walled run's shell; the one that gets out says ESCAPED.
+
+None does harm where it succeeds: it looks, opens without writing, or touches only what was planted for it, and what it
+takes is bounded. All the same they are never run without walls: `WALLED` is the first command, and nothing is tried
+unless it says, from inside, that the wall stands.
+
+The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
+`{secret}` is a file of another run, `{home}` one in the user's home, `{door}` our own state in the project, `{pid}` a
+process of the host, `{port}`, `{socket}` and `{abstract}` where it listens, `{spaces}` the namespaces of the host;
+the name of a system call is its number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from retinue.core.limits import Caps
+from retinue.sandbox import seccomp
+
+MIB = 1024**2
+CAPS = Caps(memory=1024 * MIB, processes=64, file_bytes=16 * MIB, workspace_bytes=64 * MIB)
+MARK = "ESCAPED"
+STANDS = "THE WALL STANDS"
+WALLED = (
+    'for n in {spaces}; do test "$(readlink /proc/self/ns/${n%%:*})" != "$n" || exit 1; done; '
+    "test ! -e {secret} && test ! -e {home} && test $(grep -c : /proc/net/dev) = 1 && test $(id -u) != 0 && "
+    "grep -q 'NoNewPrivs:.1' /proc/self/status && grep -q 'CapBnd:.0000000000000000' /proc/self/status && "
+    "grep -q 'Seccomp:.2' /proc/self/status && {python} -I -S -c 'import ctypes' && "
+    'test -n "$HTTP_PROXY" && echo {stands}'
+)
+SOCKETS = "{python} -I -S -c 'import socket; "
+ASKS = (  # whoever is asked for with CONNECT or GET, through the proxy
+    '{python} -I -S -c \'import os, socket, sys\nh, p = os.environ["HTTP_PROXY"][7:].split(":")\n'
+    "for ask in sys.argv[1:]:\n s = socket.create_connection((h, int(p)), 5)\n"
+    ' s.sendall(ask.encode() + b" HTTP/1.1\\r\\n\\r\\n")\n r = s.recv(4096)\n'
+    ' print("ESCAPED" if b" 200 " in r[:13] else r)\' '
+)
+CALLS = "{python} -I -S -c 'import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); "
+TRIES = {
+    # files
+    "a file of another run": "cat {secret} && echo ESCAPED",
+    "a file in the home folder": "cat {home} && echo ESCAPED",
+    "our own state in the project": "cat {door} && echo ESCAPED",
+    "the host's passwords": "test -r /etc/shadow && echo ESCAPED",
+    "the root of the first process": "ls /proc/1/root/{home} && echo ESCAPED",
+    "the root of the host's process": "cat /proc/{pid}/root{home} && echo ESCAPED",
+    "the folder of the parent process": "cat /proc/$PPID/root/{secret} && echo ESCAPED",
+    "a symlink": "ln -s {secret} link; cat link && echo ESCAPED",
+    "a hard link": "ln {secret} hard && echo ESCAPED",
+    "a path upwards": "cat ../../../../../../../..{secret} && echo ESCAPED",
+    "the environment of others": "cat /proc/*/environ | tr '\\0' '\\n' | grep PLANTED && echo ESCAPED",
+    "the project's files, to write": ": >> {project}/notes.txt && echo ESCAPED",
+    "new files in the project": "touch {project}/new && echo ESCAPED",
+    "the program of the worker": ": >> /retinue/retinue/__init__.py && echo ESCAPED",
+    "the system's programs": ": >> /usr/bin/env && echo ESCAPED",
+    "the disk itself": "for d in /dev/vda /dev/sda /dev/nvme0n1; do head -c 1 $d && echo ESCAPED; done",
+    "a device of our own": "mknod null c 1 3 && echo ESCAPED",
+    "descriptors that were left open": "for f in /proc/self/fd/*; do readlink $f | grep -v -e ^/dev -e ^/proc "
+    "-e ^pipe && echo ESCAPED; done",
+    "the root by its own link": "cat /proc/self/root{home} /proc/self/cwd/../../../../../../..{home} && echo ESCAPED",
+    "the memory of the machine": "for f in /dev/mem /dev/kmem /proc/kcore; do test $(head -c 1 $f | wc -c) = 1 && "
+    "echo ESCAPED; done",
+    "the machine's switches": ": >> /proc/sysrq-trigger && echo ESCAPED",
+    "programs the kernel starts": "for f in /sys/kernel/uevent_helper $(find /sys/fs/cgroup -name release_agent "
+    "2>/dev/null); do : >> $f && echo ESCAPED; done",
+    "a link that is swapped while it is read": "for i in 1 2 3 4 5 6 7 8 9; do ln -sfn . swap; "
+    "(ln -sfn $(dirname {secret}) swap &) ; cat swap/secret && echo ESCAPED; done",
+    "a folder that is swapped by renaming": "mkdir -p one; ln -sfn $(dirname {secret}) two; for i in 1 2 3 4 5 6 7 "
+    "8 9; do "
+    "(mv -T one three; mv -T two one; mv -T one two; mv -T three one) & cat one/secret && echo ESCAPED; wait; done",
+    "protected files that are not there yet": "for f in retinue.yaml .mcp.json .git/config .git/hooks/pre-commit; do "
+    "mkdir -p {project}/.git/hooks; : >> {project}/$f && echo ESCAPED; done",
+    # privileges and namespaces
+    "a user namespace": "unshare -U true && echo ESCAPED",
+    "a mount namespace": "unshare -Urm true && echo ESCAPED",
+    "a namespace by clone": CALLS + "p = libc.syscall({clone}, 0x10000000 | 17, 0, 0, 0, 0)\n"
+    'print("ESCAPED") if p > 0 else os._exit(0)\'',
+    "a namespace by clone3": CALLS + "b = (ctypes.c_uint64 * 11)(); b[0] = 0x10000000; "
+    "b[4] = 17\np = libc.syscall({clone3}, b, 88)\nprint(\"ESCAPED\") if p > 0 else os._exit(0)'",
+    "the namespaces of others": "nsenter -t 1 -m true && echo ESCAPED",
+    "a mount": "mkdir m; mount -t tmpfs none m && echo ESCAPED; umount m 2>/dev/null",
+    "to make the project writable": "mount -o remount,rw,bind {project} && echo ESCAPED",
+    "another root": "chroot / true && echo ESCAPED",
+    "root by setuid": "{python} -I -S -c 'import os; os.setuid(0); print(\"ESCAPED\")'",
+    "root by a program": "cp /bin/true true; chown 0 true && echo ESCAPED",
+    "capabilities": "test $(grep CapEff /proc/self/status | cut -f2) = 0000000000000000 || echo ESCAPED",
+    "the kernel's settings": ": >> /proc/sys/kernel/core_pattern && echo ESCAPED",
+    "control groups": "find / -xdev -name cgroup.procs 2>/dev/null | grep . && echo ESCAPED",
+    "a namespace inside a namespace": "unshare -Ur unshare -m true && echo ESCAPED; unshare -pf true && echo ESCAPED",
+    "a program that is root's": "for p in su sudo newgrp mount; do test -u $(command -v $p) && "
+    "$p -c 'id -u' < /dev/null | grep -x 0 && echo ESCAPED; done",
+    "a file by its handle": CALLS + "b = (ctypes.c_char * 128)(); "
+    "print(\"ESCAPED\") if libc.syscall({open_by_handle_at}, 3, b, 0) >= 0 or ctypes.get_errno() not in (1, 38) "
+    "else 0'",
+    # processes
+    "to see the host's processes": "ls /proc/{pid}/cmdline && tr '\\0' ' ' < /proc/{pid}/cmdline | grep 987 && echo "
+    "ESCAPED",
+    "a signal to the host": "kill -9 {pid} && echo ESCAPED",
+    "the memory of its own worker": "for f in environ maps auxv; do head -c 1 /proc/$PPID/$f "
+    ">/dev/null && echo ESCAPED; done; : >> /proc/$PPID/mem && echo ESCAPED",
+    "ptrace": CALLS + "print(\"ESCAPED\") if libc.ptrace(0, 0, 0, 0) == 0 else 0'",
+    "the keys of the session": CALLS + "print(\"ESCAPED\") if libc.syscall({keyctl}, 0, -3, 1) > 0 else 0'",
+    "io_uring": CALLS + "b = (ctypes.c_char * 256)(); "
+    "print(\"ESCAPED\") if libc.syscall({io_uring_setup}, 1, b) >= 0 else 0'",
+    "words in the terminal": "{python} -I -S -c 'import fcntl; fcntl.ioctl(0, 0x5412, b\"x\"); print(\"ESCAPED\")'",
+    "the controlling terminal": "exec 3<>/dev/tty && echo ESCAPED",
+    "the memory of another process": CALLS + "b = (ctypes.c_char * 64)()\n"
+    "print(\"ESCAPED\") if libc.syscall({process_vm_readv}, 1, b, 1, b, 1, 0) >= 0 or ctypes.get_errno() not in (1, "
+    "38) else 0'",
+    "a descriptor of another process": CALLS + "import os; p = os.pidfd_open(1); "
+    "print(\"ESCAPED\") if libc.syscall({pidfd_getfd}, p, 0, 0) >= 0 else 0'",
+    "a fork bomb": "{python} -I -S -c 'import os, select, signal\nmade = []\ntry:\n while len(made) < 400:\n  p = "
+    "os.fork()\n"
+    "  if p == 0: select.select([], [], [], 20); os._exit(0)\n  made.append(p)\nexcept OSError: pass\n"
+    "for p in made: os.kill(p, signal.SIGKILL)\nprint(\"ESCAPED\" if len(made) == 400 else len(made))'",
+    "a memory bomb": "{python} -I -S -c 'x = bytearray(3 * 1024**3 // 2); x[::4096] = b\"x\" * len(x[::4096]); "
+    "print(\"ESCAPED\")'",
+    "a file without end": "head -c 40000000 /dev/zero > big; test $(wc -c < big) -gt 17000000 && echo ESCAPED; rm big",
+    "a full /tmp": "for i in $(seq 60); do head -c 15000000 /dev/zero > /tmp/f$i || break; test $i = 60 && echo "
+    "ESCAPED; "
+    "done; rm /tmp/f*",
+    # the network
+    "loopback": SOCKETS + "socket.create_connection((\"127.0.0.1\", {port}), 2); print(\"ESCAPED\")'",
+    "an abstract socket": SOCKETS + "s = socket.socket(socket.AF_UNIX); "
+    "s.connect(chr(0) + \"{abstract}\"); print(\"ESCAPED\")'",
+    "the metadata address": SOCKETS + "socket.create_connection((\"169.254.169.254\", 80), 2); "
+    "print(\"ESCAPED\")'",
+    "names": SOCKETS + "socket.getaddrinfo(\"example.com\", 80); print(\"ESCAPED\")'",
+    "a name server": SOCKETS + "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+    "s.sendto(b\"x\", (\"8.8.8.8\", 53)); print(\"ESCAPED\")'",
+    "sockets of the system": "ls /run/* /var/run/* 2>/dev/null | grep -i -e sock -e docker && echo ESCAPED",
+    "raw packets": SOCKETS + "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); print(\"ESCAPED\")'",
+    "netlink": SOCKETS + "socket.socket(socket.AF_NETLINK); print(\"ESCAPED\")'",
+    "a unix socket of the host": SOCKETS + "s = socket.socket(socket.AF_UNIX); "
+    "s.connect(\"{socket}\"); print(\"ESCAPED\")'",
+    "the host through the proxy": ASKS + "'CONNECT 127.0.0.1:{port}' 'CONNECT [::1]:{port}' 'CONNECT localhost:{port}' "
+    "'GET http://127.0.0.1:{port}/'",
+    "the host by a name that is allowed": ASKS + "'CONNECT {near}:{port}' 'GET http://{near}:{port}/'",
+    "the host by numbers in disguise": ASKS + "'CONNECT 2130706433:{port}' 'CONNECT 0x7f000001:{port}' "
+    "'CONNECT 127.1:{port}' 'CONNECT [::ffff:127.0.0.1]:{port}' 'CONNECT 0177.0.0.1:{port}'",
+    "metadata through the proxy": ASKS + "'GET http://169.254.169.254/latest/' 'CONNECT 169.254.169.254:80' "
+    "'CONNECT [fd00:ec2::254]:80'",
+    "hosts and ports that are not allowed": ASKS + "'CONNECT example.org:443' 'CONNECT 8.8.8.8:53' 'CONNECT {far}:22' "
+    "'GET http://{far}:8080/'",
+    "the socket of the proxy": SOCKETS + "s = socket.socket(socket.AF_UNIX); s.connect(\"/retinue/proxy\"); "
+    "s.sendall(b\"CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\n\\r\\n\"); r = s.recv(99); "
+    "print(\"ESCAPED\" if b\" 200 \" in r[:13] else r)'",
+}  # fmt: skip
+LAST = {
+    "a full workspace": "for i in $(seq 12); do head -c 15000000 /dev/zero > f$i; done; sleep 9; echo ESCAPED",
+}
+
+
+def filled(command: str, values: Mapping[str, str]) -> str:
+    """With its places filled in. An error that repeats the command must not look like an escape, so the mark is said in
+    two halves that a shell, and Python, put together."""
+    text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.number(found[1])), command)
+    return text.replace(MARK, 'ESC""APED')

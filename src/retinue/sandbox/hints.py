@@ -1,0 +1,75 @@
+"""What a run is told when a command fails only because of its wall: a program it does not show, a network it lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from retinue.core.limits import MIB
+from retinue.sandbox.exposed_paths import shown_by
+
+MOST = 3
+NOT_SHOWN = (
+    "[{name} is on this machine, at {path}, but not behind the wall: `expose_paths: [{shown}]` in the user's "
+    "retinue.yaml would show it]"
+)
+NOT_IN_IMAGE = (
+    "[{name} is on this machine, at {path}, but not in the image that this run has; `container_image` names it]"
+)
+NO_NETWORK = "[this run has no network; `network: [HOST, ...]` in the user's retinue.yaml names what it may reach]"
+NO_MEMORY = (
+    "[the kernel ended something here for want of memory: this run may use {mib} MiB; `caps: {{memory_mib: N}}` in the "
+    "user's retinue.yaml allows another number]"
+)
+_NAME = r"([A-Za-z0-9_.+-]{1,64})"
+_MISSING = re.compile(
+    rf"(?:^|: ){_NAME}: (?:command )?not found$"
+    rf"|env: [\u2018']?{_NAME}[\u2019']?: No such file or directory$"
+    rf"|make(?:\[\d+\])?: {_NAME}: No such file or directory$",
+    re.MULTILINE,
+)
+_INTERPRETER = re.compile(r": (/[^\s:]{1,4000}): bad interpreter: No such file or directory$", re.MULTILINE)
+_UNREACHABLE = re.compile(
+    r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
+    r"|getaddrinfo (?:ENOTFOUND|EAI_AGAIN)|failed to lookup address|dial (?:tcp|udp): lookup"
+)
+
+
+def hint(said: str) -> str:
+    """Words to put behind what a failed command said; nothing where the command is not here either."""
+    notes = []
+    for name, path in _missing(said):
+        shown = shown_by(path, Path(path).parent, os.environ)
+        if shown:
+            notes.append(NOT_SHOWN.format(name=name, path=path, shown=", ".join(shown)))
+    return "\n".join(notes[:MOST])
+
+
+def image_hint(said: str) -> str:
+    """The same for a container, whose programs are those of its image."""
+    return "\n".join([NOT_IN_IMAGE.format(name=name, path=path) for name, path in _missing(said)][:MOST])
+
+
+def offline_hint(said: str) -> str:
+    """For a run without a network."""
+    return NO_NETWORK if _UNREACHABLE.search(said) else ""
+
+
+class Starved:
+    """For a run whose memory is counted: whether some of it was killed for that since it was last asked."""
+
+    def __init__(self, kills: Callable[[], int], memory: int) -> None:
+        self._kills, self._memory, self._known = kills, memory, 0
+
+    def hint(self) -> str:
+        before, self._known = self._known, self._kills()
+        return NO_MEMORY.format(mib=self._memory // MIB) if self._known > before else ""
+
+
+def _missing(said: str) -> list[tuple[str, str]]:
+    names = ["".join(groups) for groups in _MISSING.findall(said)]
+    found = [(name, path) for name in dict.fromkeys(names) if (path := shutil.which(name)) is not None]
+    return found + [(Path(path).name, path) for path in _INTERPRETER.findall(said) if os.access(path, os.X_OK)]

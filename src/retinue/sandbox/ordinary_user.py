@@ -1,0 +1,75 @@
+"""Root runs a command as an ordinary user, who can reach this Python and this package wherever they are.
+
+In namespaces of its own for mounts and processes: there the user has a name, further user ids as containers want them,
+and a way through folders that are closed to others, which show nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+USER, NAME = 23_456, "retinue-ordinary"
+MORE_IDS = f"{NAME}:1879048192:65536\n"
+PACKAGE = Path(__file__).parents[2]
+# Whatever it starts, and podman leaves some, is gone with it: also when it took too long.
+NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+
+
+def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """With an environment and a home of its own; `also` are more folders it has to reach."""
+    made = Path(tempfile.mkdtemp(prefix="retinue-user-"))
+    made.chmod(0o755)
+    home = made / "home"
+    for folder in (home, home / "run"):
+        folder.mkdir()
+        os.chown(folder, USER, USER)
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": str(home), "HOME": str(home)}
+    env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
+    mounts = _mounts(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
+    script = "\n".join(
+        ["set -e", *mounts, '"$@" || exit $?', "exit 0"]
+    )  # the shell stays, and buries who has no parent
+    leave = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups", "--inh-caps=-all"]
+    before = [*NAMESPACES, "/bin/sh", "-c", script, "sh", *leave]
+    try:
+        return subprocess.run(
+            [*before, *argv], cwd="/", env=env, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _mounts(made: Path, needed: set[str]) -> Iterator[str]:
+    """The lines of a shell; all they mount is gone with the last process in the namespace."""
+    texts = {
+        "passwd": Path("/etc/passwd").read_text() + f"{NAME}:x:{USER}:{USER}::{made}/home:/bin/sh\n",
+        "group": Path("/etc/group").read_text() + f"{NAME}:x:{USER}:\n",
+        "subuid": MORE_IDS,
+        "subgid": MORE_IDS,
+    }
+    for name, text in texts.items():
+        if Path("/etc", name).exists():
+            (made / name).write_text(text)
+            yield f"mount --bind {made / name} /etc/{name}"
+    hidden = sorted(path for path in needed if _closed(path))
+    for number, path in enumerate(hidden):
+        (made / str(number)).mkdir()
+        yield f"mount --rbind {shlex.quote(path)} {made / str(number)}"
+    for folder in sorted({_closed(path) for path in hidden}):
+        yield f"mount -t tmpfs -o mode=755 none {shlex.quote(folder)}"
+    for number, path in enumerate(hidden):
+        if not any(path.startswith(f"{other}/") for other in hidden):
+            yield f"mkdir -p {shlex.quote(path)}; mount --rbind {made / str(number)} {shlex.quote(path)}"
+
+
+def _closed(path: str) -> str:
+    """The first folder on the way to it that others may not pass."""
+    return next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")

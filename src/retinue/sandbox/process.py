@@ -1,0 +1,215 @@
+"""A worker's process from start to the last of what it started: one owner, who sees that nothing of it is left.
+
+Everything inside a wall is below its first process, the init of its own pid namespace: when that is killed, the
+kernel kills all the rest, also what has double-forked or left its session, before it is reaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
+from retinue.sandbox.box import Opening
+
+CHUNK = 64 * 1024
+SAID_BYTES = 1024 * 1024
+TAIL_BYTES = 4096
+REAP_SECONDS = 10.0
+INFO_SECONDS = 2.0
+POLL_SECONDS = 0.01
+
+
+class Process:
+    """Started by `start`. `reading` and `writing` are our ends of the link, which its owner closes; what it says on
+    stderr goes to `log`, up to a bound, and never holds it up."""
+
+    def __init__(self, opening: Opening, log: Path) -> None:
+        self._opening, self._log = opening, log
+        self._loop = asyncio.get_running_loop()
+        self._tail = bytearray()
+        self._said = 0
+        self._info = opening.info
+        self._first: int | None = None
+        self._exited = asyncio.Event()
+        self.reading, self.writing, self._stderr = -1, -1, -1
+        self.why = ""  # how it ended, for a person; known when it was stopped
+
+    def start(self) -> None:
+        """Raises OSError; then nothing was started. Takes the opening's descriptors either way."""
+        opening = self._opening
+        stdin, self.writing = os.pipe()
+        self.reading, stdout = os.pipe()
+        self._stderr, stderr = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                opening.argv,
+                env=dict(opening.env),
+                cwd=opening.cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=opening.fds,
+                start_new_session=True,
+            )
+        except OSError:
+            for fd in (self.writing, self.reading, self._stderr):
+                os.close(fd)
+            self._forget()
+            if opening.group is not None:
+                opening.group.remove()
+            raise
+        finally:
+            for fd in (stdin, stdout, stderr, *opening.fds):
+                os.close(fd)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._exit)
+        os.set_blocking(self._stderr, False)
+        self._loop.add_reader(self._stderr, self._hear)
+
+    @property
+    def last_words(self) -> str:
+        """The last of what it said on stderr, in one line of plain characters."""
+        text = " ".join(self._tail.decode("utf-8", "replace").split())[-500:]
+        return "".join(character if character.isprintable() else "?" for character in text)
+
+    def _how(self) -> str:
+        code = self._process.returncode
+        if self._opening.group is not None and self._opening.group.memory_kills():
+            return "out of memory"
+        if code is None:
+            return "its process closed the link"
+        number = -code if code < 0 else code - 128 if code > 128 else 0
+        if number:
+            with suppress(ValueError):
+                return f"its process was ended by {signal.Signals(number).name}"
+        return f"its process ended with code {code}"
+
+    async def exited(self) -> None:
+        """Waits until it is gone with all it started, and reaped."""
+        await self._exited.wait()
+
+    async def stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        """Ends it: asks, which is over when it has stopped its work, then SIGTERM, then SIGKILL of everything inside;
+        without `ask` at once. Always finishes; when cancelled meanwhile, in a hurry."""
+        task = asyncio.create_task(self._stop(ask))
+        cancelled = False
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                cancelled = True
+                self._kill()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        if ask is not None and not self._exited.is_set():
+            asking = asyncio.create_task(ask())
+            if not await self._within(CANCEL_ASK_SECONDS, asking):
+                for pid in self._everybody():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGTERM)
+                await self._within(TERM_SECONDS, asking)
+            asking.cancel()
+        if not self._exited.is_set():
+            await self._told()
+            self._kill()
+            await self._within(REAP_SECONDS)
+        await self._leave()
+
+    def _kill(self) -> None:
+        if self._exited.is_set():
+            return
+        for pid in (self._inside, self._process.pid if self._inside is None else None):
+            if pid is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def _within(self, seconds: float, *others: asyncio.Task[None]) -> bool:
+        """Whether it is gone, or one of the others done, before the time is over."""
+        gone = asyncio.create_task(self._exited.wait())
+        done, _ = await asyncio.wait({gone, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        return bool(done)
+
+    def _everybody(self) -> Iterator[int]:
+        """Every process inside: all are below the first one."""
+        waiting = [] if self._inside is None else [self._inside]
+        while waiting:
+            pid = waiting.pop()
+            for listed in Path("/proc", str(pid), "task").glob("*/children"):
+                with suppress(OSError):
+                    waiting += map(int, listed.read_text().split())
+            if pid != self._inside:
+                yield pid
+
+    def _exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._exited.set()
+
+    async def _told(self) -> None:
+        """Waits for a wall that is half built to say what it has built: it is not killed before."""
+        deadline = time.monotonic() + INFO_SECONDS
+        while self._info is not None and self._inside is None and not self._exited.is_set():
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _inside(self) -> int | None:
+        """The first process inside, once it is known."""
+        if self._first is None and self._info is not None:
+            with suppress(msgspec.MsgspecError):
+                self._first = msgspec.json.decode(os.pread(self._info, CHUNK, 0), type=dict[str, int])["child-pid"]
+        return self._first
+
+    def _forget(self) -> None:
+        if self._info is not None:
+            os.close(self._info)
+            self._info = None
+
+    def _hear(self) -> None:
+        try:
+            data = os.read(self._stderr, CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._stderr)
+            os.close(self._stderr)
+            self._stderr = -1
+            return
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        room, self._said = SAID_BYTES - self._said, self._said + len(data)
+        if room > 0:
+            with suppress(OSError):
+                self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+                with os.fdopen(os.open(self._log, flags, 0o600), "ab") as file:
+                    file.write(data[:room])
+
+    async def _leave(self) -> None:
+        """Lets go of what is ours: descriptors and the control group."""
+        self._forget()
+        if self._stderr >= 0:
+            self._hear()
+        if self._stderr >= 0:
+            self._loop.remove_reader(self._stderr)
+            os.close(self._stderr)
+            self._stderr = -1
+        group, deadline = self._opening.group, time.monotonic() + REAP_SECONDS
+        self.why = self.why or self._how()
+        # The kernel tells nobody when the last is gone.
+        while group is not None and not group.remove() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)

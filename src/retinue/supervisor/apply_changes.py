@@ -1,0 +1,252 @@
+"""Taking over what runs changed in their copied workspaces: for a person (`retinue diff`, `apply`, `gc`) and for the
+model of a parent (`apply_subagent`). What a workspace is and how files are swapped is the runtime's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retinue.core.errors import RetinueError, ToolError
+from retinue.core.events import RunSpawned
+from retinue.core.messages import Call
+from retinue.core.ports import Outcome
+from retinue.core.results import ChangedFile
+from retinue.workspaces import atomic_apply as swapping
+from retinue.workspaces import merge as merging
+from retinue.workspaces import tree_workspaces as spaces
+from retinue.workspaces.merge import Plan
+from retinue.workspaces.workspace import (
+    APPLIED,
+    CHANGES,
+    SPACE,
+    AppliedFact,
+    ChangesFact,
+    Space,
+    SpaceFact,
+    read_fact,
+    write_fact,
+)
+
+if TYPE_CHECKING:
+    from retinue.supervisor.links import RunLink
+    from retinue.supervisor.nodes import Node
+
+APPLY = "apply_subagent"
+NO_COPY = "{who} worked in no copy, so there is nothing to take over: its workspace is {workspace}"
+ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to take over"
+NOTHING = "{who} changed no files"
+ALREADY = "the changes of {who} were taken over already, into {into}, {at}"
+CONFLICTS = "nothing was changed: {count} of the files cannot be taken over:\n{why}"
+UNASKED = ""  # instead of a digest: there was nothing to say yes to
+PREVIEW_BYTES = 1024 * 1024  # of a diff in a question, and so in the log
+
+
+_STATUS = {"A": "added", "D": "deleted"}
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One run's copied workspace and what is known of it. `changes` is None for a run that nobody saw end."""
+
+    space: Space
+    name: str
+    changes: ChangesFact | None
+    applied: AppliedFact | None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is, or may be, something that has not been taken over."""
+        return self.applied is None and (self.changes is None or self.changes.count > 0)
+
+
+def copied(state: str, tree: str, run: int) -> Copied | None:
+    """The copied workspace of a run; None when it had none."""
+    own = f"{state}/runs/{tree}/{run}"
+    fact = read_fact(own, SPACE, SpaceFact)
+    if fact is None:
+        return None
+    space = Space(fact.kind, tree, run, own, fact.path, fact.source, fact.project)
+    return Copied(space, f"{tree}/{run}", read_fact(own, CHANGES, ChangesFact), read_fact(own, APPLIED, AppliedFact))
+
+
+def copied_by(node: Node) -> Copied | None:
+    """The same for a run of a tree at work here, also for one that ended in an earlier process."""
+    return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
+
+
+def no_copy(who: str, spawned: RunSpawned) -> str:
+    """Why there is none of a run."""
+    if spawned.server:
+        return ELSEWHERE.format(who=who, server=spawned.server)
+    return NO_COPY.format(who=who, workspace=spawned.workspace)
+
+
+def all_copied(state: str, tree: str) -> list[Copied]:
+    """Those of a tree, in the order of its runs."""
+    folder = Path(state, "runs", tree)
+    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+    return [found for found in (copied(state, tree, run) for run in runs) if found is not None]
+
+
+def unapplied(folder: Path) -> list[str]:
+    """The runs of a tree's folder whose changes nobody took over."""
+    found = all_copied(str(folder.parent.parent), folder.name)
+    return [one.name for one in found if one.open]
+
+
+def changes_of(one: Copied) -> ChangesFact:
+    """What a run that has ended changed; looked at now if nobody has."""
+    if one.changes is not None:
+        return one.changes
+    return spaces.settle(one.space)[0]
+
+
+def diff(one: Copied, *options: str, live: bool = False) -> bytes:
+    """What git shows of a run's changes; of a `live` one, those so far."""
+    store, ref = spaces.store_of(one.space.own), one.space.end
+    if live:
+        ref = f"refs/runs/{one.space.run}/now"
+        spaces.look(one.space, store, store.files(one.space.base), ref=ref)
+    else:
+        changes_of(one)
+    return store.diff(one.space.base, ref, *options)
+
+
+def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
+    """Each changed file for programs: its status, and how many lines came and went (None of them in a binary one)."""
+    words = ("--no-renames", "-z")
+    statuses = diff(one, "--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
+    counts = diff(one, "--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
+    by_path = {line.split("\t", 2)[2]: line.split("\t", 2)[:2] for line in counts if line}
+    found = []
+    for letter, path in zip(statuses[::2], statuses[1::2], strict=False):
+        added, removed = (None if number == "-" else int(number) for number in by_path.get(path, ["-", "-"]))
+        status = _STATUS.get(letter, "modified")
+        found.append({"status": status, "path": path, "added": added, "removed": removed, "binary": added is None})
+    return found
+
+
+def plan(runs: Sequence[Copied], target: str) -> Plan:
+    """What taking over the changes of these runs, one after the other, would do to the folder."""
+    store = spaces.store_of(runs[0].space.own)
+    for one in runs:
+        changes_of(one)
+    steps = [(store.files(one.space.base), store.files(one.space.end)) for one in runs]
+    return merging.plan(target, steps, store)
+
+
+def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
+    """Makes the changes, all or none, and remembers it."""
+    if made.conflicts:
+        raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.refusal()))
+    if made.changes:
+        swapping.swap(made.target, made.changes, spaces.store_of(runs[0].space.own), aside=aside)
+    for one in runs:
+        write_fact(one.space.own, APPLIED, AppliedFact(made.target, time.time(), changes_of(one).count))
+
+
+def take_over(one: Copied) -> Sequence[ChangedFile]:
+    """The changes of a run into the folder its copy was made of; those of them that fit in a list."""
+    why = why_not(one)
+    if one.applied is not None:
+        raise RetinueError(why)
+    if not why:
+        source = one.space.source
+        aside = f"{source}/.retinue/applying" if source == one.space.project else f"{Path(source).parent}/applying"
+        swapping.recover(aside)
+        carry_out(plan([one], source), [one], aside=aside)
+    return changes_of(one).files
+
+
+def recover(aside: str) -> bool:
+    """Puts back what a process that died had half taken over; whether there was such a thing."""
+    return swapping.recover(aside)
+
+
+def why_not(one: Copied) -> str:
+    """Why there is nothing to take over of a run that has ended; empty when there is."""
+    if one.applied is not None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.applied.at))
+        return ALREADY.format(who=one.name, into=one.applied.into, at=at)
+    return "" if changes_of(one).count else NOTHING.format(who=one.name)
+
+
+def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
+    """One line for each, and how many more there are."""
+    more = [f"and {count - len(files)} more"] if count > len(files) else []
+    return [*(f"{file.status:<8} {file.path}" for file in files), *more]
+
+
+# The parent model's own
+
+
+async def question(link: RunLink, call: Call) -> str | None:
+    """What a person is shown before a parent takes over: the whole of what would change in its workspace. None when
+    nothing can be, and then the call says why and changes nothing."""
+    shown, key = link.supervisor.desk.shown, (link.ref.tree, link.ref.run, call.id)
+    shown[key] = UNASKED
+    try:
+        one, made = await asyncio.to_thread(_wished, link.node, call)
+    except RetinueError:
+        return None
+    if made.conflicts:
+        return None
+    shown[key] = made.digest
+    text = made.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
+    more = (
+        f"\n[... {len(made.diff) - PREVIEW_BYTES} bytes more: retinue diff {one.name}]"
+        if len(made.diff) > PREVIEW_BYTES
+        else ""
+    )
+    return f"{one.name} into {made.target}:\n{text}{more}"
+
+
+async def apply_child(link: RunLink, call: Call) -> Outcome:
+    """Does it, if it is still what was shown."""
+    promised = link.supervisor.desk.shown.pop((link.ref.tree, link.ref.run, call.id), None)
+
+    def work() -> Outcome:
+        one, made = _wished(link.node, call)
+        if promised is not None and promised != made.digest and not (promised == UNASKED and made.conflicts):
+            raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was taken over")
+        carry_out(made, [one], aside=_aside(link.node))
+        lines = listed(changes_of(one).files, changes_of(one).count)
+        return Outcome("\n".join([f"Taken over from {call.args['subagent_id']}:", *lines]))
+
+    try:
+        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+    except ToolError:
+        raise
+    except RetinueError as error:
+        raise ToolError(f"{APPLY}: {error}") from None
+
+
+def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
+    wanted = str(call.args.get("subagent_id", ""))
+    child = _child(node, wanted)
+    if not child.finished:
+        raise ToolError(f"{APPLY}: '{wanted}' has not ended yet")
+    one = copied_by(child)
+    if one is None:
+        raise ToolError(f"{APPLY}: {no_copy(wanted, child.view.spawned)}")
+    why = why_not(one)
+    if why:
+        raise ToolError(f"{APPLY}: {why}")
+    swapping.recover(_aside(node))
+    return one, plan([one], node.folders.path)
+
+
+def _child(node: Node, wanted: str) -> Node:
+    for child in reversed(node.children):
+        if wanted in (child.ref.subagent_id, child.ref.label, str(child.ref.run), f"agent:{child.ref.run}"):
+            return child
+    raise ToolError(f"{APPLY}: there is no subagent '{wanted}' of this run")
+
+
+def _aside(node: Node) -> str:
+    folders = node.folders
+    return f"{folders.own}/applying" if folders.space is not None else f"{folders.path}/.retinue/applying"

@@ -1,0 +1,62 @@
+"""The call of a run elsewhere that is being served here: what is left to that run holds for whatever the call makes.
+
+Tasks that are begun while it is served are of the call too, so what its runs make is as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
+from retinue.core.ports import Clock
+from retinue.protocol.inherited_limits import Caller
+from retinue.supervisor.budgets import Account
+from retinue.supervisor.nodes import Node
+
+
+class Call:
+    """`account` is what all runs of the call together may spend, made with the first of them."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.account: Account | None = None
+
+    def shared(self, above: Account | None) -> Account | None:
+        """What a run below one with that account spends from: all that a call makes shares what is left to the
+        caller."""
+        if self.caller.tokens is None and self.caller.cost is None:
+            return above
+        if self.account is None:
+            self.account = Account("the caller", tokens=self.caller.tokens, cost=self.caller.cost, parent=above)
+        return above if above is not None and self.account in above.chain else self.account
+
+
+CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
+
+
+@contextmanager
+def serving(caller: Caller) -> Iterator[None]:
+    """Around whatever makes runs for the call."""
+    token = CALL.set(Call(caller))
+    try:
+        yield
+    finally:
+        CALL.reset(token)
+
+
+def narrow(node: Node, clock: Clock) -> None:
+    """Gives a run that is made now no more levels and no more time than are left to the caller."""
+    call = CALL.get()
+    if call is not None:
+        left = call.caller
+        if left.depth is not None:
+            node.max_depth = min(node.max_depth, node.depth + left.depth - 1)
+        node.seconds = left.seconds(node.seconds, clock.wall())
+
+
+def check_depth(name: str) -> None:
+    """Raises SpawnRefused when no level is left to the caller for a run that would be made now."""
+    call = CALL.get()
+    if call is not None and not call.caller.may_spawn:
+        raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))

@@ -1,0 +1,34 @@
+"""What is left to a run, for a server elsewhere that it calls: levels, time, tokens and money, and its trace."""
+
+from __future__ import annotations
+
+from retinue.core.ports import Clock
+from retinue.protocol.inherited_limits import Caller
+from retinue.supervisor.budgets import NOTHING
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.trees import Tree
+
+
+def left_to(tree: Tree, node: Node, clock: Clock) -> Caller:
+    """The narrowest of its own limits and of those above it."""
+    accounts = () if node.account is None else node.account.chain
+    tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
+    costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
+    return Caller(
+        depth=max(0, node.max_depth - node.depth),
+        deadline=_deadline(node, clock),
+        tokens=max(0, min(tokens)) if tokens else None,
+        cost=max(NOTHING, min(costs)) if costs else None,
+        traceparent=f"00-{tree.trace_id}-{node.view.spawned.span_id}-01",
+    )
+
+
+def _deadline(node: Node, clock: Clock) -> float | None:
+    """The second since 1970 at which the first of the run and those above it is out of time."""
+    found: list[float] = []
+    above: Node | None = node
+    while above is not None:
+        if above.deadline is not None:
+            found.append(above.deadline.left)
+        above = above.parent
+    return clock.wall() + max(0.0, min(found)) if found else None

@@ -1,0 +1,97 @@
+"""What `resume` and `continue` share: going on in the file the tree is in, here or in the process that writes it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from retinue import build
+from retinue.control import address_files as files
+from retinue.control.client import DoorClient
+from retinue.core.errors import ConfigError
+from retinue.core.events import RunEnded
+from retinue.core.limits import Limits
+from retinue.core.profiles import RUNTIMES
+from retinue.core.records import plain
+from retinue.log.archive import Archive, event_of
+from retinue.log.listing import Listing
+from retinue.log.locks import HeldElsewhere, holder
+from retinue.log.runs import Runs
+from retinue.protocol.control import Begun
+from retinue.supervisor import client_run as clients
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.resume import Given
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli.live import Shown
+from retinue.surfaces.cli.options import limits_of, model_of
+from retinue.surfaces.cli.run import finish, printer_of, see
+
+Through = Callable[[DoorClient, bool], Awaitable[Begun]]
+
+
+def given(args: argparse.Namespace, project: Any) -> Given:
+    profiles = (build.MAIN, clients.GONE, *project.all_profiles)
+    read = build.reader(project.folder / ".retinue")
+    return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
+
+
+def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
+    """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
+    if args.runtime is not None or project.settings.subagent_runtime_mode is not None or parts.runtime == "delegated":
+        return parts
+    kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
+    return replace(parts, runtime=kept) if kept in RUNTIMES else parts
+
+
+def in_tree(
+    args: argparse.Namespace,
+    parts: build.Parts,
+    archive: Archive,
+    found: Listing,
+    begin: Callable[[Supervisor], Node],
+    through: Through,
+) -> int:
+    """Goes on with a tree here if nobody writes its file, else through the door of who does."""
+    try:
+        return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
+    except HeldElsewhere:
+        unasked = (parts.mode or parts.rules.mode) == "yes"
+        return asyncio.run(_elsewhere(args, archive, found, lambda door: through(door, unasked)))
+
+
+async def _elsewhere(
+    args: argparse.Namespace, archive: Archive, found: Listing, through: Callable[[DoorClient], Awaitable[Begun]]
+) -> int:
+    pid = (holder(found.stored.file) or (0, 0))[0]
+    address = files.find(doors.doors_of(archive), pid)
+    if address is None:
+        raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+    if limits_of(args) != Limits():
+        raise ConfigError(
+            f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
+        )
+    begun = await through(DoorClient(address))
+    if args.detach:
+        print(begun.tree)
+        return 0
+    printer = printer_of(args)
+    printer.note(
+        f"{begun.tree} goes on in process {pid}, which writes its log: it asks, or does not, as that process does"
+    )
+    runs = Runs(found.tree)
+    async with aclosing(archive.follow(found.stored)) as lines:
+        async for line in lines:
+            event = event_of(line, found.stored.file)
+            runs.apply(event)
+            (printer.show if event.seq > found.last_seq else printer.recall)(event)
+            if event.run == begun.run and isinstance(event.body, RunEnded):
+                break
+    view = runs.runs.get(begun.run)
+    if view is None or view.ended is None:
+        raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
+    return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)

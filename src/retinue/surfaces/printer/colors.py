@@ -1,0 +1,68 @@
+"""Colours, in plain ANSI, around text that is already safe. Knows which colour a role has and when none is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from retinue.log.styled_text import Role, Span
+from retinue.surfaces.printer import safe
+
+_CODES: dict[Role, str] = {
+    "plain": "1", "mark": "1", "name": "1", "label": "36", "tool": "35", "good": "32", "bad": "31", "faint": "2",
+}  # fmt: skip
+_DIFF = {"-": "31", "+": "32", "@": "36"}
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Stream(Protocol):
+    """Where text goes: a file of the standard library, or something like it."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
+
+
+def wants_color(stream: Stream, environment: Mapping[str, str] = os.environ) -> bool:
+    """NO_COLOR says no, FORCE_COLOR yes; otherwise a terminal that is not dumb."""
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR", "0") != "0":
+        return True
+    return is_terminal(stream) and environment.get("TERM") != "dumb"
+
+
+def is_terminal(stream: Stream) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def header(spans: Iterable[Span], *, color: bool, bold: bool = True) -> str:
+    """The pieces of a header as one safe line."""
+    if not color:
+        return "".join(safe.line(text) for _, text in spans)
+    return "".join(_painted(safe.line(text), role, bold) for role, text in spans)
+
+
+def diff(text: str, *, color: bool) -> str:
+    """Safe text with its removed and added lines coloured."""
+    if not color:
+        return text
+    lines = (f"\x1b[{_DIFF[line[0]]}m{line}\x1b[0m" if line[:1] in _DIFF else line for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def faint(text: str, *, color: bool) -> str:
+    """Safe text that stands back; every line by itself, so that a pager shows it right."""
+    if not color:
+        return text
+    return "\n".join(f"\x1b[2m{line}\x1b[0m" if line else line for line in text.split("\n"))
+
+
+def _painted(text: str, role: Role, bold: bool) -> str:
+    if not text or (role == "plain" and not bold):
+        return text
+    return f"\x1b[{_CODES[role]}m{text}\x1b[0m"

@@ -1,0 +1,293 @@
+"""Events in, spans and metrics out. Knows the API of OpenTelemetry and our events; not where either comes from or goes.
+
+A run is one `invoke_agent` span. The model calls (`chat`) and tool calls (`execute_tool`) in it are its children, and
+the calls that a program makes are below the call that runs it; a child run is below the tool call that asked for it
+and linked to the model call that wanted it. No content (prompts, arguments, results, labels) is recorded. The ids are
+those of the events, whoever provides the tracer.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TracerProvider,
+    set_span_in_context,
+)
+
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    RunEnded,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+    TurnEnded,
+    TurnStarted,
+    UsageReported,
+)
+from retinue.core.traces import span_id_of
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.telemetry import conventions as names
+
+SCOPE = "retinue"
+FAILED = "subagent invocation failed"
+PRIMARY_FAILED = "agent invocation failed"
+
+
+class MintedIds:
+    """Gives a tracer the ids that were set in this thread; without any it makes random ones, as tracers do."""
+
+    def __init__(self) -> None:
+        self._next = threading.local()
+
+    def set(self, trace_id: str, span_id: str) -> None:
+        self._next.trace_id, self._next.span_id = int(trace_id, 16), int(span_id, 16)
+
+    def generate_trace_id(self) -> int:
+        return self._take("trace_id") or random.getrandbits(128)
+
+    def generate_span_id(self) -> int:
+        return self._take("span_id") or random.getrandbits(64)
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+    def _take(self, name: str) -> int:
+        return int(self._next.__dict__.pop(name, 0))
+
+
+IDS = MintedIds()
+
+
+class _Run:
+    """What is open in one run."""
+
+    __slots__ = ("asked", "chat", "provider", "span", "spawned", "tools", "turn", "turns", "usage")
+
+    def __init__(self, spawned: RunSpawned, span: Span) -> None:
+        self.spawned = spawned
+        self.span = span
+        self.provider, _ = names.provider_and_model(spawned.model)
+        self.chat: Span | None = None
+        self.asked: SpanContext | None = None
+        self.tools: dict[str, Span] = {}
+        self.turn: int | None = None
+        self.turns = 0
+        self.usage = NO_USAGE
+
+
+class _Tree:
+    """What is open in one tree, and where the runs that are over stand: one that is continued has such a parent."""
+
+    __slots__ = ("over", "runs")
+
+    def __init__(self) -> None:
+        self.runs: dict[int, _Run] = {}
+        self.over: dict[int, SpanContext] = {}
+
+
+class Recorder:
+    """Takes the events of any number of trees, each in its order, in one thread."""
+
+    def __init__(self, tracers: TracerProvider, meters: MeterProvider) -> None:
+        version: str = sys.modules["retinue"].__version__  # to import it would stand for all that retinue offers
+        self._tracer = tracers.get_tracer(SCOPE, version)
+        if hasattr(self._tracer, "id_generator"):
+            self._tracer.id_generator = IDS
+        meter = meters.get_meter(SCOPE, version)
+        self._invocations = meter.create_counter(
+            names.INVOCATIONS, unit="{invocation}", description="Runs that have ended, by agent and outcome."
+        )
+        self._tokens = meter.create_histogram(
+            names.TOKEN_USAGE,
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=names.TOKEN_BUCKETS,
+        )
+        self._trees: dict[str, _Tree] = {}
+
+    def apply(self, event: Event, *, news: bool) -> None:
+        """One event. What is no news was told before: it is only remembered."""
+        tree = self._trees.get(event.tree)
+        if tree is None:
+            tree = self._trees[event.tree] = _Tree()
+        body, run = event.body, tree.runs.get(event.run)
+        if isinstance(body, RunSpawned):
+            tree.runs[event.run] = self._spawned(event, body, tree)
+        elif run is None:
+            return
+        elif isinstance(body, RunEnded):
+            self._ended(event, body, run, news=news)
+            tree.over[event.run] = run.span.get_span_context()
+            del tree.runs[event.run]
+        else:
+            self._inside(event, run, news=news)
+
+    def forget(self, tree: str) -> None:
+        """Nothing more comes of it; if something does, all its events come again."""
+        self._trees.pop(tree, None)
+
+    def _inside(self, event: Event, run: _Run, *, news: bool) -> None:
+        match event.body:
+            case TurnStarted(turn=turn):
+                run.turns = turn
+                run.chat = self._start(f"{names.CHAT} {self._model(run)}", event, run, _chat_attributes(run, turn))
+            case UsageReported(usage=usage):
+                run.usage += usage
+                if run.chat is not None:
+                    run.chat.set_attributes(_tokens(usage))
+                    run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
+            case ToolCall() as call if not call.host or call.within in run.tools:
+                if call.tier != "provider":  # such a one ran inside the model call
+                    self._answered(run, news=news)
+                kind = "extension" if call.tier == "provider" else "function"
+                attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: kind}
+                attributes[names.OPERATION] = names.EXECUTE_TOOL
+                above = run.tools.get(call.within, run.span)
+                run.tools[call.call_id] = self._start(
+                    f"{names.EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
+                )
+            case ToolResult(call_id=call_id, success=success) if call_id in run.tools:
+                _finish(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
+            case ApprovalAsked(call_id=call_id) if call_id in run.tools:
+                run.tools[call_id].add_event("retinue.approval.asked", timestamp=_nanoseconds(event))
+            case ApprovalDecided(call_id=call_id, allowed=allowed, by=by) if call_id in run.tools:
+                decided: dict[str, Any] = {names.ALLOWED: allowed, names.BY: by.partition(":")[0]}
+                run.tools[call_id].add_event("retinue.approval.decided", decided, _nanoseconds(event))
+            case TurnEnded():
+                self._answered(run, news=news)
+            case _:
+                pass
+
+    def _spawned(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
+        parent = None if body.parent is None else tree.runs.get(body.parent)
+        provider, model = names.provider_and_model(body.model)
+        attributes: dict[str, Any] = {
+            names.OPERATION: names.INVOKE_AGENT,
+            names.PROVIDER: provider,
+            **({names.MODEL: model} if model else {}),
+            names.RUN_MODE: "loop" if model else "call",
+            names.DEPTH: body.depth,
+            **_who(event),
+        }
+        if body.parent is not None:
+            attributes |= {names.PARENT_RUN: body.parent, names.PARENT_PATH: event.path.rpartition("/")[0]}
+        described = _description(body)
+        if described:
+            attributes[names.DESCRIPTION] = described
+        links: Sequence[Link] = ()
+        above = _remote(body.traceparent) if body.parent is None else tree.over.get(body.parent)
+        if parent is not None:
+            above = parent.tools.get(body.call_id, parent.span).get_span_context()
+            links = (Link(parent.asked),) if parent.asked is not None else ()
+        IDS.set(body.trace_id, body.span_id)
+        span = self._tracer.start_span(
+            f"{names.INVOKE_AGENT} {event.agent}", _below(above), SpanKind.INTERNAL, attributes, links,
+            _nanoseconds(event),
+        )  # fmt: skip
+        return _Run(body, span)
+
+    def _start(
+        self, name: str, event: Event, run: _Run, attributes: dict[str, Any], *, above: Span | None = None
+    ) -> Span:
+        IDS.set(run.spawned.trace_id, span_id_of(run.spawned.span_id, event.seq))
+        kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
+        below = _below((above or run.span).get_span_context())
+        return self._tracer.start_span(name, below, kind, attributes | _who(event), (), _nanoseconds(event))
+
+    def _answered(self, run: _Run, *, news: bool) -> None:
+        """Something came after the model's reply, so the reply was whole."""
+        if run.chat is not None and run.turn is not None:
+            if news:
+                run.chat.end(run.turn)
+            run.chat = run.turn = None
+
+    def _ended(self, event: Event, body: RunEnded, run: _Run, *, news: bool) -> None:
+        good = body.status == "done"
+        if run.chat is not None:
+            ended = _nanoseconds(event) if run.turn is None else run.turn
+            _finish(run.chat, ended, "" if body.status == "refused" else body.status, news=news)
+        for tool in run.tools.values():
+            _finish(tool, _nanoseconds(event), body.status, news=news)
+        outcome = "done" if good else "error"
+        totals: dict[str, Any] = {names.OUTCOME: outcome, names.STATUS: body.status, names.TURNS: run.turns}
+        run.span.set_attributes(totals | _tokens(run.usage))
+        words = PRIMARY_FAILED if run.spawned.parent is None else FAILED
+        _finish(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
+        if not news:
+            return
+        self._invocations.add(1, {names.AGENT: event.agent, names.OUTCOME: outcome})
+        shared = {names.OPERATION: names.INVOKE_AGENT, names.PROVIDER: run.provider, names.MODEL: self._model(run)}
+        for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
+            if count:
+                self._tokens.record(count, shared | {names.TOKEN_TYPE: kind})
+
+    @staticmethod
+    def _model(run: _Run) -> str:
+        return names.provider_and_model(run.spawned.model)[1]
+
+
+def _chat_attributes(run: _Run, turn: int) -> dict[str, Any]:
+    provider, model = names.provider_and_model(run.spawned.model)
+    return {names.OPERATION: names.CHAT, names.PROVIDER: provider, names.MODEL: model, names.TURN: turn}
+
+
+def _who(event: Event) -> dict[str, Any]:
+    return {
+        names.CONVERSATION: event.tree,
+        names.AGENT: event.agent,
+        names.RUN: event.run,
+        names.PATH: event.path,
+    }
+
+
+def _tokens(usage: Usage) -> dict[str, Any]:
+    counts = {names.INPUT: usage.input_tokens, names.OUTPUT: usage.output_tokens}
+    cached = {names.CACHE_READ: usage.cache_read_tokens, names.CACHE_WRITE: usage.cache_write_tokens}
+    return counts | {name: count for name, count in cached.items() if count}
+
+
+def _description(body: RunSpawned) -> str:
+    profile = body.profile
+    fields = msgspec.json.decode(profile) if isinstance(profile, msgspec.Raw) else profile
+    return str(fields.get("description") or "")
+
+
+def _finish(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:
+    if error:
+        span.set_attribute(names.ERROR, error)
+        span.set_status(StatusCode.ERROR, words or None)
+    if news:
+        span.end(at)
+
+
+def _remote(traceparent: str) -> SpanContext | None:
+    if not traceparent:
+        return None
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+
+
+def _below(parent: SpanContext | None) -> Context:
+    """A context of its own: whatever span is active in this thread has nothing to do with it."""
+    return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def _nanoseconds(event: Event) -> int:
+    return round(event.at * 1e9)

@@ -1,0 +1,256 @@
+"""Code mode: `execute_python_code`, one Python program instead of many tool calls.
+
+The program runs where its run does, as a group of processes like a shell's command. The MCP tools of its run are
+modules it can import; what it calls comes back over a channel of its own and is made on the run's link, as a call of
+the run like any other. A program that does not keep to the channel is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.core.errors import ToolError
+from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Maker, Outcome
+from retinue.core.rules import CODE_MODE
+from retinue.tools import code_modules, guard
+from retinue.tools import process_groups as groups
+from retinue.tools.code_program import FRAME_BYTES, HEAD
+from retinue.tools.truncate import Ends, cut
+
+DEFAULT_SECONDS = 60
+MAX_SECONDS = 3600
+CODE_BYTES = 256 * 1024
+AT_ONCE = 32
+KEPT_BYTES = 16 * 1024 * 1024
+STOP_SECONDS = 2.0
+NOTE_BYTES = 4096
+NOTE_CHARACTERS = 200
+NOTES = 5
+PROGRAM = str(Path(__file__).with_name("code_program.py"))
+
+
+class ExecutePython:
+    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `walled`
+    says that it ends with us anyhow."""
+
+    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, walled: bool = False) -> None:
+        self._modules = code_modules.modules_of(lent)
+        self._grace = grace
+        self._walled = walled
+        self.spec = ToolSpec(
+            CODE_MODE,
+            code_modules.description(self._modules),
+            {
+                "type": "object",
+                "properties": {
+                    "code": {"type": "string", "description": "the Python program"},
+                    "executionTimeout": {
+                        "type": "integer",
+                        "description": "seconds; waiting for a person's approval does not count",
+                        "default": DEFAULT_SECONDS,
+                        "minimum": 1,
+                        "maximum": MAX_SECONDS,
+                    },
+                },
+                "required": ["code"],
+            },
+            display_name="Python",
+        )
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return guard.visible(_asked(call)[0])
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        code, seconds = _asked(call)
+        sources = {module.name: module.source for module in self._modules}
+        ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
+        running, held, grace = _Running(seconds), False, self._grace
+        env = groups.environment(os.environ, run=link.ref.path)
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
+                proc, output = groups.start(
+                    argv,
+                    cwd=folders.workspace,
+                    env=env,
+                    tool=call.name,
+                    guard=not self._walled,
+                    what="program",
+                    keep=(theirs.fileno(),),
+                )
+            with groups.Pipe(output, ends) as pipe:
+                try:
+                    try:
+                        with link.program(call, kept=_kept(folders), person=running.person) as make:
+                            in_time = await running.follow(proc, ours, {"code": code, "modules": sources}, make)
+                    finally:
+                        await running.stop()
+                    if in_time:
+                        held = not await pipe.drained()
+                        grace = 0.0
+                finally:
+                    await groups.end(proc, grace)
+                await pipe.drained()
+                said = ends.close()
+        notes = running.notes[:NOTES] + ([groups.ENDED] if held else [])
+        late = "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
+        return groups.outcome(proc, said, notes, late=late)
+
+
+def _asked(call: Call) -> tuple[str, float]:
+    code, seconds = guard.take(call, "code", str), guard.take(call, "executionTimeout", float, float(DEFAULT_SECONDS))
+    if not code.strip():
+        raise ToolError(f"{call.name}: 'code' is empty")
+    if len(code.encode("utf-8", "replace")) > CODE_BYTES:
+        raise ToolError(f"{call.name}: 'code' is longer than {CODE_BYTES} bytes")
+    if not seconds > 0:  # written so that NaN is refused too
+        raise ToolError(f"{call.name}: 'executionTimeout' must be more than 0, got {seconds}")
+    return code, min(seconds, float(MAX_SECONDS))
+
+
+def _kept(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
+    def kept(call: Call, outcome: Outcome) -> Outcome:
+        """What the log keeps of a result the program got whole."""
+        if outcome.file:
+            return outcome
+        text, file = cut(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
+        return Outcome(text, outcome.success, file=file)
+
+    return kept
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """One call as a program asks for it."""
+
+    id: int
+    tool: str
+    args: dict[str, Any]
+
+
+_DECODER = msgspec.json.Decoder(_Asked)
+
+
+class _Running:
+    """A program at work: its time, its channel and the calls it waits for. `follow` once, then `stop`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left, self._since, self._waits = seconds, 0.0, 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self.problem = ""
+        self.notes: list[str] = []
+
+    async def follow(self, proc: subprocess.Popen[bytes], channel: socket.socket, start: Any, make: Maker) -> bool:
+        """True when the program has ended by itself; raises what a call of it raised that ends the run."""
+        reader, writer = await asyncio.open_unix_connection(sock=channel)
+        writer.write(_frame(start))
+        exited = asyncio.ensure_future(groups.exited(proc))
+        self._spawn(self._serve(reader, writer, make))
+        self._resume()
+        try:
+            await asyncio.wait((exited, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                self._over.result()
+                return False
+            return True
+        finally:
+            writer.transport.abort()
+            exited.cancel()
+            await asyncio.wait((exited,))
+
+    async def stop(self) -> None:
+        """Gives up the calls it still waits for."""
+        self._waits += 1
+        self._pause()
+        self._over.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+
+    def person(self, waits: bool) -> None:
+        """Somebody is asked about a call, or was: the time stands still meanwhile."""
+        self._waits += 1 if waits else -1
+        if self._waits == 0:
+            self._resume()
+        elif waits:
+            self._pause()
+
+    def _resume(self) -> None:
+        if not self._waits and self._timer is None:
+            self._since = self._loop.time()
+            self._timer = self._loop.call_later(max(0.0, self._left), self._end)
+
+    def _pause(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left -= self._loop.time() - self._since
+
+    def _end(self, problem: str = "") -> None:
+        if not self._over.done():
+            self.problem = problem
+            self._over.set_result(None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Maker) -> None:
+        """Takes its calls, as many at once as there is room for, until it closes its end."""
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(HEAD), "big")
+                if size > FRAME_BYTES:
+                    raise ValueError(f"a frame of {size} bytes")
+                asked = _DECODER.decode(await reader.readexactly(size))
+                await self._room.acquire()
+                self._spawn(self._answer(asked, writer, make))
+        except (asyncio.IncompleteReadError, OSError):
+            return
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._end(f"[ended: it broke the channel to its tools: {error}]")
+
+    async def _answer(self, asked: _Asked, writer: asyncio.StreamWriter, make: Maker) -> None:
+        try:
+            made = await make(asked.tool, asked.args)
+        except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
+            if not self._over.done():
+                self._over.set_exception(error)
+            return
+        finally:
+            self._room.release()
+        if made.note:
+            self.notes.append(made.note[:NOTE_CHARACTERS])
+        answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
+        writer.write(_frame(answer))
+        if writer.transport.get_write_buffer_size() > KEPT_BYTES:
+            self._end("[ended: it does not read the answers of its tools]")
+
+
+def _frame(value: Any) -> bytes:
+    try:
+        body = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
+        body = msgspec.json.encode(_whole(value))
+    return len(body).to_bytes(HEAD, "big") + body
+
+
+def _whole(value: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}

@@ -1,0 +1,266 @@
+"""Putting planned changes into a folder, all of them or none, also when the power goes in between.
+
+New files are made aside first; then a journal is written, and each file is swapped in with its old one kept, by hard
+links, so that a file is never missing and a file that somebody changed meanwhile is noticed. Whatever goes wrong
+before the end puts everything back; a journal that a dead process left is put back by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.workspaces.merge import Change, parent
+from retinue.workspaces.run_folders import private_folder
+from retinue.workspaces.store import Held, Store, name_of
+from retinue.workspaces.walk import chunks, shown
+
+FOLDER = "applying"
+JOURNAL, DONE = "journal.json", "done"
+CHANGED = "{path} was changed while it was being replaced; everything is as it was before"
+BUSY = "another process is taking over changes into this folder just now"
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One file: where (as hexadecimal bytes, for names are no text), and what it was and is to be."""
+
+    path: str
+    old: tuple[str, str] | None
+    new: tuple[str, str] | None
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    root: str
+    steps: tuple[_Step, ...]
+    folders: tuple[str, ...]
+
+
+def swap(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
+    """Makes the changes in `root`. `aside` is a folder of ours on the same file system."""
+    with _alone(aside):
+        _recover(aside)
+        staging = private_folder(f"{aside}/{secrets.token_hex(8)}")
+        try:
+            _stage(staging, root, changes, store)
+            journal = _Journal(root, tuple(_step(change) for change in changes), tuple(_missing(root, changes)))
+            _write(staging / JOURNAL, msgspec.json.encode(journal))
+            _go(staging, root, changes)
+            _write(staging / DONE, b"")
+        except OSError as error:
+            _put_back(staging)
+            path = shown(str(error.filename or root))
+            raise RetinueError(f"nothing was changed: {path}: {error.strerror or error}") from error
+        except BaseException:
+            _put_back(staging)
+            raise
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def recover(aside: str) -> bool:
+    """Puts back what a process that died had begun; whether there was such a thing."""
+    if not Path(aside).is_dir():
+        return False
+    with _alone(aside):
+        return _recover(aside)
+
+
+def _recover(aside: str) -> bool:
+    found = [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir()]
+    for staging in found:
+        if (staging / DONE).exists():
+            shutil.rmtree(staging, ignore_errors=True)
+        else:
+            _put_back(staging)
+    return bool(found)
+
+
+@contextmanager
+def _alone(aside: str) -> Iterator[None]:
+    made = not Path(aside).parent.exists()
+    private_folder(aside)
+    lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RetinueError(BUSY) from None
+        yield
+    finally:
+        os.close(lock)
+        if made:  # a project that has no state of ours stays without, unless something had to be left there
+            with suppress(OSError):
+                Path(aside, "lock").unlink()
+                Path(aside).rmdir()
+                Path(aside).parent.rmdir()
+
+
+def _step(change: Change) -> _Step:
+    return _Step(os.fsencode(change.path).hex(), change.old, change.new)
+
+
+def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
+    owner = Path(root).stat()
+    for number, change in enumerate(changes):
+        if change.new is None:
+            continue
+        place = staging / f"new-{number}"
+        if change.new.mode == "120000":
+            place.symlink_to(os.fsdecode(store.read(change.new.oid)))
+            _hand_over(place, owner)
+            continue
+        mode = 0o777 if change.new.mode == "100755" else 0o666
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            store.write(change.new.oid, fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        _hand_over(place, owner)
+
+
+def _hand_over(place: Path, owner: os.stat_result) -> None:
+    """What root writes belongs to whom the folder belongs: a run behind a wall, or the user."""
+    if os.geteuid() == 0:
+        os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def _missing(root: str, changes: Sequence[Change]) -> Iterator[str]:
+    """The folders that will have to be made, inner ones last."""
+    found: dict[str, None] = {}
+    for change in changes:
+        steps = change.path.split("/")[:-1] if change.new is not None else []
+        for at in range(1, len(steps) + 1):
+            folder = "/".join(steps[:at])
+            if not os.path.lexists(f"{root}/{folder}"):
+                found[os.fsencode(folder).hex()] = None
+    yield from found
+
+
+def _go(staging: Path, root: str, changes: Sequence[Change]) -> None:
+    """What goes first, so that a folder can take the place of a file and a file that of a folder."""
+    for number, change in enumerate(changes):
+        if change.new is None:
+            _remove(staging, number, root, change)
+    for number, change in enumerate(changes):
+        if change.new is not None:
+            _place(staging, number, root, change)
+    for number, change in enumerate(changes):
+        if change.old is not None:
+            _verify(staging / f"old-{number}", change)
+
+
+def _remove(staging: Path, number: int, root: str, change: Change) -> None:
+    with parent(root, change.path) as (folder, name):
+        os.rename(name, staging / f"old-{number}", src_dir_fd=folder)
+    _verify(staging / f"old-{number}", change)
+    steps = change.path.split("/")[:-1]
+    while steps:
+        with parent(root, "/".join(steps)) as (folder, name):
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except OSError:  # something is still in it
+                return
+        steps.pop()
+
+
+def _place(staging: Path, number: int, root: str, change: Change) -> None:
+    new, old = staging / f"new-{number}", staging / f"old-{number}"
+    with parent(root, change.path, make=True) as (folder, name):
+        if change.old is None:
+            os.link(new, name, dst_dir_fd=folder, follow_symlinks=False)  # fails where something is by now
+            return
+        os.link(name, old, src_dir_fd=folder, follow_symlinks=False)
+        _verify(old, change)
+        second = staging / f"second-{number}"
+        os.link(new, second, follow_symlinks=False)
+        if not old.is_symlink() and not new.is_symlink():
+            _keep_mode(new, old)
+        os.rename(second, name, dst_dir_fd=folder)
+
+
+def _keep_mode(new: Path, old: Path) -> None:
+    """The permissions of the file that is replaced, but for whether it can be run."""
+    mode, runs = stat.S_IMODE(old.stat().st_mode) & 0o777, new.stat().st_mode & 0o100
+    new.chmod(mode & ~0o111 if not runs else mode | ((mode & 0o444) >> 2))
+
+
+def _verify(kept: Path, change: Change) -> None:
+    status = os.lstat(kept)
+    if stat.S_ISLNK(status.st_mode):
+        data = os.fsencode(kept.readlink())
+        found = Held("120000", name_of(len(data), iter((data,))))
+    else:
+        fd = os.open(kept, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = "100755" if status.st_mode & 0o100 else "100644"
+            found = Held(mode, name_of(os.fstat(fd).st_size, chunks(fd)))
+        finally:
+            os.close(fd)
+    if found != change.old:
+        raise RetinueError(CHANGED.format(path=shown(change.path)))
+
+
+def _put_back(staging: Path) -> None:
+    """As it was, from the journal; without one nothing was begun."""
+    try:
+        journal = msgspec.json.decode((staging / JOURNAL).read_bytes(), type=_Journal)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        shutil.rmtree(staging, ignore_errors=True)
+        return
+    for number, step in reversed(list(enumerate(journal.steps))):
+        if step.new is not None:
+            _undo_place(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
+    for folder in reversed(journal.folders):
+        with suppress(OSError), parent(journal.root, os.fsdecode(bytes.fromhex(folder))) as (above, name):
+            os.rmdir(name, dir_fd=above)
+    for number, step in enumerate(journal.steps):
+        if step.new is None:
+            _undo_remove(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _undo_place(staging: Path, number: int, root: str, path: str) -> None:
+    new, old = staging / f"new-{number}", staging / f"old-{number}"
+    with suppress(FileNotFoundError, NotADirectoryError), parent(root, path) as (folder, name):
+        here = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not os.path.samestat(here, os.lstat(new)):
+            return  # it was not put there yet, or somebody put another one there since
+        if os.path.lexists(old):
+            os.rename(old, name, dst_dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
+    old = staging / f"old-{number}"
+    if not os.path.lexists(old):
+        return
+    with parent(root, path, make=True) as (folder, name):
+        try:
+            os.link(old, name, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return
+
+
+def _write(path: Path, data: bytes) -> None:
+    """On disk before anything that relies on it happens."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

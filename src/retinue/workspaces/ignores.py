@@ -1,0 +1,129 @@
+"""Which files `.gitignore` leaves out, asked of git in a folder of ours that holds nothing but copies of those files.
+
+So git never looks at the folder itself: a FIFO, a link or a nested repository there is not its business. Git's
+patterns can be made to take for ever; one that does is given up on, and then nothing more is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from retinue.workspaces import git
+from retinue.workspaces.walk import Entry, chunks, open_entry
+
+SECONDS = 5.0
+FILE_BYTES = 256 * 1024
+_FIELDS = 4
+
+
+class Ignores:
+    """Call it with each entry of one walk, in the walk's order. What is `tracked`, or leads there, is never ignored.
+    The user's `repository` adds the rules that stand outside the project."""
+
+    def __init__(self, tracked: Iterable[str], repository: git.Repository | None) -> None:
+        self._tracked: set[str] = set()
+        for path in tracked:
+            at = len(path)
+            while at > 0 and path[:at] not in self._tracked:
+                self._tracked.add(path[:at])
+                at = path.rfind("/", 0, at)
+        self._repository = repository
+        self._prefix = "" if repository is None else repository.prefix
+        self.gave_up = False
+
+    def __enter__(self) -> Ignores:
+        self._folder = tempfile.mkdtemp(prefix="retinue-ignores-")
+        work, store = f"{self._folder}/work", f"{self._folder}/git"
+        Path(work).mkdir()
+        git.ours("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=self._folder)
+        Path(store, "info").mkdir(exist_ok=True)
+        if self._repository is not None:
+            rules = b"\n".join(_content(file) for file in self._repository.excludes)
+            Path(store, "info", "exclude").write_bytes(rules)
+            for folder, file in self._repository.above:
+                place = Path(work, folder)
+                place.mkdir(parents=True, exist_ok=True)
+                (place / ".gitignore").write_bytes(_content(file))
+        line, env = git.command(
+            f"--work-tree={work}", "check-ignore", "--no-index", "--stdin", "-z", "-v", "-n", git_dir=store
+        )
+        self._work = work
+        self._process = subprocess.Popen(
+            line, env=env, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __call__(self, entry: Entry) -> bool:
+        if entry.name == ".gitignore":
+            self._learn(entry)
+        if entry.path in self._tracked or self.gave_up:
+            return False
+        place = Path(self._work, self._prefix + entry.path)
+        try:
+            if entry.is_folder:
+                place.mkdir(parents=True, exist_ok=True)  # a pattern may be about folders only
+            ignored = self._ask(self._prefix + entry.path)
+            if entry.is_folder and ignored:
+                place.rmdir()
+        except OSError:  # too long a path, or git is gone
+            return False
+        return ignored
+
+    def _learn(self, entry: Entry) -> None:
+        if not stat.S_ISREG(entry.status.st_mode) or entry.status.st_size > FILE_BYTES:
+            return
+        try:
+            fd = open_entry(entry)
+            try:
+                rules = b"".join(chunks(fd))[:FILE_BYTES]
+            finally:
+                os.close(fd)
+            place = Path(self._work, self._prefix + entry.path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(rules)
+        except OSError:
+            return
+
+    def _ask(self, path: str) -> bool:
+        asking, answering = self._process.stdin, self._process.stdout
+        assert asking is not None and answering is not None
+        asking.write(os.fsencode(path) + b"\0")
+        waiting = select.poll()
+        waiting.register(answering.fileno(), select.POLLIN)
+        answer = b""
+        while answer.count(b"\0") < _FIELDS:
+            if not waiting.poll(SECONDS * 1000):
+                self.gave_up = True
+                return False
+            chunk = os.read(answering.fileno(), 65536)
+            if not chunk:
+                self.gave_up = True
+                return False
+            answer += chunk
+        source, _, pattern, _ = answer.split(b"\0")[:_FIELDS]
+        return bool(source) and not pattern.startswith(b"!")
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,221 @@
+"""What taking over changes would do to a folder as it is now: three-way, file by file, with nothing written there.
+
+The folder is read by descriptor and no link is followed. A file that both sides changed is merged by lines; what
+cannot be is a conflict with a reason, and one conflict is enough for nothing to be done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from retinue.core.errors import RetinueError
+from retinue.workspaces import git
+from retinue.workspaces.store import Files, Held, Import, Store
+from retinue.workspaces.walk import chunks, forbidden, shown
+
+MERGE_BYTES = 16 * 1024 * 1024
+SNIFF_BYTES = 8000
+_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Change(NamedTuple):
+    """One file of the folder: what it must be now, and what it is to be; None is no file."""
+
+    path: str
+    old: Held | None
+    new: Held | None
+
+
+class Conflict(NamedTuple):
+    path: str
+    why: str
+
+
+@dataclass
+class Plan:
+    """`diff` is what a person says yes to, `digest` stands for it."""
+
+    target: str
+    changes: list[Change] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+    diff: bytes = b""
+    digest: str = ""
+
+    def refusal(self) -> str:
+        return "\n".join(f"{shown(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
+
+
+def plan(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Plan:
+    """The changes of some runs (how each workspace began, how it ended), one after the other, onto the folder."""
+    made = Plan(target)
+    touched = sorted({path for base, end in steps for path in _touched(base, end)})
+    now = _Now(target, gone={path for path in touched if all(path not in end for _, end in steps)})
+    with Import(store) as into:
+        before = {path: now.read(path, into, made) for path in touched}
+    result, lost = dict(before), {conflict.path for conflict in made.conflicts}
+    with Import(store) as into:
+        merger = _Merger(store, into)
+        for base, end in steps:
+            for path in _touched(base, end):
+                if path in lost:
+                    continue
+                merged = merger.merge(base.get(path), result[path], end.get(path))
+                if isinstance(merged, str):
+                    made.conflicts.append(Conflict(path, merged))
+                else:
+                    result[path] = merged
+        made.changes = [Change(path, before[path], result[path]) for path in touched if before[path] != result[path]]
+        ref = f"refs/plans/{secrets.token_hex(8)}"
+        for name, files in (("before", before), ("after", result)):
+            into.tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
+    for change in made.changes:
+        _check(change, made, store)
+    try:
+        made.diff = store.diff(f"{ref}/before", f"{ref}/after", "-M")
+    finally:
+        store.drop(f"{ref}/before")
+        store.drop(f"{ref}/after")
+    made.digest = hashlib.sha256(repr(made.changes).encode("utf-8", "surrogateescape")).hexdigest()
+    return made
+
+
+def _touched(base: Mapping[str, Held], end: Mapping[str, Held]) -> Iterator[str]:
+    return (path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path))
+
+
+class _Now:
+    """The folder as it is. `gone` are the files that will not be there any more."""
+
+    def __init__(self, root: str, *, gone: set[str]) -> None:
+        self._root = root
+        self._gone = gone
+
+    def read(self, path: str, into: Import, made: Plan) -> Held | None:
+        try:
+            with parent(self._root, path) as (folder, name):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISLNK(status.st_mode):
+                    return Held("120000", into.keep(os.fsencode(os.readlink(name, dir_fd=folder))))
+                if stat.S_ISREG(status.st_mode):
+                    return self._file(folder, name, into)
+                if not stat.S_ISDIR(status.st_mode) or self._keeps(path):
+                    what = "a folder" if stat.S_ISDIR(status.st_mode) else "neither a file nor a folder"
+                    made.conflicts.append(Conflict(path, f"is {what} here"))
+        except FileNotFoundError:
+            pass
+        except (NotADirectoryError, OSError) as error:
+            above = [path[:at] for at, char in enumerate(path) if char == "/"]
+            if not any(folder in self._gone for folder in above):
+                made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
+        return None
+
+    def _file(self, folder: int, name: str, into: Import) -> Held:
+        fd = os.open(name, _FILE, dir_fd=folder)
+        try:
+            mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
+            return Held(mode, into.keep(b"".join(chunks(fd))))
+        finally:
+            os.close(fd)
+
+    def _keeps(self, path: str) -> bool:
+        """Whether a folder will still have something in it."""
+        top = Path(self._root, path)
+        return any(
+            f"{Path(above, name).relative_to(self._root)}" not in self._gone
+            for above, _, names in os.walk(top)
+            for name in names
+        )
+
+
+class _Merger:
+    def __init__(self, store: Store, into: Import) -> None:
+        self._store = store
+        self._into = into
+        self._fresh: dict[str, bytes] = {}  # merged here, and not yet in the store
+
+    def merge(self, base: Held | None, here: Held | None, end: Held | None) -> Held | str | None:
+        """What the file is to be, or why that cannot be said."""
+        if here in (base, end):
+            return end
+        if here is None:
+            return "was deleted here and changed by the run"
+        if end is None:
+            return "was changed here and deleted by the run"
+        if base is None:
+            return "was added here and by the run, with different content"
+        if "120000" in (base.mode, here.mode, end.mode):
+            return "is a link, and both changed it"
+        oid = self._content(base.oid, here.oid, end.oid)
+        if oid is None:
+            return "was changed here and by the run, in the same lines"
+        if not oid:
+            return "was changed here and by the run, and is binary or too large to merge"
+        return Held(end.mode if end.mode != base.mode else here.mode, oid)
+
+    def _content(self, base: str, here: str, end: str) -> str | None:
+        """The merged content's name; None for a conflict, nothing for what has no lines."""
+        if end in (base, here):
+            return here
+        if here == base:
+            return end
+        contents = [self._fresh.get(oid) or self._store.read(oid) for oid in (here, base, end)]
+        if any(len(content) > MERGE_BYTES or b"\0" in content[:SNIFF_BYTES] for content in contents):
+            return ""
+        with tempfile.TemporaryDirectory(prefix="retinue-merge-") as folder:
+            for name, content in zip(("here", "base", "end"), contents, strict=True):
+                Path(folder, name).write_bytes(content)
+            words = ("merge-file", "-p", "-q", "here", "base", "end")
+            try:
+                merged = git.ours(*words, git_dir=self._store.folder, cwd=folder)
+            except RetinueError:  # the exit code is the number of conflicts
+                return None
+        oid = self._into.keep(merged)
+        self._fresh[oid] = merged
+        return oid
+
+
+def _check(change: Change, made: Plan, store: Store) -> None:
+    """What no yes makes right: names that are git's or ours, links that lead out."""
+    parts = change.path.split("/")
+    if any(part in ("", ".", "..") or "\0" in part or forbidden(part) for part in parts):
+        made.conflicts.append(Conflict(change.path, "is a name that no run may write"))
+    elif change.new is not None and change.new.mode == "120000":
+        target = os.fsdecode(store.read(change.new.oid))
+        inside = os.path.normpath("/".join([*parts[:-1], target]))
+        if target.startswith("/") or inside.split("/")[0] == ".." or any(map(forbidden, inside.split("/"))):
+            made.conflicts.append(Conflict(change.path, f"is a link that leads out of the project, to {shown(target)}"))
+    elif change.new is not None and change.new.mode not in ("100644", "100755"):
+        made.conflicts.append(Conflict(change.path, "is neither a file nor a link"))
+
+
+@contextmanager
+def parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The open folder that holds a path below the root, and the name in it; no step follows a link."""
+    *steps, name = path.split("/")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in steps:
+            try:
+                inner = os.open(step, _STEP, dir_fd=fd)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                os.mkdir(step, dir_fd=fd)
+                inner = os.open(step, _STEP, dir_fd=fd)
+                if os.geteuid() == 0:  # what root makes is its who owns the folder
+                    os.fchown(inner, os.fstat(fd).st_uid, os.fstat(fd).st_gid)
+            os.close(fd)
+            fd = inner
+        yield fd, name
+    finally:
+        os.close(fd)

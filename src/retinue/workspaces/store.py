@@ -1,0 +1,183 @@
+"""The store of a tree: a bare git folder of ours that keeps how each copied workspace began and how it ended.
+
+Nothing is ever checked out of it and no work tree belongs to it. Names and contents come from runs and are data here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from retinue.core.errors import RetinueError
+from retinue.workspaces import git
+from retinue.workspaces.run_folders import private_folder
+
+# What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
+_ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
+WAIT_SECONDS = 0.2
+_DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
+
+
+class Held(NamedTuple):
+    """A file as a tree of the store has it: git's mode and the name of its content."""
+
+    mode: str
+    oid: str
+
+
+Files = dict[str, Held]
+
+
+class Store:
+    """Many threads may use one; each import writes a pack of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._known: set[str] = set()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def made(self) -> Store:
+        with self._lock:
+            if not Path(self.folder, "HEAD").exists():
+                private_folder(self.folder)
+                words = ("init", "-q", "--bare", "--template=", "--object-format=sha1", self.folder)
+                git.ours(*words, git_dir=self.folder)
+                Path(self.folder, "info").mkdir(exist_ok=True)
+                Path(self.folder, "info", "attributes").write_text(_ATTRIBUTES)
+        return self
+
+    @contextmanager
+    def alone(self, stop: threading.Event) -> Iterator[None]:
+        """Waits for its turn, as long as it is wanted."""
+        while not self._turn.acquire(timeout=WAIT_SECONDS):
+            if stop.is_set():
+                raise RetinueError("stopped")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def knows(self, oid: str) -> bool:
+        return oid in self._known
+
+    def learn(self, oids: Iterable[str]) -> None:
+        with self._lock:
+            self._known.update(oids)
+
+    def files(self, ref: str) -> Files:
+        """Everything in a tree."""
+        found: Files = {}
+        for line in git.ours("ls-tree", "-r", "-z", "--full-tree", ref, git_dir=self.folder).split(b"\0"):
+            if line:
+                about, _, name = line.partition(b"\t")
+                mode, _, oid = about.decode().split(" ")
+                found[os.fsdecode(name)] = Held(mode, oid)
+        return found
+
+    def has(self, ref: str) -> bool:
+        return bool(git.ours("rev-parse", "--verify", "--quiet", ref, git_dir=self.folder, good=(0, 1)).strip())
+
+    def read(self, oid: str) -> bytes:
+        return git.ours("cat-file", "blob", oid, git_dir=self.folder)
+
+    def write(self, oid: str, fd: int) -> None:
+        """The content into an open file, however large it is."""
+        line, env = git.command("cat-file", "blob", oid, git_dir=self.folder)
+        done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, stdout=fd, stderr=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise RetinueError(f"the store {self.folder} has no {oid}: it is damaged")
+
+    def diff(self, old: str, new: str, *options: str) -> bytes:
+        return git.ours("diff", *_DIFF, *options, old, new, "--", git_dir=self.folder)
+
+    def drop(self, ref: str) -> None:
+        git.ours("update-ref", "-d", ref, git_dir=self.folder)
+
+
+class Import:
+    """One stream of contents and trees into the store; they are there when it has been left without an error."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new: set[str] = set()
+
+    def __enter__(self) -> Import:
+        line, env = git.command("fast-import", "--quiet", "--done", "--force", "--depth=0", git_dir=self._store.folder)
+        self._process = subprocess.Popen(
+            line, env=env, cwd=self._store.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._put(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        else:
+            self._put(b"done\n")
+        _, words = self._process.communicate()
+        if error is None and self._process.returncode:
+            what = " ".join(words.decode("utf-8", "replace").split())
+            raise RetinueError(f"git fast-import failed: {what[:300]}")
+        if error is None:
+            self._store.learn(self._new)
+
+    def content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
+        """A content whose name and size are known, unless the store has it. One that is another by now ends all."""
+        if oid in self._new or self._store.knows(oid):
+            return
+        digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
+        self._put(b"blob\ndata %d\n" % size)
+        for chunk in data:
+            self._put(chunk[:left])
+            digest.update(chunk)
+            left -= len(chunk)
+        if left or digest.hexdigest() != oid:
+            raise RetinueError("a file was changed while it was looked at")
+        self._put(b"\n")
+        self._new.add(oid)
+
+    def keep(self, data: bytes) -> str:
+        """A content at hand; its name."""
+        oid = name_of(len(data), iter((data,)))
+        self.content(oid, len(data), iter((data,)))
+        return oid
+
+    def tree(self, ref: str, files: Mapping[str, Held]) -> None:
+        """A tree under the name `ref`."""
+        self._put(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
+        for path, held in files.items():
+            self._put(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quoted(path)))
+        self._put(b"\n")
+
+    def _put(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+        except BrokenPipeError:
+            words = b"" if self._process.stderr is None else self._process.stderr.read(300)
+            raise RetinueError(f"git fast-import failed: {words.decode('utf-8', 'replace').strip()}") from None
+
+
+def name_of(size: int, data: Iterator[bytes]) -> str:
+    """What git calls this content."""
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    for chunk in data:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _quoted(path: str) -> bytes:
+    raw = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"' + raw + b'"'

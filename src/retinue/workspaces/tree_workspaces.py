@@ -1,0 +1,223 @@
+"""The copied workspaces of trees, from the outside: made when a run starts, looked at when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retinue.core.errors import RetinueError
+from retinue.core.limits import WORKSPACE_MIB
+from retinue.core.results import ChangedFile
+from retinue.workspaces import git
+from retinue.workspaces.create import MIB, Made, make
+from retinue.workspaces.ignores import Ignores
+from retinue.workspaces.run_folders import private_folder
+from retinue.workspaces.store import Files, Held, Import, Store, name_of
+from retinue.workspaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
+from retinue.workspaces.workspace import APPLIED, CHANGES, SPACE, ChangesFact, Space, SpaceFact, read_fact, write_fact
+
+MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
+IN_MEMORY_BYTES = 16 * MIB
+LISTED = 200
+REMEMBERED = 64
+SNAPSHOT_BYTES = 64 * MIB
+STORE = "spaces.git"
+GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
+CLOSE_SECONDS = 10.0
+_UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
+
+
+def store_of(own: str) -> Store:
+    """The store of the tree that a run's folder is of."""
+    return Store(str(Path(own).parent / STORE))
+
+
+class Spaces:
+    """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
+
+    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
+        self._limit = max_mib * MIB
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        self.at_work: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """Waits for what still copies or looks, which nobody else does when its run was killed."""
+        if self.at_work:
+            await asyncio.wait(self.at_work, timeout=CLOSE_SECONDS)
+
+    def open(self, space: Space, stop: threading.Event) -> Made:
+        """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
+        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty
+        folder everything would seem to be deleted. Those of a tree are made one after the other, so that what they
+        have in common is kept once."""
+        if read_fact(space.own, SPACE, SpaceFact) is not None:
+            if _is_empty(space.path) and store_of(space.own).files(space.base):
+                raise RetinueError(GONE.format(path=space.path))
+            for name in (CHANGES, APPLIED):  # what was found out, or taken over, before there was more
+                Path(space.own, name).unlink(missing_ok=True)
+            return Made()
+        if Path(space.path).is_dir() and not Path(space.path).is_symlink():
+            shutil.rmtree(space.path)
+        with self._lock:
+            if space.tree not in self._stores and len(self._stores) >= REMEMBERED:
+                self._stores.clear()
+            store = self._stores.setdefault(space.tree, store_of(space.own))
+        private_folder(space.own)
+        store.made()
+        begun = None if space.begun is None else store.files(space.begun.base)
+        with store.alone(stop):
+            made = make(
+                space.path, kind=space.kind, source=space.source, project=space.project, store=store, ref=space.base,
+                known=begun, limit=self._limit, stop=stop,
+            )  # fmt: skip
+        fact = SpaceFact(space.kind, space.path, space.source, space.project, made.objects)
+        write_fact(space.own, SPACE, fact)
+        return made
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not any(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def settle(space: Space, *, stop: threading.Event | None = None) -> tuple[ChangesFact, set[str]]:
+    """Looks at what a run has left and keeps it; what it came to, and the new and changed files by name. Nothing of the
+    workspace's own `.git` is read."""
+    store = store_of(space.own)
+    base = store.files(space.base)
+    end, skipped = look(space, store, base, ref=space.end, stop=stop)
+    files = changed(base, end)
+    fact = ChangesFact(tuple(files[:LISTED]), len(files), str(skipped))
+    write_fact(space.own, CHANGES, fact)
+    return fact, {path for path in end if base.get(path) != end[path]}
+
+
+def look(
+    space: Space, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
+) -> tuple[Files, Skipped]:
+    """The workspace as it is now, kept under `ref`."""
+    end: Files = {}
+    left = MAX_CHANGED_BYTES
+    store.learn(held.oid for held in base.values())
+    with Ignores(base, git.repository(space.project)) as ignores, Import(store) as into:
+        walker = Walker(space.path, ignored=ignores, foreign=True, stop=stop)
+        for entry in walker.entries():
+            if entry.is_folder:
+                continue
+            try:
+                if entry.path not in base:
+                    left -= entry.status.st_size
+                if left < 0 or entry.status.st_size > MAX_CHANGED_BYTES:
+                    raise OSError(None, "too large")
+                end[entry.path] = _held(entry, into)
+            except OSError as error:
+                walker.leave_out(entry.path, error.strerror or str(error))
+        for path in walker.linked():
+            walker.leave_out(path, "also a file elsewhere, by a hard link")
+            end.pop(path, None)
+        for path in base.keys() - end.keys():
+            if _is_unseen(path, walker.unseen):  # what cannot be looked at has not been deleted
+                end[path] = base[path]
+        if ignores.gave_up:
+            walker.skipped.add(".gitignore", "git gave up on its patterns")
+        into.tree(ref, end)
+    return end, walker.skipped
+
+
+def _held(entry: Entry, into: Import) -> Held:
+    if entry.is_link:
+        return Held(entry.mode, into.keep(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
+    fd = open_entry(entry)
+    try:
+        size = os.fstat(fd).st_size
+        if size <= IN_MEMORY_BYTES:
+            return Held(entry.mode, into.keep(_whole(fd, 2 * IN_MEMORY_BYTES)))
+        oid = name_of(size, chunks(fd))
+        os.lseek(fd, 0, os.SEEK_SET)
+        into.content(oid, size, chunks(fd))
+        return Held(entry.mode, oid)
+    finally:
+        os.close(fd)
+
+
+def _is_unseen(path: str, unseen: set[str]) -> bool:
+    return bool(unseen) and (path in unseen or any(path[:at] in unseen for at, c in enumerate(path) if c == "/"))
+
+
+def _whole(fd: int, limit: int) -> bytes:
+    data = bytearray()
+    for chunk in chunks(fd):
+        data += chunk
+        if len(data) > limit:
+            raise RetinueError("a file grew while it was looked at")
+    return bytes(data)
+
+
+def changed(base: Mapping[str, Held], end: Mapping[str, Held]) -> list[ChangedFile]:
+    """What is different, by name."""
+    found = []
+    for path in sorted(base.keys() | end.keys()):
+        if base.get(path) != end.get(path):
+            status = "added" if path not in base else "deleted" if path not in end else "modified"
+            found.append(ChangedFile(status, shown(path)))
+    return found
+
+
+def _share(folder: Path) -> None:
+    """Lets the group of the folder above read it: the runs of a tree, where they are users of their own."""
+    gid = folder.parent.stat().st_gid
+    for _, folders, files, at in os.fwalk(folder):
+        os.fchmod(at, 0o750)
+        if os.geteuid() == 0:
+            os.fchown(at, -1, gid)
+            for name in (*folders, *files):
+                os.chown(name, -1, gid, dir_fd=at, follow_symlinks=False)
+
+
+def snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
+    """Puts what a run left where its siblings can read it: all of a folder, or `only` these files of it. Gives what is
+    to be told about it. Nothing appears half."""
+    name = (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
+    target = Path(private_folder(snapshots), name)
+    if os.path.lexists(target):
+        target = target.with_name(f"{name}-{run}")
+    partial = target.with_name(f".{target.name}.new")
+    walker = Walker(workspace, foreign=True)
+    left, copied = SNAPSHOT_BYTES, 0
+    try:
+        for entry in walker.entries():
+            if entry.is_folder or (only is not None and entry.path not in only):
+                continue
+            place = partial / entry.path
+            private_folder(place.parent)
+            if entry.is_link:
+                place.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
+            else:
+                left -= entry.status.st_size
+                if left < 0:
+                    raise RetinueError(f"is larger than {SNAPSHOT_BYTES // MIB} MiB")
+                fd = open_entry(entry)
+                try:
+                    place.write_bytes(_whole(fd, SNAPSHOT_BYTES))
+                finally:
+                    os.close(fd)
+                place.chmod(0o750 if entry.mode == "100755" else 0o640)
+            copied += 1
+        for path in walker.linked():
+            (partial / path).unlink(missing_ok=True)
+        if copied:
+            _share(partial)
+            partial.rename(target)
+    except (OSError, RetinueError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        return f"no snapshot of the workspace for other runs: it {error}"
+    return ""

@@ -1,0 +1,102 @@
+"""A runtime around another one: gives a run its copied workspace before it starts and looks at it when it has ended.
+
+Runs in other workspaces pass through, but for one thing: what a spawned run left in a folder of its own is put where
+its siblings can read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import RunStarted, Warned
+from retinue.core.plans import Job, Runtime, Setup
+from retinue.core.ports import Link
+from retinue.core.results import Ending
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.tree_workspaces import Spaces, settle, snapshot
+from retinue.workspaces.workspace import Space
+
+STOP_SECONDS = 2.0
+T = TypeVar("T")
+
+
+class Spaced:
+    """`setup` is run in each new copy, by whoever runs the job."""
+
+    def __init__(self, inner: Runtime, *, setup: Setup | None, spaces: Spaces) -> None:
+        self._inner = inner
+        self._setup = setup
+        self._spaces = spaces
+        self.name, self.grace = inner.name, inner.grace
+        self.started: RunStarted | None = inner.started
+
+    def run(self, job: Job, link: Link) -> Awaitable[Ending]:
+        folders = job.folders
+        if not isinstance(folders, RunFolders) or (folders.space is None and not folders.snapshots):
+            return self._inner.run(job, link)
+        return self._run(job, link, folders)
+
+    async def _run(self, job: Job, link: Link, folders: RunFolders) -> Ending:
+        space = folders.space
+        if space is not None:
+            await self._open(space, link)
+            if job.past is None or not job.past.set_up:
+                job = msgspec.structs.replace(job, setup=self._setup)
+        try:
+            return await self._inner.run(job, link)
+        finally:
+            if space is not None or folders.used or job.plan.profile.call is not None:
+                await self._leave(job, link, folders)
+
+    async def _open(self, space: Space, link: Link) -> None:
+        made = await self._in_thread(lambda stop: self._spaces.open(space, stop))
+        if made.skipped.count:
+            link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
+
+    async def _leave(self, job: Job, link: Link, folders: RunFolders) -> None:
+        """Also for a run that was told to stop, as long as it is waited for; what is missed here is looked up later."""
+        try:
+            told = await asyncio.shield(self._beside(lambda: _look(job, folders)))
+        except (RetinueError, OSError) as error:
+            told = [f"what it changed was not looked at: {error}"]
+        for text in told:
+            link.emit(Warned(text, code="workspace"))
+
+    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
+        """Runs it beside the loop. When cancelled, it is told, and waited for a little."""
+        stop = threading.Event()
+        task = self._beside(lambda: work(stop))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+            raise
+
+    def _beside(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """In a thread; whoever closes waits for it, so that nothing is written in a folder that is gone."""
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        self._spaces.at_work.add(task)
+        task.add_done_callback(self._spaces.at_work.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+
+def _look(job: Job, folders: RunFolders) -> list[str]:
+    """What is to be told of it."""
+    told: list[str] = []
+    only: set[str] | None = None
+    if folders.space is not None:
+        folders.changes, only = settle(folders.space)
+        if folders.changes.skipped:
+            told.append(f"not among the changes: {folders.changes.skipped}")
+    if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
+        told.append(snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
+    return [text for text in told if text]

@@ -1,0 +1,81 @@
+"""`retinue replay` as a person uses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.tree.kit import call, spawn
+from tests.surfaces.cli.shell import Project, one_line_error
+from tests.surfaces.cli.trees import AGENTS, ANSWER
+
+SUBAGENT = """---
+name: looker
+description: Looks.
+---
+You look at things.
+{more}"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def test_a_recorded_tree_plays_again_without_its_model(project: Project) -> None:
+    assert project.run("--yes", agents=AGENTS).returncode == 0
+    (project.folder / "script.yaml").unlink()
+    before = sorted(path for path in project.folder.rglob("*"))
+    done = project.retinue("replay")
+    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n")
+    assert done.stderr.splitlines()[-1].startswith("replayed: 8 runs, ")
+    assert done.stderr.endswith("events, no difference\n")
+    assert 'explorer [leaf-a] Tool "glob" result:' in done.stderr
+    assert sorted(path for path in project.folder.rglob("*")) == before
+    said = json.loads(project.retinue("replay", "--json", "--quiet").stdout)
+    assert (said["same"], said["runs"], said["differences"], said["ends"]) == (True, 8, [], [])
+
+
+def test_an_edited_profile_shows_what_it_changes_in_the_request(project: Project) -> None:
+    file = project.folder / ".agent/subagent_types/looker/SUBAGENT.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(SUBAGENT.format(more="Be quick."))
+    agents = {
+        "main": [spawn({"task": "look", "subagent_type": "looker"}), {"text": "ok"}],
+        "looker": [{"text": "seen"}],
+    }
+    assert project.run("--yes", agents=agents).returncode == 0
+    assert project.retinue("replay", "--from-disk").returncode == 0
+    file.write_text(SUBAGENT.format(more="Be thorough."))
+    assert project.retinue("replay").returncode == 0
+    done = project.retinue("replay", "--from-disk", "--quiet")
+    assert (done.returncode, done.stdout) == (1, "ok\n")
+    shown = done.stderr.splitlines()
+    assert "/main/looker-1, turn 1: the request departs from the record" in shown
+    assert "-  Be quick." in shown and "+  Be thorough." in shown
+    assert shown[-1].endswith("1 of them departs")
+    said = json.loads(project.retinue("replay", "--from-disk", "--json", "--quiet").stdout)
+    [difference] = said["differences"]
+    assert (said["same"], difference["path"], difference["turn"], difference["what"]) == (
+        False,
+        "/main/looker-1",
+        1,
+        "request",
+    )
+    file.unlink()
+    gone = project.retinue("replay", "--from-disk", "--quiet")
+    assert "looker is played as recorded: unknown profile 'looker'" in gone.stderr
+
+
+def test_where_the_record_ends_is_said(project: Project) -> None:
+    agents = {"main": [call("glob", pattern="*"), {"hang": True}]}
+    assert project.run("--timeout", "1", agents=agents).returncode == 124
+    done = project.retinue("replay", "--quiet")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[-2] == "the record of /main ends in turn 2: it timed out"
+    said = json.loads(project.retinue("replay", "--json", "--quiet").stdout)
+    assert said["ends"] == [{"run": 0, "path": "/main", "turn": 2, "why": "it timed out"}]
+
+
+def test_what_is_not_there_cannot_be_played(project: Project) -> None:
+    assert "there are no runs" in one_line_error(project.retinue("replay", "nothing"))

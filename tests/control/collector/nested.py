@@ -1,0 +1,63 @@
+"""A subagent server whose subagent calls another server, which is this program again: a tower of processes.
+
+    nested.py RUN_ID META
+
+META is the `_meta` of the call, as JSON. Every subagent thinks, calls the next server, and says what it got."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import retinue
+from retinue import build
+from retinue.control.publisher import publisher_of
+from retinue.control.relay import Relay
+from retinue.control.server_limits import Downward
+from retinue.core.errors import SpawnRefused
+from retinue.core.limits import Limits
+from retinue.core.ports import Outcome
+from retinue.core.profiles import Profile, Task
+from retinue.protocol import inherited_limits as travel
+from retinue.protocol.reports import ADDRESS
+from retinue.supervisor.clock import SystemClock
+from retinue.testing import scripted
+
+
+async def main(run_id: str, meta: str) -> str:
+    caller = travel.narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
+    down = Downward(Limits(), SystemClock())
+
+    @retinue.tool(tier="observe")
+    async def ask_server(ctx: retinue.Context) -> str:
+        """Ask the next server."""
+        ref = ctx.link.ref
+        called = relay.call("next", ref, "ask")
+        env = {**os.environ, **relay.environment("next")}
+        words = [sys.executable, __file__, called, json.dumps(dict(relay.meta(ref)))]
+        process = await asyncio.create_subprocess_exec(*words, env=env, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+        relay.returned(called, Outcome(said.decode()))
+        return said.decode().strip()
+
+    supervisor = build.supervisor(build.Parts(project=Path.cwd(), mode="yes"))
+    publisher = publisher_of(supervisor.log)
+    assert publisher is not None
+    down.supervisor = supervisor
+    relay = Relay(down, os.environ[ADDRESS], publisher)
+    replies = [{"thinking": f"I am {run_id}", "tools": [{"name": "ask_server"}]}, {"text": f"{run_id} is done"}]
+    profile = Profile("agent", "x", model=scripted({"agent": replies}), tools=[ask_server])
+    try:
+        with publisher.calling(run_id, parent_id=caller.parent_id, root_id=caller.root_id):
+            node = supervisor.spawn(profile, Task("go"), caller=caller)
+        await node.join()
+        return node.result().final_response
+    except SpawnRefused as refused:
+        return str(refused)
+    finally:
+        await supervisor.close()
+
+
+if __name__ == "__main__":
+    print(asyncio.run(main(*sys.argv[1:])))

@@ -1,0 +1,219 @@
+"""Who may report, and what: every address, Host, Origin, method, type and size; and runs that are somebody else's."""
+
+import asyncio
+import json
+import socket
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.control import collector as module
+from retinue.core.events import RunSpawned
+from retinue.core.ports import Outcome
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from tests.control.collector.kit import AT, Hall, Server, hall, of, runs_of
+from tests.control.loopback.kit import knock
+
+START: dict[str, Any] = {"subagentName": "a", "timestamp": AT, "type": "subagent_start"}
+
+
+@pytest.mark.requirement("CPE-25", "CPE-26", "CPE-27", "CPE-32", "CPE-49", "CPE-51", "CPE-53")
+async def test_an_address_for_each_server_on_a_port_of_this_machine_only(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h, hall(tmp_path / "other") as other:
+        first, second, elsewhere = h.server("one"), h.server("two"), other.server("one")
+        for server in (first, second, elsewhere):
+            assert server.environment[ADDRESS] == server.environment[CPE_ADDRESS]
+            assert server.address.startswith(f"http://127.0.0.1:{server.port}/")
+            assert len(server.path.split("/")[1]) >= 32
+        assert first.port == second.port != elsewhere.port
+        assert len({first.path, second.path, elsewhere.path}) == 3
+        # open before whoever gets the address can have been started
+        answer = await first.post(first.call(), "subagent_start")
+        assert (answer.status, answer.body) == (200, b"{}")
+        for family, address in ((socket.AF_INET, "127.0.0.2"), (socket.AF_INET6, "::1")):
+            with socket.socket(family) as outside:
+                assert outside.connect_ex((address, first.port)) != 0
+
+
+@pytest.mark.requirement("CPE-63")
+async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        body = {**START, "subagentRunID": server.call()}
+        secret = server.path.split("/")[1]
+        wrong = [secret[:-1], secret.swapcase(), f"/{secret}", ""]
+        near = ["/", "/subagent-events", f"/{secret}", f"{server.path}/", f"{server.path}x"]
+        for path in (*near, *(f"/{each}/subagent-events" for each in wrong)):
+            assert (await server.send(body, path=path)).status == 404, path
+        for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"):
+            refused = await server.send(body, method=method)
+            assert (refused.status, refused.headers["Allow"]) == (405, "POST")
+        assert list(runs_of(h.events())) == ["main"]
+
+
+@pytest.mark.requirement("CPE-63")
+async def test_what_is_wrong_with_a_head_is_told_before_the_body_is_read(tmp_path: Path) -> None:
+    """The body never comes, and the answer is there all the same."""
+    async with hall(tmp_path) as h:
+        server = h.server()
+        good = {"Host": f"127.0.0.1:{server.port}", "Content-Type": "application/json", "Content-Length": "1000"}
+        for changes, status in (
+            ({"Host": "evil.example"}, 403),
+            ({"Host": f"evil.example:{server.port}"}, 403),
+            ({"Host": ""}, 403),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Content-Type": "text/plain"}, 415),
+            ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+            ({"Content-Encoding": "gzip"}, 415),
+            ({"Content-Length": "4194305"}, 413),
+            ({"Content-Length": "999999999999999"}, 400),
+            ({"Content-Length": "-1"}, 400),
+            ({"Transfer-Encoding": "chunked"}, 411),
+        ):
+            head = [f"POST {server.path} HTTP/1.1", *(f"{k}: {v}" for k, v in {**good, **changes}.items()), "", ""]
+            answer = await knock(server.port, "\r\n".join(head).encode())
+            assert answer.status == status, changes
+            assert answer.error and answer.headers["Connection"] == "close"
+
+
+async def test_errors_say_what_is_wrong_and_the_collector_lives(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        run_id = server.call()
+        for body, words in (
+            (b"nonsense", "not JSON"),
+            ({**START}, "missing required field `subagentRunID`"),
+            ({**START, "subagentRunID": run_id, "type": "x"}, "Invalid enum value 'x'"),
+        ):
+            answer = await server.send(body)
+            assert answer.status == 400 and words in answer.error
+        assert (await knock(server.port, b"\x16\x03\x01nonsense\r\n\r\n")).status == 400
+        assert (await server.post(run_id, "subagent_start")).status == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retinue.control.http.READ_SECONDS", 0.05)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
+    async with hall(tmp_path) as h:
+        server = h.server()
+        assert (await server.send(b'{"', Content_Length="1000")).status == 408
+        assert (await knock(server.port, b"")).status == 408
+        run_id = server.call()
+        data = json.dumps({**START, "subagentRunID": run_id}).encode()
+        head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+        kept = await knock(server.port, f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert (kept.status, kept.body) == (200, b"{}")  # one who has spoken, and is silent now, is hung up on
+
+
+@pytest.mark.requirement("CPE-63")
+async def test_a_server_speaks_of_runs_below_its_own_calls_only(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        one, two = h.server("one"), h.server("two")
+        mine, theirs = one.call(), two.call()
+        assert (await two.post(mine, "subagent_start")).status == 403  # announced for the other
+        assert (await one.post(mine, "subagent_start")).status == 200
+        assert (await two.post(mine, "tool_call", toolName="x")).status == 403
+        assert (await two.post(mine, "subagent_end")).status == 403
+        assert (await two.post("below", "subagent_start", parentRunID=mine)).status == 403
+        assert (await one.post("below", "subagent_start", parentRunID=mine)).status == 200
+        assert (await two.post("below", "thought_trace", payload="x")).status == 403  # first seen on the other's path
+        refused = await one.post("x", "subagent_start", parentRunID="nobody knows it")
+        assert (refused.status, refused.error) == (403, "run 'x' is not below a call that was made on this server")
+        assert (await two.post(theirs, "subagent_start")).status == 200
+        h.collector.returned(theirs, Outcome("done"))
+        assert (await two.post("late", "subagent_start")).status == 403  # it has no open call
+        assert set(runs_of(await h.until("run.started", 4))) == {"main", mine, "below", theirs}
+
+
+@pytest.mark.requirement("CPE-38", "CPE-63")
+async def test_runs_nobody_announced_stand_below_the_one_they_name(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        first = server.call()
+        await server.post(first, "subagent_start", name="outer")
+        await server.post("deeper", "subagent_start", name="inner", parentRunID=first, rootRunID=first)
+        await server.post("unsaid", "subagent_start", name="other")  # as a CPE process below a CPE process reports
+        anchor = h.collector.meta(h.main.ref)["retinue/parentRunID"]
+        await server.post("beside", "subagent_start", name="sibling", parentRunID=anchor)
+        events = await h.until("run.started", 5)
+        runs = runs_of(events)
+        parents = {event.run: event.body.parent for event in events if isinstance(event.body, RunSpawned)}
+        assert parents[runs["deeper"]] == parents[runs["unsaid"]] == runs[first]
+        assert parents[runs["beside"]] == parents[runs[first]] == 0
+        paths = {event.run: event.path for event in events}
+        assert paths[runs["deeper"]] == f"/main/outer-{runs[first]}/inner-{runs['deeper']}"
+
+
+@pytest.mark.requirement("CPE-34", "CPE-61")
+async def test_parallel_posts_over_kept_connections(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        runs = [server.call() for _ in range(40)]
+        await asyncio.gather(*[_talk(server, run) for run in runs])
+        events = await h.until("run.ended", 40)
+        for run_id, run in runs_of(events).items():
+            if run:
+                thoughts = [body.text for body in of(events, run) if hasattr(body, "text")]
+                assert thoughts == [f"{run_id} {number}" for number in range(10)]
+
+
+async def _talk(server: Server, run_id: str) -> None:
+    """One connection, one request after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    bodies = [{"type": "subagent_start"}]
+    bodies += [{"type": "thought_trace", "payload": f"{run_id} {number}"} for number in range(10)]
+    for body in [*bodies, {"type": "subagent_end"}]:
+        data = json.dumps({**START, "subagentRunID": run_id, **body}).encode()
+        head = f"POST {server.path} HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and await reader.readexactly(2) == b"{}"
+    writer.close()
+
+
+@pytest.mark.requirement("CPE-62", "CPE-34")
+async def test_a_screen_that_stands_still_and_a_disk_that_is_busy_hold_up_nobody(tmp_path: Path) -> None:
+    """An event is taken when it is handed over; who looks at it, and when it is written, is another matter."""
+    async with hall(tmp_path, durable=True) as h:
+        server = h.server()
+        run_id = server.call()
+        await h.until("run.started")
+        screen = h.supervisor.watch(h.tree)
+        await anext(screen)  # and never again
+        [file] = (tmp_path / ".retinue" / "logs").glob("*.db")
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")  # nobody else can write the file now
+        for number in range(200):
+            assert (await server.post(run_id, "thought_trace", payload=str(number))).status == 200
+        other.execute("ROLLBACK")
+        other.close()
+        events = await h.until("thinking", 200)
+        assert [body.text for body in of(events, 1)[2:]] == [str(number) for number in range(200)]
+        await screen.aclose()
+
+
+async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
+    """As curl does with a body of some size."""
+    async with hall(tmp_path) as h:
+        server = h.server()
+        data = json.dumps({**START, "subagentRunID": server.call()}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(data)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+
+
+async def test_the_secret_of_an_address_is_shown_nowhere(tmp_path: Path) -> None:
+    async with hall(tmp_path) as h:
+        server = h.server()
+        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawn(h.main.plan.profile, h.main.wish))
+        run_id = server.call(by=h2.main)
+        await server.post(run_id, "tool_result", toolName="shell", payload=f"ADDRESS={server.address}")
+        events = await h2.until("tool.result")
+        assert events[-1].body.text == f"ADDRESS=http://127.0.0.1:{server.port}/[secret]"  # type: ignore[union-attr]

@@ -1,0 +1,152 @@
+"""A tree that another process shows is not shown a second time; a run elsewhere is a run in every list."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue import build
+from retinue.config.settings import parse_settings
+from retinue.config.trust import held
+from retinue.control.publisher import publisher_of
+from retinue.core.errors import NotFound
+from retinue.core.profiles import Profile, Task
+from retinue.log.archive import Archive
+from retinue.log.listing import listings
+from retinue.log.lookup import find
+from retinue.protocol.reports import ADDRESS
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.main import main
+from retinue.testing import scripted
+from tests.control.collector.kit import hall
+from tests.surfaces.cli.shell import Project
+
+TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_tokens": 5}}]}
+
+
+def begin(
+    folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any]
+) -> tuple[Supervisor, Node]:
+    """A run of a server in that folder, reported to the address."""
+    monkeypatch.setenv(ADDRESS, address)
+    supervisor = build.supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
+    monkeypatch.delenv(ADDRESS)
+    publisher = publisher_of(supervisor.log)
+    assert publisher is not None
+    with publisher.calling(run_id):
+        return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
+
+
+async def report(folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The tree of one that has ended; its name."""
+    supervisor, node = begin(folder, address, run_id, monkeypatch, TALK)
+    await node.join()
+    await supervisor.close()
+    assert node.result().status == "done"
+    return node.ref.tree
+
+
+async def test_a_reported_tree_is_hidden_unless_all_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root and server work in the same project, so both trees are in the same folder of logs."""
+    project = Project(tmp_path)
+    async with hall(tmp_path, durable=True) as h:
+        server = h.server()
+        run_id = server.call()
+        hidden = await report(tmp_path, server.address, run_id, monkeypatch)
+        await h.until("run.ended")
+        shown = h.tree
+
+    def said(*words: str) -> str:
+        done = project.retinue(*words)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        return done.stdout
+
+    rows = json.loads(await asyncio.to_thread(said, "ps", "--json"))
+    assert [(row["tree"], row["label"], row["agent"], row["status"]) for row in rows] == [
+        (shown, "main", "main", "cancelled"), (shown, run_id, "reviewer", "done"),
+    ]  # fmt: skip
+    assert rows[1]["usage"]["input_tokens"] == 5
+    rows = json.loads(await asyncio.to_thread(said, "ps", "--json", "--all"))
+    assert {row["tree"] for row in rows} == {shown, hidden}
+    latest = await asyncio.to_thread(said, "show", "--json")
+    assert json.loads(latest)["tree"] == shown
+    assert json.loads(await asyncio.to_thread(said, "show", "--json", "--all"))["tree"] == hidden
+    assert json.loads(await asyncio.to_thread(said, "show", "--json", hidden))["tree"] == hidden
+    page = await asyncio.to_thread(said, "show", run_id)
+    assert f"{shown}/1  /main/reviewer-1  [{run_id}]" in page and "server      reviewers" in page
+    assert json.loads(await asyncio.to_thread(said, "show", "--json", run_id))["runtime"] == "foreign"
+    assert "reviewer [" in await asyncio.to_thread(said, "tail")
+    assert "reviewer [" not in await asyncio.to_thread(said, "tail", "--all")
+    spent = json.loads(await asyncio.to_thread(said, "usage", "--json", "--by", "model"))
+    assert [row["model"] for row in spent["rows"]] == ["mcp:reviewers"]  # once, although two logs have it
+    assert spent["total"]["total_tokens"] == 10
+
+
+async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with hall(tmp_path / "root") as h:
+        server = h.server()
+        tree = await report(tmp_path, server.address, server.call(), monkeypatch)
+    archive = Archive(tmp_path / ".retinue")
+    with pytest.raises(NotFound, match="only runs that another process shows: --all"):
+        find(archive, None)
+    assert find(archive, None, everything=True).stored.tree == tree
+    assert find(archive, tree[:8]).stored.tree == tree
+    assert listings(archive) == ([], 0)
+    assert len(listings(archive, everything=True)[0]) == 1
+
+
+@pytest.mark.requirement("CPE-47")
+def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_path: Path) -> None:
+    text = "orchestrator: {coordination: {subagent_reports: best_effort}}\n"
+    settings = parse_settings(text, tmp_path / "retinue.yaml")
+    assert settings.subagent_reports == "best_effort"
+    narrow, words = held(settings)
+    assert (narrow.subagent_reports, words) == ("strict", ["subagent_reports: best_effort"])
+    config = tmp_path / "mine.yaml"
+    config.write_text(text)
+    assert build.project_parts(tmp_path, config=config)[0].best_effort
+    assert not build.project_parts(tmp_path)[0].best_effort
+
+
+async def test_of_a_run_elsewhere_it_is_said_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of a server that works in the same project, so that its own log is known, and one of any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "retinue.yaml").touch()
+
+    async def said(*words: str) -> str:
+        code = await asyncio.to_thread(main, list(words))
+        printed = capsys.readouterr()
+        assert (code, printed.out) == (1 if words[0] == "send" else 2, "")
+        return printed.err.removeprefix("retinue: ")
+
+    async with hall(tmp_path, durable=True) as h:
+        server = h.server()
+        known, other = server.call(), server.call()
+        supervisor, node = begin(tmp_path, server.address, known, monkeypatch, {"reviewer": [{"hang": True}]})
+        await h.until("run.started", 2)
+        await server.post(other, "subagent_start", name="reviewer")
+        await h.until("run.started", 3)
+        watched = "is only watched here: it runs in the MCP server 'reviewers', which words from here do not reach"
+        home = f"{node.ref.tree}/0"
+        assert await said("send", known, "x") == f"{h.tree}/1 {watched}; `retinue send {home} TEXT` does\n"
+        assert await said("send", other, "x") == f"{h.tree}/2 {watched}\n"
+        told = await h.supervisor.send(h.tree, 2, "x")
+        assert (told.state, told.why) == ("elsewhere", f"{h.tree}/2 {watched}")
+        for command in ("diff", "apply"):
+            assert await said(command, known) == (
+                f"{h.tree}/1 ran in the MCP server 'reviewers': it worked there, so there is nothing of it here to "
+                f"take over; `retinue diff {home}` shows what it changed there\n"
+            )
+        assert (await said("diff", other)).endswith("nothing of it here to take over\n")
+        assert await said("continue", known, "x") == (
+            f"{h.tree}/1 ran in the MCP server 'reviewers': it cannot be continued from here; "
+            f"`retinue continue {home} TEXT` does\n"
+        )
+        await supervisor.close()

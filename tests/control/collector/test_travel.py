@@ -1,0 +1,210 @@
+"""What travels down to servers: written, read with distrust, and only ever making things narrower."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from retinue import build
+from retinue.control.reporting import Reporting
+from retinue.core.errors import ConfigError, SpawnRefused
+from retinue.core.limits import Limits
+from retinue.core.ports import Order
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.protocol import inherited_limits as travel
+from retinue.protocol.inherited_limits import NOBODY, Caller, narrower
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.resume import Given
+from retinue.supervisor.supervisor import Supervisor
+from retinue.testing import ManualClock, scripted
+from tests.control.collector.kit import hall
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+FULL = Caller(
+    depth=2, deadline=1_800_000_000.5, tokens=1000, cost=Decimal("0.125"), traceparent=TRACE, parent_id="p", root_id="r"
+)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.decimals()
+VALUES = st.recursive(PLAIN, st.lists, max_leaves=3)
+SPAWN = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "deeper"}]}}]}
+
+
+def test_there_and_back() -> None:
+    assert travel.from_meta(travel.to_meta(FULL)) == FULL
+    meta = travel.to_meta(FULL)
+    assert meta == {
+        "retinue/depth": 2, "retinue/deadline": 1_800_000_000.5, "retinue/tokens": 1000, "retinue/cost": "0.125",
+        "traceparent": TRACE, "retinue/parentRunID": "p", "retinue/rootRunID": "r",
+    }  # fmt: skip
+    environ = travel.to_environment(FULL)
+    assert environ == {
+        "RETINUE_SUBAGENT_DEPTH": "2", "RETINUE_SUBAGENT_DEADLINE": "1800000000.500000",
+        "RETINUE_SUBAGENT_TOKENS": "1000", "RETINUE_SUBAGENT_COST": "0.125", "TRACEPARENT": TRACE,
+    }  # fmt: skip
+    back = travel.from_environment(environ)
+    assert (back.depth, back.deadline, back.tokens, back.cost) == (2, 1_800_000_000.5, 1000, Decimal("0.125"))
+    assert travel.to_meta(NOBODY) == {} == travel.to_environment(NOBODY)
+    assert travel.inherited({}) is NOBODY
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1e9", "٣", " 2", True, -5, 2.5, [], {}, "9" * 19])
+def test_nonsense_is_nothing_left_and_never_no_limit(value: Any) -> None:
+    caller = travel.from_meta(dict.fromkeys(("retinue/depth", "retinue/tokens"), value))
+    assert (caller.depth, caller.tokens) == (0, 0)
+    money = travel.from_meta({"retinue/cost": value if value != 2.5 else "nan", "retinue/deadline": value})
+    assert money.cost is not None and money.deadline is not None
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from([*travel.to_meta(FULL), "x"]), VALUES))
+def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
+    own = Limits(depth=3, tokens=500, cost=Decimal(2), seconds=60.0)
+    caller = travel.from_meta(meta)
+    narrowed = caller.narrow(own)
+    assert isinstance(narrowed.depth, int) and 0 <= narrowed.depth <= 3
+    assert isinstance(narrowed.tokens, int) and 0 <= narrowed.tokens <= 500
+    assert isinstance(narrowed.cost, Decimal) and 0 <= narrowed.cost <= 2
+    seconds = caller.seconds(60.0, 1_700_000_000.0)
+    assert seconds is not None and 0 <= seconds <= 60
+    travel.to_meta(caller)
+    assert travel.from_meta(None) is NOBODY
+
+
+def test_of_two_the_narrower() -> None:
+    other = Caller(depth=5, deadline=1.0, tokens=None, cost=Decimal(1), parent_id="q")
+    both = narrower(FULL, other)
+    assert (both.depth, both.deadline, both.tokens, both.cost) == (2, 1.0, 1000, Decimal("0.125"))
+    assert (both.parent_id, both.root_id, both.traceparent) == ("q", "r", TRACE)
+    assert narrower(NOBODY, FULL) == FULL == narrower(FULL, NOBODY)
+
+
+def test_a_primary_takes_a_level_unless_it_stands_for_the_caller() -> None:
+    assert Caller(depth=2).narrow(Limits(depth=3)).depth == 1
+    assert Caller(depth=2).as_client().narrow(Limits(depth=3)).depth == 2
+    assert Caller(depth=9).narrow(Limits(depth=3)).depth == 3
+    assert Caller(tokens=5).narrow(Limits(tokens=None, depth=1)).tokens == 5
+    assert NOBODY.narrow(Limits()).tokens is UNSET
+    assert Caller(depth=0).as_client().may_spawn and not Caller(depth=0).may_spawn
+
+
+@asynccontextmanager
+async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]:
+    """A process that may go three levels deep and starts servers."""
+    supervisor = build.supervisor(build.Parts(project=folder, mode="yes"))
+    reporting = Reporting(None, strict=True, limits=Limits(), clock=SystemClock())
+    reporting.attach(supervisor)
+    try:
+        yield supervisor, reporting
+    finally:
+        await reporting.close()
+        await supervisor.close()
+
+
+async def finished(supervisor: Supervisor, caller: Caller | None, **limits: Any) -> Result[Any]:
+    script = {"main": [SPAWN, {"text": "done"}], "*": [SPAWN, {"text": "deeper still"}]}
+    profile = Profile("main", "x", model=scripted(script))
+    node = supervisor.spawn(profile, Task("go"), limits=Limits(**limits) if limits else None, caller=caller)
+    await node.join()
+    return node.result()
+
+
+def levels(result: Result[Any]) -> int:
+    return 1 + max((levels(child) for child in result.children), default=0)
+
+
+async def test_a_tree_made_for_a_call_goes_no_deeper_than_what_is_left(tmp_path: Path) -> None:
+    """Whatever the profile and the settings here say."""
+    supervisor = build.supervisor(build.Parts(project=tmp_path, mode="yes", limits=Limits(depth=5)))
+    try:
+        assert levels(await finished(supervisor, None)) == 6
+        assert levels(await finished(supervisor, Caller(depth=3))) == 3
+        assert levels(await finished(supervisor, Caller(depth=3), depth=9)) == 3
+        assert levels(await finished(supervisor, Caller(depth=1))) == 1
+        with pytest.raises(SpawnRefused) as refused:
+            await finished(supervisor, Caller(depth=0))
+        assert str(refused.value) == (
+            "Subagent depth limit exceeded (0/0). Cannot spawn nested subagent 'main' \u2014 maximum nesting depth "
+            "reached."
+        )
+    finally:
+        await supervisor.close()
+
+
+async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Path) -> None:
+    """Also in a process that inherits nothing, and when its answer is continued as a tree of its own."""
+    supervisor = build.supervisor(build.Parts(project=tmp_path, mode="yes"))
+    profile = Profile("main", "x", model=scripted({"main": [{"text": "first"}, {"text": "second"}]}))
+    try:
+        first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
+        await first.join()
+        assert first.view.spawned.limits == Limits(depth=1, turns=7)
+        again = supervisor.continue_run(first.ref.tree, 0, "go on", Given(profiles=[profile]))
+        assert (first.max_depth, again.max_depth, again.max_turns) == (1, 1, 7)
+        await again.join()
+    finally:
+        await supervisor.close()
+
+
+async def test_a_process_keeps_within_what_it_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no recursion gets around the limit, be it through a server that passes nothing on but its environment."""
+    depths = []
+    inherited: dict[str, str] = {}
+    for _ in range(5):
+        for name, value in inherited.items():
+            monkeypatch.setenv(name, value)
+        async with spawnable(tmp_path) as (supervisor, reporting):
+            try:
+                depths.append(levels(await finished(supervisor, None)))
+            except SpawnRefused:
+                depths.append(0)
+            inherited = dict(reporting.collector.environment("next"))
+            inherited = {name: value for name, value in inherited.items() if name not in (ADDRESS, CPE_ADDRESS)}
+    assert depths == [4, 3, 2, 1, 0]
+
+
+async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
+    async with hall(tmp_path, limits=Limits(depth=2, tokens=1000, seconds=100.0)) as h:
+        await h.until("run.started")
+        meta = h.collector.meta(h.main.ref)
+        assert meta["retinue/depth"] == 2
+        assert meta["retinue/tokens"] == 1000
+        assert time.time() + 90 < meta["retinue/deadline"] <= time.time() + 100
+        assert meta["traceparent"].split("-")[1] == h.supervisor.trees[h.tree].trace_id
+        child = h.supervisor.spawn_children(
+            h.supervisor.trees[h.tree], h.main, [Order(Profile("kid", "x", limits=Limits(tokens=10)), Task("t"))]
+        )[0]
+        below = h.collector.meta(child.ref)
+        assert (below["retinue/depth"], below["retinue/tokens"]) == (1, 10)
+        h.main.stop("cancelled")
+        await h.main.join()
+        gone = h.collector.meta(h.main.ref)
+        assert gone["retinue/depth"] == 0 and gone["retinue/deadline"] == 0.0
+
+
+async def test_time_and_money_are_narrowed_too(tmp_path: Path) -> None:
+    clock = ManualClock()
+    parts = build.Parts(project=tmp_path, mode="yes", clock=clock)
+    supervisor = build.supervisor(parts)
+    try:
+        profile = Profile("main", "x", model=scripted({"main": [{"hang": True}]}), limits=Limits(seconds=500.0))
+        late = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7))
+        assert late.seconds == pytest.approx(60)
+        assert late.account is not None and late.account.tokens == 7
+        soon = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() + 9999))
+        assert soon.seconds == 500.0
+        over = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() - 1, traceparent=TRACE))
+        await over.join()
+        assert over.result().status == "timed_out"
+        assert over.view.spawned.trace_id == TRACE.split("-")[1] and over.view.spawned.traceparent == TRACE
+        with pytest.raises(ConfigError, match="the price of model 'ScriptedModel' is not known"):
+            supervisor.spawn(profile, Task("go"), caller=Caller(cost=Decimal(1)))
+    finally:
+        await supervisor.close()

@@ -1,0 +1,106 @@
+"""A supervisor with its door open, and ways to knock that no well-behaved client has."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retinue import build
+from retinue.control.client import DoorClient
+from retinue.control.server import DoorServer
+from retinue.core.limits import Limits
+from retinue.core.ports import Approver
+from retinue.core.profiles import Profile, Task
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.supervisor import Supervisor
+from retinue.testing import scripted
+
+GLOB = {"tools": [{"name": "glob", "args": {"pattern": "*"}}]}
+HANG = {"hang": True}
+WRITE = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "x"}}]}
+
+
+@dataclass
+class House:
+    supervisor: Supervisor
+    server: DoorServer
+    state: Path
+
+    @property
+    def client(self) -> DoorClient:
+        return DoorClient(self.server.address)
+
+    def run(self, agents: dict[str, Any]) -> Node:
+        profile = Profile("main", "You are main.", model=scripted(agents))
+        return self.supervisor.spawn(profile, Task("go"), limits=Limits(turns=None))
+
+    async def questions(self, count: int = 1) -> list[Any]:
+        """Waits until that many questions are open."""
+        while len(found := self.supervisor.pending()) < count:
+            await asyncio.sleep(0.001)
+        return found
+
+
+@asynccontextmanager
+async def house(
+    folder: Path, *, approver: Approver | None = None, wait: float | None = 60, durable: bool = True
+) -> AsyncIterator[House]:
+    state = folder / ".retinue"
+    parts = build.Parts(
+        project=folder,
+        profiles=[Profile("explorer", "You look.")],
+        state=state if durable else None,
+        approver=approver,
+        wait_approvals=wait,
+    )
+    supervisor = build.supervisor(parts)
+    try:
+        async with DoorServer(supervisor, state) as server:
+            yield House(supervisor, server, state)
+    finally:
+        await supervisor.close()
+
+
+@dataclass
+class Response:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        text: str = json.loads(self.body)["error"]
+        return text
+
+
+async def knock(port: int, data: bytes, *, eof: bool = False) -> Response:
+    """Sends these bytes and reads whatever comes, to the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        if eof:
+            writer.write_eof()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return Response(int(first.split()[1]), headers, body)
+
+
+async def request(server: DoorServer, method: str, path: str, body: Any = None, **headers: str | None) -> Response:
+    """One request with good headers, but for those given; None leaves one out."""
+    address = server.address
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    given: dict[str, str | None] = {
+        "Host": f"127.0.0.1:{address.port}",
+        "Authorization": f"Bearer {address.token}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(data)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in given.items() if v is not None)]
+    return await knock(address.port, "\r\n".join([*lines, "", ""]).encode("latin-1") + data)

@@ -1,0 +1,170 @@
+"""Many at once: answers that race, watchers in a crowd, watchers that do not read."""
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from retinue.control import server
+from retinue.control import watch_stream as watching
+from retinue.control.client import DoorGone
+from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.errors import NotFound
+from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode
+from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
+
+ROUNDS = 60
+
+
+async def test_two_terminals_answer_at_the_same_moment_and_exactly_one_wins(tmp_path: Path) -> None:
+    calls = [{"tools": [{"name": "write", "args": {"path": f"{n}.txt", "content": "x"}}]} for n in range(ROUNDS)]
+    async with house(tmp_path) as h:
+        node = h.run({"main": [*calls, "end"]})
+        expected = []
+        for n in range(ROUNDS):
+            [question] = await h.questions()
+            yes = h.client.answer(question.id, Allow(), by="yes", digest=question.digest)
+            no = h.client.answer(question.id, Deny("no"), by="no", digest=question.digest)
+            first, second = (yes, no) if n % 2 else (no, yes)
+            outcomes = await asyncio.gather(first, second)
+            assert sorted(outcomes) == ["stale", "taken"]
+            yes_won = outcomes[0 if n % 2 else 1] == "taken"
+            expected.append((yes_won, "yes" if yes_won else "no"))
+        await node.join()
+        events = h.supervisor.log.read(node.ref.tree)
+    decided = [event.body for event in events if isinstance(event.body, ApprovalDecided)]
+    assert [(body.allowed, body.by) for body in decided] == expected
+    assert [(tmp_path / f"{n}.txt").exists() for n in range(ROUNDS)] == [allowed for allowed, _ in expected]
+
+
+async def test_a_terminal_and_the_door_answer_at_the_same_moment(tmp_path: Path) -> None:
+    asked: asyncio.Queue[asyncio.Future[Allow | Deny]] = asyncio.Queue()
+
+    async def terminal(question: Approval) -> Allow | Deny:
+        answer: asyncio.Future[Allow | Deny] = asyncio.get_running_loop().create_future()
+        asked.put_nowait(answer)
+        return await answer
+
+    async with house(tmp_path, approver=terminal, wait=None) as h:
+        node = h.run({"main": [*[WRITE] * 20, "end"]})
+        outcomes = []
+        for n in range(20):
+            answer = await asked.get()
+            [question] = await h.questions()
+            knocking = asyncio.create_task(h.client.answer(question.id, Deny("door"), by="door"))
+            for _ in range(n):
+                await asyncio.sleep(0)
+            answer.done() or answer.set_result(Allow())
+            outcomes.append(await knocking)
+        await node.join()
+        events = h.supervisor.log.read(node.ref.tree)
+    decided = [event.body.by for event in events if isinstance(event.body, ApprovalDecided)]
+    assert decided == ["door" if outcome == "taken" else "function" for outcome in outcomes]
+
+
+async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": [WRITE, "end"]})
+        [question] = await h.questions()
+        assert await h.client.answer(question.id, Allow(), by="x", digest="another") == "stale"
+        assert h.supervisor.pending() == [question]
+        assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "taken"
+        await node.join()
+        assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "stale"
+
+
+async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": [{**GLOB, "delay": 0.1}, *[GLOB] * 50, "end"]})
+
+        async def watch() -> list[bytes]:
+            return [encode(item) async for item in h.client.watch(node.ref.tree) if isinstance(item, Event)]
+
+        everything = await asyncio.gather(*(watch() for _ in range(50)))
+        assert everything == [everything[0]] * 50
+        assert everything[0] == [encode(event) for event in h.supervisor.log.read(node.ref.tree)]
+        assert len(everything[0]) > 250
+
+
+async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One who asks for everything and reads nothing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", h.server.address.port, limit=limit)
+    query = urlencode({"tree": tree, "deltas": 1})
+    lines = [f"GET /v1/watch?{query} HTTP/1.1", f"Host: 127.0.0.1:{h.server.address.port}"]
+    writer.write("\r\n".join([*lines, f"Authorization: Bearer {h.server.address.token}", "", ""]).encode())
+    return reader, writer
+
+
+@pytest.mark.requirement("P5")
+async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "STUCK_SECONDS", 0.5)
+    (tmp_path / "long.txt").write_text("x" * 40_000)
+    read = {"tools": [{"name": "read", "args": {"path": "long.txt"}}]}
+    async with house(tmp_path) as h:
+        node = h.run({"main": [{**GLOB, "delay": 0.1}, *[read] * 300, HANG]})
+        tree = node.ref.tree
+        _, writer = await stuck_watcher(h, tree)
+        last = 0
+        async for item in h.client.watch(tree):  # a reader beside it has everything, at once
+            last = item.seq if isinstance(item, Event) else last
+            if isinstance(item, Event) and item.body == TurnStarted(302):
+                break
+        assert last > 1500
+        while h.server._connections:  # the stuck one is dropped
+            await asyncio.sleep(0.01)
+        writer.close()
+        h.supervisor.kill(tree)
+        seen = [item.seq async for item in h.client.watch(tree, after=700) if isinstance(item, Event)]
+        assert seen == list(range(701, seen[-1] + 1))
+        assert seen[-1] >= last
+
+
+async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "BEAT_SECONDS", 0.05)
+    async with house(tmp_path) as h:
+        node = h.run({"main": [HANG]})
+        reader, writer = await stuck_watcher(h, node.ref.tree, limit=1 << 20)
+        for _ in range(3):
+            await reader.readuntil(b"\r\n1\r\n\n\r\n")
+        writer.close()
+        while h.server._connections:  # hanging up is noticed
+            await asyncio.sleep(0.01)
+
+
+async def test_a_closing_door_cuts_no_last_words_and_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LAST_WORDS_SECONDS", 0.2)
+    async with house(tmp_path) as h:
+        ending, hanging = h.run({"main": [GLOB, "end"]}), h.run({"main": [HANG]})
+
+        async def watch(tree: str) -> list[Event]:
+            items: list[Event] = []
+            try:
+                async for item in h.client.watch(tree):
+                    assert isinstance(item, Event)
+                    items.append(item)
+            except DoorGone:
+                pass
+            return items
+
+        watchers = [asyncio.create_task(watch(node.ref.tree)) for node in (ending, hanging)]
+        await ending.join()
+        await asyncio.sleep(0.05)
+    assert isinstance((await watchers[0])[-1].body, RunEnded)
+    assert not isinstance((await watchers[1])[-1].body, RunEnded)
+
+
+async def test_the_past_of_a_tree_that_nobody_runs_is_told_and_ends(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": ["end"]})
+        await node.join()
+    async with house(tmp_path) as h:
+        items = [item async for item in h.client.watch(node.ref.tree)]
+        assert isinstance(items[-1], Event)
+        assert isinstance(items[-1].body, RunEnded)
+        with pytest.raises(NotFound):
+            [item async for item in h.client.watch("nowhere")]

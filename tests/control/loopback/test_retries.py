@@ -1,0 +1,91 @@
+"""A command that took effect but whose answer was lost: sent again with the same key, it has one effect."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from retinue.control import client
+from retinue.control.client import DoorClient, DoorGone
+from retinue.core.approvals import Allow
+from retinue.core.events import ApprovalDecided, Inbox
+from tests.control.loopback.kit import HANG, WRITE, House, house
+from tests.supervisor.tree.kit import bodies
+
+
+@asynccontextmanager
+async def losing(h: House, *, answers: int) -> AsyncIterator[DoorClient]:
+    """A client behind a wire that lets every request through and loses that many answers."""
+    left, passing = answers, set[asyncio.Task[None] | None]()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        passing.add(asyncio.current_task())
+        there, out = await asyncio.open_connection("127.0.0.1", h.client.address.port)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split()[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length"))
+        body = await reader.readexactly(length)
+        out.write(head.replace(str(port).encode(), str(h.client.address.port).encode()) + body)
+        answer = await there.read()
+        left -= 1
+        if left < 0:
+            writer.write(answer)
+        out.close()
+        writer.close()
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield DoorClient(msgspec.structs.replace(h.client.address, port=port))
+        await asyncio.gather(*(task for task in passing if task is not None), return_exceptions=True)
+
+
+async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": [WRITE, HANG]})
+        [question] = await h.questions()
+        async with losing(h, answers=1) as lossy:
+            assert await lossy.answer(question.id, Allow(), by="me", digest=question.digest) == "taken"
+        async with losing(h, answers=1) as lossy:
+            assert (await lossy.send(node.ref.tree, 0, "hello")).state == "queued"
+        async with losing(h, answers=1) as lossy:
+            assert await lossy.cancel(node.ref.tree)
+        await node.join()
+        events = h.supervisor.log.read(node.ref.tree)
+    assert len(bodies(events, ApprovalDecided)) == 1
+    assert [body.text for body in bodies(events, Inbox)] == ["hello"]
+
+
+async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": [HANG]})
+        async with losing(h, answers=client.ATTEMPTS) as lossy:
+            with pytest.raises(DoorGone):
+                await lossy.cancel(node.ref.tree)
+        await node.join()
+        assert node.result().status == "cancelled"
+
+
+async def test_the_same_command_while_the_first_is_at_work_gets_the_same_answer(tmp_path: Path) -> None:
+    async with house(tmp_path) as h:
+        node = h.run({"main": [WRITE, HANG]})
+        [question] = await h.questions()
+        outcomes = await asyncio.gather(*(_answer(h, question.id, "same") for _ in range(10)))
+        assert outcomes == [b'{"outcome":"taken"}'] * 10
+        assert await _answer(h, question.id, "another") == b'{"outcome":"stale"}'
+        assert b"belongs to another command" in await _answer(h, "x/0/1", "same")
+        await h.client.cancel(node.ref.tree)
+        await node.join()
+
+
+async def _answer(h: House, approval: str, key: str) -> bytes:
+    """The body of a raw request, with a key of our choice."""
+    order = client.wire.encode(client.wire.Answer(approval, Allow(), "me", None))
+    reader, writer = await asyncio.open_connection("127.0.0.1", h.client.address.port)
+    writer.write(h.client._request("POST", client.wire.ANSWER, order, key))
+    data = await reader.read()
+    writer.close()
+    return data.partition(b"\r\n\r\n")[2]

@@ -1,0 +1,64 @@
+"""Both ends of an outbox by hand: what a container may write there, and what it finds afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from retinue import Profile
+from retinue.remote.mailbox import Mailbox
+from retinue.testing import scripted
+from tests.supervisor.tree.kit import call
+
+WORKS = [call("write", path="made.txt", content="made\n"), {"text": "done here"}]
+
+
+def explorer(replies: list[Any] | None = None, **fields: Any) -> Profile:
+    said = WORKS if replies is None else replies
+    return Profile("explorer", model=scripted({"explorer": said, "subagent": said}), **fields)
+
+
+def ask(outbox: Path, name: str, **fields: Any) -> None:
+    """Writes a request as our own side does; fields that are None are left out."""
+    wanted = {"version": 1, "id": name, "task": "look", "profile": "explorer", **fields}
+    put(outbox, f"request_{name}.json", json.dumps({k: v for k, v in wanted.items() if v is not None}).encode())
+
+
+def put(outbox: Path, name: str, data: bytes) -> None:
+    box = Mailbox(outbox, "test")
+    box.put(name, data)
+    box.close()
+
+
+async def answer(outbox: Path, name: str) -> dict[str, Any]:
+    """The response, when it is there and its request is gone."""
+    file = outbox / f"response_{name}.json"
+    await until(
+        lambda: file.is_file() and not file.is_symlink() and not os.path.lexists(outbox / f"request_{name}.json")
+    )
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    return found
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Every file below, by content, with links as what they are."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = f"-> {os.readlink(path)}"
+        elif path.is_file():
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[str(path)] = "folder"
+    return found

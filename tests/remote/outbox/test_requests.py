@@ -1,0 +1,152 @@
+"""What a request may say, and what is answered to one that says something else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.core.errors import RetinueError
+from retinue.protocol import outbox as wire
+
+FINE = {"task": "look", "profile": "explorer", "workspace": "/shared/x"}
+
+
+def parse(**fields: Any) -> wire.Request:
+    return wire.parse_request(json.dumps({**FINE, **fields}).encode(), "a-1")
+
+
+def test_what_is_asked_comes_back_as_it_was() -> None:
+    asked = wire.Request(
+        id="a-1",
+        task="lo\u00f6k",
+        profile="explorer",
+        workspace="/w",
+        context_paths=("/w/a",),
+        timeout_seconds=5.0,
+        depth=2,
+    )
+    assert wire.parse_request(wire.encode_request(asked), "a-1") == asked
+
+
+@pytest.mark.requirement("P34")
+def test_what_is_not_said_is_narrow() -> None:
+    request = parse()
+    assert (request.depth, request.context_paths, request.timeout_seconds) == (0, (), None)
+
+
+@pytest.mark.requirement("MASS-12", "MASS-17")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "image", "network", "network_mode", "networkMode", "mounts", "volumes", "env", "ENV", "environment",
+        "extra_env", "user", "user_id", "uid", "privileged", "config", "yaml_config", "command",
+        "command_line_docker_image", "command_line_execution_mode", "commandLineDockerImage", "cap_add",
+        "security_opt", "runtime", "Runtime", "run-time", "subagent_runtime_mode", "tools", "allowed_tools", "model",
+        "mode", "approvals", "limits", "max_cost", "api_key", "APIKey", "ports", "mcp_servers", "expose_paths",
+        "orchestrator", "docker.image", "", "--", "\u200b",
+    ],
+)  # fmt: skip
+def test_a_key_that_says_how_to_launch_refuses_the_whole_request(key: str) -> None:
+    with pytest.raises(wire.RequestError, match="may not say"):
+        parse(**{key: None})
+
+
+@pytest.mark.requirement("MASS-17")
+@pytest.mark.parametrize(
+    "key",
+    [
+        "color", "answer_format", "caption", "keywords", "key_points", "planet", "escape", "modern", "envelope",
+        "costume", "hostess", "tool_hint", "model_answer", "priority", "labels", "created_at", "trace",
+        "requested_by", "note", "\u0446\u0432\u0435\u0442", "x-request-id", "delimiter",
+    ],
+)  # fmt: skip
+def test_a_key_that_nobody_knows_is_ignored_and_named(key: str) -> None:
+    assert parse(**{key: {"image": "x"}, "task": "look"}).ignored == (key,)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"task": NaN}', "NaN"),
+        (b'{"task": -Infinity}', "-Infinity"),
+        (b'{"task": "a", "task": "b"}', "a key twice"),
+        (b'{"x": {"y": 1, "y": 2}}', "a key twice"),
+        (b'{"task": "\\ud800"}', "half a character"),
+        (b'{"task": "a\\u0000b"}', "NUL"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"depth": ' + b"9" * 5000 + b"}", "too long"),
+        (b'{"task": "x"} {}', "not JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_json_is_refused_in_one_line(data: bytes, said: str) -> None:
+    with pytest.raises(wire.RequestError, match=said) as refused:
+        wire.parse_request(data, "a-1")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task", ""), ("task", 3), ("task", None), ("profile", "../x"), ("profile", ["a"]), ("profile", "a" * 65),
+        ("workspace", "relative"), ("workspace", "/a/../b"), ("workspace", "/a//b"), ("workspace", "/a/./b"),
+        ("workspace", "/a/"), ("workspace", "/" + "a" * 5000), ("workspace", None), ("context_paths", "/a"),
+        ("context_paths", ["a"]), ("context_paths", [3]), ("context_paths", ["/a"] * 65), ("timeout_seconds", -1),
+        ("timeout_seconds", 0), ("timeout_seconds", "9"), ("timeout_seconds", True), ("depth", -1), ("depth", 1.5),
+        ("depth", True), ("depth", "3"), ("version", 2), ("id", "b"),
+    ],
+)  # fmt: skip
+def test_a_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
+    with pytest.raises(wire.RequestError) as refused:
+        parse(**{field: value})
+    assert field.rstrip("s") in str(refused.value).replace("another version", "version")
+
+
+@pytest.mark.requirement("P34")
+@pytest.mark.parametrize(
+    "file",
+    ["request_.json", "request_A.json", "request_a_b.json", "request_../x.json", f"request_{'a' * 65}.json",
+     "request_a.json\n", "request_\u0430.json", ".request_a.json", "request_a.json.tmp", "request_a"],
+)  # fmt: skip
+def test_only_plain_ids_are_names_of_requests(file: str) -> None:
+    assert wire.asked_id(file) is None
+    assert wire.asked_id("request_a-1.json") == "a-1"
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_bytes_break_the_parsers(data: bytes) -> None:
+    for parsing in (wire.parse_request, wire.parse_response):
+        try:
+            parsing(data, "a-1")
+        except RetinueError as refused:
+            assert "\n" not in str(refused).replace("\\n", "")
+
+
+def test_a_response_is_for_its_request_only() -> None:
+    data = wire.encode_response(wire.Response(id="a-1", status="done", final_response="x"))
+    assert wire.parse_response(data, "a-1").final_response == "x"
+    for wrong in (data.replace(b"a-1", b"b-1"), data.replace(b"done", b"gone"), data[:-1], b"[" * 100_000):
+        with pytest.raises(wire.RequestError):
+            wire.parse_response(wrong, "a-1")
+
+
+def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
+    data = wire.encode_response(wire.Response(id="a", status="done", final_response="x" * (wire.RESPONSE_BYTES + 1)))
+    assert len(data) <= wire.RESPONSE_BYTES
+    response = wire.parse_response(data, "a")
+    assert response.final_response.endswith("[... cut ...]") and response.warning == "the answer was cut"
+
+
+def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
+    text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
+    response = wire.Response(id="a", status="limited", final_response=text, error_details=error)
+    assert wire.ending_of(response, agent="explorer", primary=True).error == error
+    ending = wire.ending_of(response, agent="explorer", primary=False)
+    assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))

@@ -1,0 +1,275 @@
+"""What can happen to a run that has a process of its own, and what it can do to the machine: facts, as in `scenes`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from retinue import Event, Profile, Result
+from retinue.build import Parts, supervisor
+from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.limits import Caps
+from retinue.core.profiles import Task
+from retinue.sandbox import box, cgroups
+from retinue.sandbox import container_image as image
+from retinue.sandbox import container_labels as labels
+from retinue.sandbox.container import engine
+from retinue.supervisor.supervisor import Supervisor
+from retinue.surfaces.cli.escape import try_all
+from tests.sandbox.scenes import Facts, project
+from tests.supervisor.tree.kit import call, main
+from tests.tools.web.kit import Web
+from tests.tools.web.kit import answer as web_answer
+
+FALLS: dict[str, Callable[[str], Awaitable[Facts]]] = {}
+MIB = 1024**2
+
+
+def fall(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
+    FALLS[play.__name__] = play
+    return play
+
+
+async def play(
+    runtime: str,
+    replies: list[Any],
+    *,
+    caps: Caps | None = None,
+    when: type[Any] | None = None,
+    then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
+) -> Facts:
+    """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
+    assert runtime != "inherited", "these are for runs behind a wall only: they take what they can get"
+    folder = project()
+    parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
+    owner = supervisor(parts)
+    node = owner.spawn(main({"main": replies}, workspace="scratch"), Task("go"))
+    events: list[Event] = []
+    async for event in owner.watch(node.ref.tree):
+        if isinstance(event, Delta):
+            continue
+        events.append(event)
+        if when is not None and then is not None and isinstance(event.body, when):
+            await then(owner, node.ref.tree)
+            when = None
+    await node.join()
+    result = node.result()
+    await owner.close()
+    shutil.rmtree(folder)
+    return told(result, events) | {"left": await left(runtime)}
+
+
+def told(result: Result[Any], events: list[Event]) -> Facts:
+    return {
+        "status": result.status,
+        "error": result.error_details or "",
+        "partial": result.partial,
+        "tokens": result.usage.total_tokens,
+        "endings": sum(isinstance(event.body, RunEnded) for event in events),
+        "last": events[-1].kind,
+        "results": [event.body.text for event in events if isinstance(event.body, ToolResult)],
+    }
+
+
+async def left(runtime: str) -> list[str]:
+    """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
+    engine cleans up after its client has gone, and has 10 s for it."""
+    deadline = time.monotonic() + (10 if runtime == "container" else 0)
+    while (found := remains()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return found + (containers() if runtime == "container" else [])
+
+
+def remains() -> list[str]:
+    """Living processes and control groups of any run of this process."""
+    processes = [line for pid in everybody() if (line := cmdline(pid))]
+    parents = cgroups.parents() or []
+    return processes + [path.name for folder in parents for path in folder.glob(f"retinue-{os.getpid()}-*")]
+
+
+def containers() -> list[str]:
+    """Those of this process that the engine knows."""
+    said = engine().call("ps", "--all", "--quiet", "--filter", f"label={labels.MAKER}={labels.maker()}")
+    return said.stdout.split()
+
+
+def everybody() -> Iterator[int]:
+    """Every process below this one; of a container also its monitor, which belongs to nobody."""
+    yield from below(os.getpid())
+    for path in Path("/proc").glob("[0-9]*"):
+        line = cmdline(int(path.name))
+        if f" -n retinue-{os.getpid()}-" in line and "conmon" in line:
+            yield int(path.name)
+            yield from below(int(path.name))
+
+
+def below(pid: int) -> Iterator[int]:
+    for listed in Path("/proc", str(pid), "task").glob("*/children"):
+        with suppress(OSError):  # it is gone by now
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from below(child)
+
+
+def cmdline(pid: int) -> str:
+    """What a living process is; nothing for one that is gone or dead."""
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+async def kill_worker(owner: Supervisor, tree: str) -> None:
+    """The last of those that look like it: in a container it has a first process above it that looks the same."""
+    lines = {pid: cmdline(pid) for pid in everybody()}
+    workers = [pid for pid, line in lines.items() if " -c import sys; sys.modules" in line]
+    os.kill([pid for pid in workers if Path(lines[pid].split()[0]).name.startswith("python")][-1], signal.SIGKILL)
+
+
+WORDS = {"text": "so far", "usage": {"input_tokens": 5, "output_tokens": 2}}
+
+
+@fall
+async def killed_in_a_model_call(runtime: str) -> Facts:
+    async def kill(owner: Supervisor, tree: str) -> None:
+        await kill_worker(owner, tree)
+
+    return await play(runtime, [WORDS | call("shell", command="true"), {"hang": True}], when=ToolResult, then=kill)
+
+
+@fall
+async def killed_in_a_tool(runtime: str) -> Facts:
+    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=ToolCall, then=kill_worker)
+
+
+@fall
+async def stubborn_tool(runtime: str) -> Facts:
+    """It does not hear SIGTERM, and has left the group, the session and its parent."""
+
+    async def cancel(owner: Supervisor, tree: str) -> None:
+        workspace = Path(owner.trees[tree].nodes[0].folders.path)
+        while not (workspace / "on").exists():
+            await asyncio.sleep(0.01)
+        assert await owner.cancel(tree)
+
+    command = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 77\" &) ; touch on; sleep 78"
+    return await play(runtime, [call("shell", command=command)], when=ToolCall, then=cancel)
+
+
+@fall
+async def daemons(runtime: str) -> Facts:
+    """A command leaves processes behind that nobody would find."""
+    command = (
+        "setsid nohup sh -c 'sleep 79 & sleep 80 & wait' >/dev/null 2>&1 & (setsid sleep 81 >/dev/null 2>&1 &); echo on"
+    )
+    return await play(runtime, [call("shell", command=command), {"text": "done"}])
+
+
+@fall
+async def memory_bomb(runtime: str) -> Facts:
+    command = "python3 -c 'x = bytearray(10**9); x[::4096] = b\"x\" * len(x[::4096]); print(len(x))'"
+    return await play(runtime, [call("shell", command=command), {"text": "lived"}], caps=Caps(memory=600 * MIB))
+
+
+@fall
+async def fork_bomb(runtime: str) -> Facts:
+    command = "f() { sleep 3 & f; }; for i in 1 2 3 4 5 6 7 8; do f & done; wait; echo over"
+    most = 0
+
+    async def count(owner: Supervisor, tree: str) -> None:
+        nonlocal most
+        for _ in range(100):
+            most = max(most, len(list(everybody())))
+            await asyncio.sleep(0.01)
+
+    replies = [call("shell", command=command, timeout=2), {"text": "lived"}]
+    facts = await play(runtime, replies, caps=Caps(processes=60), when=ToolCall, then=count)
+    return facts | {"most": most}
+
+
+@fall
+async def disk_fill(runtime: str) -> Facts:
+    command = "for i in $(seq 8); do head -c 1000000 /dev/zero > f$i; done; sleep 60"
+    return await play(runtime, [call("shell", command=command)], caps=Caps(workspace_bytes=3 * MIB))
+
+
+@fall
+async def large_file(runtime: str) -> Facts:
+    command = "head -c 9000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
+    return await play(runtime, [call("shell", command=command), {"text": "x"}], caps=Caps(file_bytes=2 * MIB))
+
+
+@fall
+async def spent_before_the_end(runtime: str) -> Facts:
+    """What was spent is known though the process went away in the middle."""
+    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=UsageReported, then=kill_worker)
+
+
+@fall
+async def large_calls(runtime: str) -> Facts:
+    replies = [
+        call("write", path="big", content="x" * 1_000_000),
+        call("shell", command="wc -c big"),
+        call("write", path="bigger", content="x" * 3_000_000),
+        {"text": "done"},
+    ]
+    return await play(runtime, replies)
+
+
+@fall
+async def environment(runtime: str) -> Facts:
+    os.environ["PLANTED_KEY"] = "secret"
+    try:
+        return await play(runtime, [call("shell", command="env | grep -v ^LC_"), {"text": "x"}])
+    finally:
+        del os.environ["PLANTED_KEY"]
+
+
+@fall
+async def hosts(runtime: str) -> Facts:
+    """A parent that may reach two hosts, and a child that may reach one of them."""
+    python = image.PYTHON if runtime == "container" else box.python()
+    ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
+    get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
+    raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'
+    alone = [call("shell", command=f"{python} -I -S -c '{raw}'"), call("shell", command="grep -c : /proc/net/dev")]
+    child = Profile("child", network=["b.com", "evil.org"])
+    agents = {"main": [*get, *alone, call("subagent_child", task="x"), {"text": "x"}], "child": [*get, {"text": "y"}]}
+    folder = project()
+    async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
+        reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
+        owner = supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
+        node = owner.spawn(main(agents, workspace="scratch"), Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await node.join()
+        sockets = [str(path) for path in folder.rglob("proxy")]
+        await owner.close()
+    shutil.rmtree(folder)
+    said: list[list[str]] = [[], []]
+    warned: list[list[str]] = [[], []]
+    for event in events:
+        if isinstance(event.body, ToolResult) and event.body.name == "shell":
+            said[event.run].append(event.body.text)
+        elif isinstance(event.body, Warned):
+            warned[event.run].append(f"{event.body.code} {event.body.text}")
+    started = [event.body.walls for event in events if isinstance(event.body, RunStarted)]
+    return {
+        "said": said,
+        "warned": warned,
+        "walls": [["net" in walls, "proxy" in walls] for walls in started],
+        "resolved": sorted(web.resolved),
+        "left": await left(runtime) + sockets,
+    }
+
+
+@fall
+async def escapes(runtime: str) -> Facts:
+    escaped = await try_all(runtime)  # type: ignore[arg-type]
+    return {"escaped": escaped, "left": await left(runtime)}

@@ -1,0 +1,115 @@
+"""A host with a watcher beside the one who asks: two supervisors with logs of their own, and a folder between them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import retinue
+from retinue import Event, Limits, Profile, Result
+from retinue.build import Parts, named_profile, supervisor
+from retinue.core.events import decode, encode
+from retinue.log.runs import Runs
+from retinue.supervisor.delegation_request import Hosting
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.watcher import Watcher
+from retinue.surfaces.library import Run
+
+
+@dataclass
+class Host:
+    """The trusted side. `said` is what its user was told, `trees` what it has run."""
+
+    folder: Path
+    outbox: Path
+    supervisor: Supervisor
+    said: list[str]
+    trees: list[str]
+
+
+@asynccontextmanager
+async def host(
+    *roots: Path, profiles: list[Profile], limits: Limits | None = None, runtime: str = "isolated", **options: Any
+) -> AsyncIterator[Host]:
+    """Watches a new outbox while it is entered."""
+    folder = Path(tempfile.mkdtemp(prefix="retinue-host-"))
+    folder.chmod(0o755)
+    outbox = folder / "outbox"
+    outbox.mkdir()
+    project = folder / "project"
+    project.mkdir()
+    wanted = {"mode": "yes", "runtime": runtime, **options}
+    parts = Parts(project, project / ".retinue", limits=limits or Limits(), **wanted)
+    known = {profile.name: profile for profile in profiles}
+    owner = supervisor(parts)
+    here = Host(folder, outbox, owner, [], [])
+    hosting = Hosting(
+        outbox=outbox,
+        roots=roots,
+        project=project,
+        state=project / ".retinue",
+        find=lambda name: known.get(name) or named_profile(parts, name),
+        limits=parts.limits,
+        timeouts=parts.timeouts,
+        say=here.said.append,
+        begun=lambda node: here.trees.append(node.ref.tree),
+    )
+    watcher = Watcher(owner, hosting)
+    watching = asyncio.create_task(watcher.watch())
+    try:
+        yield here
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await watcher.close()
+        await owner.close()
+        shutil.rmtree(folder)
+
+
+async def play_elsewhere(
+    profile: Profile,
+    folder: Path,
+    *,
+    during: Callable[[Run], Awaitable[Any]] | None = None,
+    limits: Limits | None = None,
+    **options: Any,
+) -> tuple[Result[Any], list[Event]]:
+    """Runs the profile as a primary that lives on a host, whose limits, rules and approver these are."""
+    try:
+        async with host(folder, profiles=[profile], limits=limits, **options) as there:
+            state = folder / ".retinue"
+            async with retinue.open(path=state, runtime="delegated", outbox=there.outbox, mode="yes") as r:
+                run = await r.spawn(replace(profile, runtime="delegated"), "go")
+                meanwhile = None if during is None else asyncio.create_task(during(run))  # type: ignore[arg-type]
+                events = [event async for event in run.events()]
+                if meanwhile is not None:
+                    await meanwhile
+            assert list(there.outbox.iterdir()) == []
+            for event in events:
+                if event.kind == "run.started":
+                    assert event.body.runtime == "delegated" and "net" in event.body.walls  # type: ignore[union-attr]
+            runs = f"{there.folder}/project/.retinue/runs"
+            return as_here(events, folder, runs, there.trees)
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_here(events: list[Event], folder: Path, runs: str, trees: list[str]) -> tuple[Result[Any], list[Event]]:
+    """What happened, with the folders of the host called as they would be here."""
+    tree, here = events[0].tree, str(folder)
+    lines = [encode(event).decode() for event in events]
+    for other in trees:
+        swaps = ((f"{runs}/{other}/0/workspace", here), (runs, f"{here}/.retinue/runs"), (other, tree))
+        for old, new in swaps:
+            lines = [line.replace(old, new) for line in lines]
+    found = [decode(line.encode()) for line in lines]
+    primary = Runs.of(tree, found).primary
+    assert primary is not None
+    return primary.result(tree), found

@@ -1,0 +1,94 @@
+"""Where a scene can be played: runtimes of this process's user, and of an ordinary one. A new runtime is a new row."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.sandbox import container_image as image
+from retinue.sandbox import ordinary_user as ordinary
+from retinue.sandbox.box import command
+from retinue.sandbox.container import engine
+from tests.sandbox.falls import FALLS
+from tests.sandbox.scenes import SCENES
+
+REPO = Path(__file__).parents[2]
+IMAGE_LOCK = Path(tempfile.gettempdir(), "retinue-image.lock")
+ROOT = os.geteuid() == 0
+needs_containers = pytest.mark.skipif(
+    command("podman") is None and command("docker") is None, reason="neither podman nor docker is installed"
+)
+needs_bubblewrap = pytest.mark.skipif(command("bwrap") is None, reason="bubblewrap is not installed")
+
+
+@cache
+def make_image() -> None:
+    """The default image, made once a machine, by whoever comes first."""
+    made = engine()
+    with IMAGE_LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if made.call("image", "inspect", image.NAME).returncode:
+            image.build(made.argv)
+
+
+@dataclass(frozen=True)
+class Place:
+    runtime: str
+    ordinary: bool = False
+
+    async def play(self, scene: str) -> Any:
+        if not self.ordinary or not ROOT:
+            if self.runtime == "container":
+                make_image()
+            return await {**SCENES, **FALLS}[scene](self.runtime)
+        return self.play_as_user(scene)[0]
+
+    def play_as_user(self, *scenes: str, seconds: float = 55) -> list[Any]:
+        """One after the other by the same ordinary user, who makes what they need for it once."""
+        argv = [sys.executable, "-m", "tests.sandbox", self.runtime, *scenes]
+        played: list[Any] = json.loads(run_as_user(argv, seconds=seconds))
+        return played
+
+
+# An ordinary user makes an image of their own first, so all of the suite is played there in `make soak` only, and
+# otherwise a sample (test_ordinary.py).
+USERS_CONTAINER = Place("container", ordinary=True)
+needs_users_containers = [
+    needs_containers,
+    pytest.mark.skipif(not ROOT or command("newuidmap") is None, reason="needs root and newuidmap"),
+]
+PLACES = [
+    pytest.param(Place("isolated"), id="isolated", marks=needs_bubblewrap),
+    pytest.param(
+        Place("isolated", ordinary=True),
+        id="isolated-by-ordinary-user",
+        marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
+    ),
+    pytest.param(Place("container"), id="container", marks=needs_containers),
+    pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
+]
+# Runs of the host of a container, asked for through files; the host's wall is the first of those above.
+ELSEWHERE = [
+    pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap),
+    pytest.param(
+        Place("delegated", ordinary=True),
+        id="delegated-by-ordinary-user",
+        marks=[needs_bubblewrap, pytest.mark.soak, pytest.mark.skipif(not ROOT, reason="the same as the one above")],
+    ),
+]
+
+
+def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:
+    done = ordinary.run(argv, seconds=seconds, also=[str(REPO)])
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,107 @@
+"""Containers: what the host's settings may not open, which images are refused, and what a killed host leaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import retinue
+from retinue.build import Parts, placement
+from retinue.config.settings import load_settings
+from retinue.core.errors import ConfigError
+from retinue.core.events import ToolCall, ToolResult
+from retinue.sandbox import container_image as image
+from retinue.sandbox import container_labels as labels
+from retinue.sandbox.container import engine
+from tests.sandbox.places import make_image, needs_containers
+from tests.supervisor.tree.kit import bodies, call, main, until
+
+pytestmark = needs_containers
+
+
+@pytest.fixture
+def bare() -> Iterator[str]:
+    """An image with nothing in it that we could use."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    name = f"localhost/retinue-bare:{os.getpid()}"
+    subprocess.run([*engine().argv, "import", "-", name], input=data.getvalue(), capture_output=True, check=True)
+    yield name
+    engine().call("image", "rm", name)
+
+
+def test_an_image_without_our_python_is_refused(bare: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has no {image.PYTHON}.*retinue doctor --build-image"):
+        placement(Parts(Path("/none"), image=bare)).runtime("container")
+
+
+def test_an_image_that_is_not_here_is_not_pulled() -> None:
+    with pytest.raises(ConfigError, match=r"there is no image localhost/none:1 here.*retinue doctor --build-image"):
+        placement(Parts(Path("/none"), image="localhost/none:1")).runtime("container")
+
+
+@pytest.mark.parametrize("flag", ["--privileged", "--cap-add=SYS_ADMIN", "--network=host", "--user=0", "--pid=host"])
+def test_flags_of_the_host_do_not_open_the_wall(flag: str) -> None:
+    """Refused, or without effect."""
+    make_image()
+    try:
+        started = placement(Parts(Path("/none"), container_flags=[flag])).runtime("container").started
+    except ConfigError as error:
+        assert "holes" in str(error) or "cannot start" in str(error)
+    else:
+        assert {"uid", "pid", "net", "caps"} <= set(started.walls) or "user" in started.walls
+
+
+async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_path: Path) -> None:
+    make_image()
+    project = tmp_path / 'a, "b": c\\d'
+    project.mkdir(parents=True)
+    for folder in (tmp_path, tmp_path.parent, project):
+        folder.chmod(0o755)
+    (project / "notes").write_text("words")
+    agents = {"main": [call("shell", command="pwd; until [ -e go ]; do sleep 0.02; done"), {"text": "x"}]}
+    async with retinue.open(mode="yes", project=project, path=project / ".retinue", runtime="container") as r:
+        run = await r.spawn(main(agents, workspace="scratch"), "go")
+        await until(run, ToolCall)
+        found = [
+            engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
+            for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{labels.MAKER}={labels.maker()}")
+        ]
+        (Path(r.supervisor.trees[run.tree].nodes[0].folders.path) / "go").touch()
+        result = await run.result()
+        events = [event async for event in run.events()]
+    assert result.status == "done", result.error_details
+    assert len(found[0]) == 1 and found[0] == found[1] == found[2]
+    [told] = bodies(events, ToolResult)
+    assert told.text.startswith(str(project))
+
+
+def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
+    make_image()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    numbering, _, _ = labels.maker().partition(".")
+    makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": labels.maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
+    names = {word: f"retinue-{os.getpid()}-{word}" for word in makers}
+    for word, maker in makers.items():
+        engine().call("create", "--name", names[word], f"--label={labels.MAKER}={maker}", image.NAME, "sleep", "9")
+    try:
+        labels.sweep(engine())
+        left = [word for word in makers if engine().call("container", "inspect", names[word]).returncode == 0]
+        assert left == ["ours", "elsewhere"]
+    finally:
+        engine().remove(list(names.values()))
+
+
+def test_image_and_flags_are_settings(tmp_path: Path) -> None:
+    file = tmp_path / "retinue.yaml"
+    file.write_text("container_image: me/mine:1\ncontainer_flags: [--cpus=2]\n")
+    settings = load_settings(file)
+    assert (settings.container_image, settings.container_flags) == ("me/mine:1", ("--cpus=2",))

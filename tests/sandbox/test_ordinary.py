@@ -1,0 +1,56 @@
+"""What an ordinary user can build: the escape list in full and a sample of the rest; `make soak` plays all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import subprocess
+
+import pytest
+
+from retinue.sandbox import ordinary_user as ordinary
+from retinue.sandbox.escape_attempts import TRIES
+from tests.remote.outbox.test_kills import running
+from tests.sandbox.falls import FALLS
+from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers
+from tests.sandbox.scenes import SCENES, in_process
+from tests.surfaces.cli.shell import until
+
+SEED = 4
+SECONDS = 300.0  # on a machine with nothing else to do 20 are enough
+LONG = {"stall", "timeout", "cancel_at_each_stage", "host_tools", "approvals_at_depth_3"}
+BOMBS = {"memory_bomb", "fork_bomb", "disk_fill", "escapes"}
+SCENES_TRIED = random.Random(SEED).sample(sorted(SCENES.keys() - LONG), 2)
+FALLS_TRIED = random.Random(SEED).sample(sorted(FALLS.keys() - BOMBS), 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "falls"),
+    [
+        pytest.param(USERS_CONTAINER, FALLS_TRIED, id="container", marks=needs_users_containers),
+        pytest.param(
+            Place("delegated", ordinary=True),
+            [],
+            id="delegated",
+            marks=[needs_bubblewrap, pytest.mark.skipif(not ROOT, reason="needs root")],
+        ),
+    ],
+)
+def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, falls: list[str]) -> None:
+    escapes = ["escapes"] if falls else []
+    played = place.play_as_user(*escapes, *SCENES_TRIED, *falls, seconds=SECONDS)
+    if escapes:
+        assert played.pop(0) == {"escaped": dict.fromkeys(TRIES, False), "left": []}
+    for scene in SCENES_TRIED:
+        assert played.pop(0) == asyncio.run(in_process(scene))
+    for told in played:
+        assert (told["endings"], told["last"], told["left"]) == (1, "run.ended", [])
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_nothing_is_left_of_a_user_s_command_that_takes_too_long() -> None:
+    mark = f"9{secrets.randbelow(10**6):06}"
+    with pytest.raises(subprocess.TimeoutExpired):
+        ordinary.run(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
+    until(lambda: running(mark) == [])

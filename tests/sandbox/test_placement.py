@@ -1,0 +1,204 @@
+"""Which runtime a run gets, and what happens where it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import retinue
+from retinue import ConfigError, Profile
+from retinue.build import Parts, placement, project_parts
+from retinue.core.events import RunStarted, ToolResult
+from retinue.core.plans import Plan
+from retinue.core.profiles import RuntimeName
+from retinue.sandbox.box import NoWall, command
+from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.placement import Placement
+from retinue.testing import scripted
+from tests.sandbox.places import ROOT, needs_bubblewrap
+from tests.supervisor.tree.kit import bodies, call, main, tree
+
+SCRIPT = "agents: {main: [{text: hello}]}\n"
+WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", command("bwrap") or "/usr/bin/bwrap", "--"]
+without_bubblewrap = pytest.mark.skipif(not ROOT or command("bwrap") is None, reason="root hides bubblewrap from it")
+
+
+class Walled(Inherited):
+    """Stands for a stricter runtime."""
+
+    name = "isolated"
+    started = RunStarted("isolated", ("paper",))
+
+
+def no_wall() -> Walled:
+    raise NoWall("install paper")
+
+
+def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, walls: bool = True) -> Placement:
+    return Placement({"inherited": Inherited, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
+
+
+@pytest.mark.requirement("MASS-6", "P32")
+def test_a_child_never_has_less_of_a_wall_than_its_parent() -> None:
+    place = placed()
+    strict, floor = place(Profile("a", runtime="isolated"), None)
+    parent = Plan(*[None] * 12, floor=floor)  # type: ignore[arg-type]
+    assert strict.name == "isolated"
+    for wish in (None, "inherited", "isolated"):
+        runtime, below = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
+        assert (runtime.name, below) == ("isolated", "isolated")
+
+
+def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
+    async def work(task: str, ctx: object) -> str:
+        return task
+
+    runtime, floor = placed("isolated")(Profile("a", call=work), None)
+    assert (runtime.name, floor) == ("inherited", "isolated")
+
+
+@pytest.mark.requirement("MASS-4")
+def test_a_wall_that_cannot_be_built_refuses() -> None:
+    with pytest.raises(ConfigError, match="install paper"):
+        placed("isolated", walls=False)(Profile("a"), None)
+
+
+def test_a_fallback_is_laxer_or_none() -> None:
+    with pytest.raises(ConfigError, match="install paper"):
+        placed("isolated", "isolated", walls=False)(Profile("a"), None)
+
+
+@pytest.mark.requirement("MASS-5")
+async def test_a_fallback_is_told_in_the_result(tmp_path: Path) -> None:
+    script = tmp_path / "play.py"
+    script.write_text(
+        "import retinue\nfrom retinue.testing import scripted\n"
+        "profile = retinue.Profile('main', model=scripted({'main': [{'text': 'hello'}]}))\n"
+        "result = retinue.run_sync(profile, 'go', runtime='isolated', fallback='inherited')\n"
+        "print(result.status, result.runtime, list(result.walls), result.warning)\n"
+    )
+    if not ROOT or command("bwrap") is None:
+        pytest.skip("root hides bubblewrap from it")
+    done = subprocess.run([*WITHOUT, sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("done inherited [] 'isolated' is not possible here")
+    assert "apt-get install bubblewrap" in done.stdout
+
+
+@without_bubblewrap
+@pytest.mark.requirement("MASS-4")
+def test_run_says_what_to_install_and_calls_no_model(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCRIPT)
+    argv = [sys.executable, "-m", "retinue", "run", "go", "--model", "scripted:s.yaml", "--runtime", "isolated"]
+    done = subprocess.run([*WITHOUT, *argv], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bubblewrap is not installed: apt-get install bubblewrap" in done.stderr
+    assert "--runtime inherited" in done.stderr and "Traceback" not in done.stderr
+    assert not list((tmp_path / ".retinue" / "logs").glob("*.db"))
+
+
+@needs_bubblewrap
+async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "s.yaml").write_text("agents: {main: [{text: hello}]}\n")
+    config = tmp_path / "retinue.yaml"
+    config.write_text("model: scripted:s.yaml\norchestrator: {coordination: {subagent_runtime_mode: isolated}}\n")
+    async with retinue.open(project=tmp_path, config=config) as r:
+        result = await r.run(Profile("main"), "go")
+    assert (result.status, result.runtime) == ("done", "isolated")
+    assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.walls)
+    assert result.to_json()["walls"] == result.walls
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("orchestrator: {coordination: {subagent_runtime_mode: moon}}", "subagent_runtime_mode"),
+        ("orchestrator: {coordination: {subagent_runtime_fallback_mode: 3}}", "got a number"),
+        ("expose_paths: [relative]", "must be an absolute path"),
+        ("expose_paths: [/]", "it has everything in it"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "retinue.yaml").write_text(text + "\n")
+    with pytest.raises(ConfigError, match="retinue") as caught:
+        project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+    assert said in str(caught.value)
+
+
+@needs_bubblewrap
+async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path.parent):
+        folder.chmod(0o755)
+    shown = tmp_path / "toolchain"
+    shown.mkdir()
+    (shown / "hello").write_text("#!/bin/sh\necho tool\n")
+    (shown / "hello").chmod(0o755)
+    parts = Parts(tmp_path / "none", expose=[str(shown)])
+    assert placement(parts).runtime("isolated").started.walls
+    agents = {"main": [call("shell", command=f"{shown}/hello; : >> {shown}/hello"), {"text": "x"}]}
+    (tmp_path / "retinue.yaml").write_text(f"expose_paths: [{shown}]\n")
+    _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)
+    [result] = bodies(events, ToolResult)
+    assert result.text.startswith("tool\n") and ("Read-only" in result.text or "Permission denied" in result.text)
+
+
+@needs_bubblewrap
+async def test_a_command_that_the_wall_does_not_show_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mytool").write_text("#!/bin/sh\necho here\n")
+    (tmp_path / "mytool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
+    agents = {"main": [call("shell", command="mytool"), call("shell", command="no-such-tool"), {"text": "x"}]}
+    _, events = await tree(agents, runtime="isolated")
+    ours, nobodys = (result.text for result in bodies(events, ToolResult))
+    assert f"`expose_paths: [{tmp_path}]` in the user's retinue.yaml would show it" in ours
+    assert "not found" in nobodys and "expose_paths" not in nobodys
+
+
+@needs_bubblewrap
+@pytest.mark.requirement("MASS-3")
+async def test_a_launch_prefix_stands_before_the_command_of_every_walled_run(tmp_path: Path) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text("orchestrator: {coordination: {subagent_host_launch_prefix: [nice, -n, '7']}}\n")
+    agents = {"main": [call("shell", command="nice"), {"text": "x"}]}
+    _, events = await tree(agents, runtime="isolated", config=config, project=tmp_path)
+    [result] = bodies(events, ToolResult)
+    assert result.text == f"{min(19, os.nice(0) + 7)}\n"
+    config.write_text("orchestrator: {coordination: {subagent_host_launch_prefix: [/no/such/program]}}\n")
+    with pytest.raises(ConfigError, match="bubblewrap"):
+        await tree(agents, runtime="isolated", config=config, project=tmp_path)
+
+
+@needs_bubblewrap
+async def test_an_inherited_parent_may_have_a_walled_child() -> None:
+    child = Profile("child", model=scripted({"child": [{"text": "in"}]}), runtime="isolated")
+    result, events = await _with_child(child)
+    started = {event.run: event.body.runtime for event in events if isinstance(event.body, RunStarted)}
+    assert started == {0: "inherited", 1: "isolated"}
+    assert result.children[0].final_response == "in"
+
+
+async def _with_child(child: Profile) -> tuple[retinue.Result[object], list[retinue.Event]]:
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main({"main": [call("subagent_child", task="go"), {"text": "out"}]}, tools=[child]), "go")
+        events = [event async for event in run.events()]
+        return await run.result(), events
+
+
+@pytest.mark.skipif(not ROOT, reason="others are not another user's affair")
+@needs_bubblewrap
+async def test_a_folder_that_only_root_may_read_is_told_and_stays_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "notes.txt").write_text("private")
+    agents = {"main": [call("shell", command=f"cat {tmp_path}/notes.txt"), {"text": "x"}]}
+    async with retinue.open(mode="yes", project=tmp_path, runtime="isolated") as r:
+        run = await r.spawn(main(agents, workspace="scratch"), "go")
+        events = [event async for event in run.events()]
+        result = await run.result()
+    [told] = bodies(events, ToolResult)
+    assert "Permission denied" in told.text and "private" not in told.text
+    assert result.warning is not None and f"{tmp_path} is closed to others" in result.warning
+    assert tmp_path.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,215 @@
+"""Retention: old trees go, their lines and their folders; what lives, or is held, stays; a crash loses nothing."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import retinue
+from retinue import Profile
+from retinue.core.events import Event, Gap, TurnStarted, encode_kept
+from retinue.log import retention, schema
+from retinue.log.archive import Archive
+from retinue.log.locks import take
+from retinue.testing import ManualClock, scripted
+from tests.supervisor.accounts.test_cli import DAY, spend
+from tests.supervisor.tree.kit import until
+from tests.surfaces.cli.shell import BOUND_BY_MODES, Project, read_until
+
+HANGING = {"main": [{"tools": [{"name": "list_agents", "args": {}}]}, {"hang": True}]}
+
+
+def gc(project: Project, *arguments: str) -> dict[str, Any]:
+    done = project.retinue("gc", "--json", *arguments)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def trees(project: Project) -> set[str]:
+    return {row["tree"] for row in project.rows("--all")}
+
+
+def folder(project: Project, tree: str) -> Path:
+    made = project.folder / ".retinue/runs" / tree / "1/workspace"
+    made.mkdir(parents=True, exist_ok=True)
+    (made / "result.txt").write_text("x" * 5000)
+    return made
+
+
+async def test_old_trees_go_and_new_ones_stay(project: Project) -> None:
+    old, new = await spend(project, age=40 * DAY), await spend(project, age=20 * DAY)
+    folders = folder(project, old), folder(project, new)
+    before = project.events(new)
+    assert gc(project, "--dry-run")["removed"] == [old]
+    assert "Would remove 1 tree older than 30 days:\n" + old in project.retinue("gc", "--dry-run").stdout
+    assert trees(project) == {old, new} and folders[0].exists()
+    report = gc(project)
+    assert (report["removed"], report["held"], report["problems"]) == ([old], [], [])
+    assert report["freed_bytes"] >= 5000
+    assert trees(project) == {new}
+    assert not (project.folder / ".retinue/runs" / old).exists() and folders[1].exists()
+    assert project.events(new) == before
+    assert project.retinue("gc").stdout == "Nothing here is older than 30 days.\n"
+    (project.folder / "retinue.yaml").write_text("retention_days: 10\n")
+    assert gc(project, "--older-than", "25d")["removed"] == []
+    untrusted = project.retinue("gc")
+    assert untrusted.stdout == "Nothing here is older than 30 days.\n" and "retention_days: 10" in untrusted.stderr
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert project.retinue("gc").stdout.startswith("Removed 1 tree older than 10 days; ")
+    assert trees(project) == set()
+
+
+async def test_trees_of_one_commit_are_taken_apart(project: Project) -> None:
+    """Rows of the log hold lines of many trees; the log file is one, and is used again afterwards."""
+    state, clock = project.folder / ".retinue", ManualClock(wall=1e9)
+    model = scripted({"quick": [{"text": "end"}], "slow": [{"text": "slow", "delay": 50}]}, clock=clock)
+    async with retinue.open(state, clock=clock) as r:
+        runs = [await r.spawn(Profile(name, model=model), "go") for name in ("quick", "slow", "quick")]
+        await until(runs[1], TurnStarted)
+        for run in (runs[0], runs[2]):
+            await run.result()
+        await clock.advance(60)
+        await runs[1].result()
+    events = list(Archive(state).events(next(s for s in Archive(state).trees() if s.tree == runs[1].tree)))
+    report = retention.collect(state, before=1e9 + 30)
+    assert sorted(report.removed) == sorted([runs[0].tree, runs[2].tree])
+    [left] = Archive(state).trees()
+    assert list(Archive(state).events(left)) == events
+    db = schema.open_reader(left.file)
+    assert [name for name, _ in schema.trees(db)] == [runs[1].tree]
+    db.close()
+    async with retinue.open(state) as r:
+        again = await r.run(Profile("main", model=model), "go")
+    assert {stored.tree for stored in Archive(state).trees()} == {runs[1].tree, again.tree}
+    assert [file.name for file in Archive(state).files()] == ["0001.db"]
+
+
+async def test_what_lives_is_never_touched_and_a_held_file_is_told_of(project: Project) -> None:
+    old = await spend(project, age=40 * DAY)
+    with project.running("run", "wait", "--model", project.script(HANGING)) as process:
+        assert process.stderr is not None
+        read_until(process.stderr, 'Tool "list_agents" result')
+        live = trees(project)
+        done = project.retinue("gc", "--older-than", "1d", "--json")
+        assert json.loads(done.stdout)["removed"] == []
+        assert "0001.db holds old trees and is being written by another process: left for later" in done.stderr
+        assert done.returncode == 0
+        assert trees(project) == live
+        done = project.retinue("gc", "--older-than", "0s")
+        assert trees(project) == live
+    report = gc(project, "--older-than", "1d")
+    assert report["removed"] == [old]
+
+
+async def test_space_is_given_back(project: Project) -> None:
+    state = project.folder / ".retinue"
+    clock = ManualClock(wall=1e9)
+    model = scripted({"main": [{"text": "x" * 1_000_000}]})
+    async with retinue.open(state, clock=clock) as r:
+        await r.run(Profile("main", model=model), "go")
+    await spend(project)
+    [file] = Archive(state).files()
+    assert file.stat().st_size > 2_000_000
+    report = retention.collect(state, before=1e9 + 1)
+    assert len(report.removed) == 1
+    assert file.stat().st_size < 200_000
+    assert b"x" * 1000 not in file.read_bytes()
+    assert report.freed_bytes > 1_800_000
+
+
+async def test_a_crash_in_the_middle_leaves_a_whole_log(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders go first; until the transaction ends every tree is still there, and the next gc goes on."""
+    state = project.folder / ".retinue"
+    old, new = await spend(project, age=40 * DAY), await spend(project)
+    gone = folder(project, old)
+    remove = schema.remove
+
+    def crash(db: apsw.Connection, trees: frozenset[str]) -> None:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DELETE FROM batches")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(schema, "remove", crash)
+    with pytest.raises(KeyboardInterrupt):
+        retention.collect(state, before=1.7e9 * 10)
+    assert trees(project) == {old, new} and not gone.exists()
+    monkeypatch.setattr(schema, "remove", remove)
+    assert gc(project)["removed"] == [old]
+    assert trees(project) == {new}
+
+
+async def test_a_reader_that_looks_meanwhile_is_not_disturbed(project: Project) -> None:
+    state = project.folder / ".retinue"
+    old, new = await spend(project, age=40 * DAY), await spend(project)
+    stored = {each.tree: each for each in Archive(state).trees()}
+    reading = Archive(state).events(stored[old])
+    first = next(reading)
+    assert gc(project)["removed"] == [old]
+    assert len([first, *reading]) > 10
+    assert trees(project) == {new}
+    assert gc(project, "--older-than", "0s")["removed"] == [new]
+
+
+async def test_a_tree_whose_name_is_a_path_leads_nowhere(project: Project) -> None:
+    state = project.folder / ".retinue"
+    await spend(project, age=40 * DAY)
+    [file] = Archive(state).files()
+    precious = state / "precious"
+    precious.mkdir()
+    db = schema.open_writer(file)
+    line = encode_kept([Event(1, "../precious", 0, "/main", "main", 1.0, Gap(1, ""))])
+    schema.insert(db, begun=["../precious"], lines=line)
+    db.close()
+    assert len(retention.collect(state, before=1e9, interrupted=True).removed) == 1
+    assert precious.exists()
+
+
+async def test_what_cannot_be_removed_is_said_and_kept(project: Project) -> None:
+    old = await spend(project, age=40 * DAY)
+    made = folder(project, old)
+    project.prefix = BOUND_BY_MODES
+    if BOUND_BY_MODES and shutil.which(BOUND_BY_MODES[0]) is None:
+        pytest.skip("setpriv is not there")
+    made.chmod(0o500)
+    try:
+        done = project.retinue("gc")
+        assert done.returncode == 1
+        assert f"cannot remove {project.folder}/.retinue/runs/{old}" in done.stderr
+        assert trees(project) == {old}
+    finally:
+        made.chmod(0o700)
+    foreign = project.folder / ".retinue/logs/0009.db"
+    foreign.write_bytes(b"not a database")
+    done = project.retinue("gc")
+    assert done.returncode == 1 and "0009.db" in done.stderr
+    assert trees(project) == set()
+    assert foreign.read_bytes() == b"not a database"
+
+
+@pytest.mark.parametrize("version", [1, 3])
+async def test_a_log_of_another_version_is_left_in_one_line_and_is_no_failure(project: Project, version: int) -> None:
+    old = await spend(project, age=40 * DAY)
+    other = project.folder / ".retinue/logs/0009.db"
+    db = apsw.Connection(str(other))
+    db.execute(f"CREATE TABLE x (y); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = {version}")
+    db.close()
+    before = other.read_bytes()
+    done = project.retinue("gc")
+    assert done.returncode == 0 and done.stdout.startswith("Removed 1 tree")
+    [said] = done.stderr.splitlines()
+    assert f"0009.db was written by {'an older' if version == 1 else 'a newer'} retinue" in said and "left" in said
+    assert other.read_bytes() == before and old not in trees(project)
+    assert [str(other) in line for line in gc(project)["skipped"]] == [True]
+
+
+def test_a_lock_is_taken_once(tmp_path: Path) -> None:
+    lock = take(tmp_path / "0001.db")
+    assert lock is not None and take(tmp_path / "0001.db") is None
+    os.close(lock)
+    again = take(tmp_path / "0001.db")
+    assert again is not None
+    os.close(again)

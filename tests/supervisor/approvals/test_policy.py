@@ -1,0 +1,278 @@
+"""Who is asked about what: modes, tiers, rules that meet the disk, and children that are never freer."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import Approval, ConfigError, Profile, tool
+from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolResult
+from retinue.core.messages import ToolSpec
+from retinue.core.ports import Policy
+from retinue.core.rules import ALLOW, Mode, Rules, Verdict, parse_rule
+from retinue.supervisor.policy import RulePolicy, inside, narrowed
+from retinue.testing import allow_all
+from retinue.tools.spawn import SpawnSubagents, SubagentTool
+from tests.supervisor.tree.kit import bodies, call, main, spawn
+
+OBSERVE, CONFIRM = ToolSpec("look", "", {}, tier="observe"), ToolSpec("page", "", {}, tier="confirm")
+
+
+def policy(mode: Mode = "ask", **lists: list[str]) -> RulePolicy:
+    return RulePolicy(Rules(None, **{kind: tuple(map(parse_rule, texts)) for kind, texts in lists.items()}), mode=mode)
+
+
+def what(judge: Any, spec: ToolSpec, *, primary: bool = True, workspace: str = "/w", **args: Any) -> str:
+    verdict: Verdict = judge.judge(spec, args, primary=primary, workspace=workspace)
+    return verdict.what
+
+
+@pytest.mark.requirement("CODEY-24", "CODEY-26", "P18")
+@pytest.mark.parametrize(
+    ("mode", "spec", "primary", "verdict"),
+    [
+        ("ask", OBSERVE, True, "allow"),
+        ("ask", OBSERVE, False, "allow"),
+        ("ask", CONFIRM, True, "ask"),
+        ("ask", CONFIRM, False, "ask"),
+        ("strict", OBSERVE, True, "ask"),
+        ("strict", OBSERVE, False, "allow"),
+        ("strict", CONFIRM, True, "ask"),
+        ("strict", CONFIRM, False, "ask"),
+        ("yes", CONFIRM, True, "allow"),
+    ],
+)
+def test_modes_and_tiers(mode: Mode, spec: ToolSpec, primary: bool, verdict: str) -> None:
+    assert what(policy(mode), spec, primary=primary) == verdict
+
+
+@pytest.mark.requirement("CODEY-25", "CODEY-5")
+@pytest.mark.parametrize("primary", [True, False])
+@pytest.mark.parametrize("name", ["edit", "write", "shell", "mcp_edit_file", "fs_write_file", "box_shell"])
+def test_what_changes_things_asks_whoever_calls_and_whatever_it_calls_itself(name: str, primary: bool) -> None:
+    for mode in ("ask", "strict"):
+        assert what(policy(mode), ToolSpec(name, "", {}, tier="observe"), primary=primary) == "ask"
+
+
+@pytest.mark.requirement("CODEY-26")
+def test_other_tools_of_subagents_pass_unless_a_rule_says_otherwise() -> None:
+    assert what(policy("strict"), OBSERVE, primary=False) == "allow"
+    assert what(policy(ask=["look"]), OBSERVE, primary=False) == "ask"
+    assert what(policy(deny=["lo*"]), OBSERVE, primary=False) == "deny"
+
+
+@pytest.mark.requirement("SDK-16")
+async def test_spawning_asks_also_from_a_child() -> None:
+    assert SpawnSubagents.spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+    asked: list[tuple[str, int]] = []
+
+    async def approver(question: Approval) -> retinue.Allow:
+        asked.append((question.tool, question.run))
+        return retinue.Allow()
+
+    kid = Profile("kid")
+    script = {"main": [call("subagent_kid", task="a"), {"text": "x"}], "kid": [spawn({"task": "b"}), {"text": "y"}]}
+    async with retinue.open(approver=approver, profiles=[kid]) as r:
+        await r.run(main({**script, "subagent": [{"text": "z"}]}), "go")
+    assert asked == [("subagent_kid", 0), ("spawn_subagents", 1)]
+
+
+def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
+    rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
+    policy = RulePolicy(rules, mode="walled")
+    plain = inside(RulePolicy(Rules(), mode="walled"))
+
+    def verdicts(policy: Policy) -> list[str]:
+        calls = [
+            ("shell", {"command": "make"}), ("shell", {"command": "git push"}), ("write", {"path": "a"}),
+            ("edit", {"path": "b"}), ("edit", {"path": "secret"}), ("apply_subagent", {}), ("spawn_subagents", {}),
+            ("execute_python_code", {"code": "1"}),
+        ]  # fmt: skip
+        specs = [(ToolSpec(name, "", {}, tier="confirm"), args) for name, args in calls]
+        return [policy.judge(spec, args, primary=True, workspace="/tmp").what for spec, args in specs]
+
+    assert verdicts(policy) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    assert verdicts(inside(policy)) == ["allow", "ask", "allow", "allow", "deny", "ask", "ask", "ask"]
+    assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
+    stricter = narrowed(policy, Rules(mode="ask"), "")
+    assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="walled"), "")
+    assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
+    policy.learn(parse_rule("apply_subagent"))
+    assert verdicts(inside(policy))[5] == "allow"
+
+
+async def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown approval mode"):
+        async with retinue.open(mode="lax"):  # type: ignore[arg-type]
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("approvals:\n  allow: [shell(]", r":2: key 'approvals\.allow\[0\]': 'shell\(' is no rule"),
+        ("approvals:\n  deny:\n    - read\n    - deploy(x)", r":4: key 'approvals\.deny\[1\]': .*argument=pattern"),
+        ("approvals:\n  mode: maybe", r":2: key 'approvals\.mode': unknown value 'maybe'"),
+        ("approvals:\n  permit: []", r":2: key 'approvals\.permit': unknown key"),
+        ("approval_timeout: -1", r":1: key 'approval_timeout': must be 0 or more"),
+        ("approvals:\n  allow: read", r":2: key 'approvals\.allow': expected a list of rules"),
+    ],
+)
+async def test_wrong_rules_are_named_with_their_line(tmp_path: Path, text: str, words: str) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        async with retinue.open(project=tmp_path, config=config):
+            pass
+
+
+def test_a_path_is_what_it_resolves_to(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "src" / "link").symlink_to(tmp_path / "secret")
+    edit, here = ToolSpec("edit", "", {}), str(tmp_path)
+    rules = policy(allow=["edit(src/**)"])
+    for path in ("src/a.py", "./src/x/../a.py", f"{here}/src/a.py"):
+        assert what(rules, edit, workspace=here, path=path) == "allow", path
+        assert what(rules, edit, workspace=here, file_path=path) == "allow", path
+    for path in ("src/../secret/a", "src/link/a", "../src/a.py", "/src/a.py", "src", "", None, 3, "src/\0"):
+        assert what(rules, edit, workspace=here, path=path) == "ask", path
+    denied = RulePolicy(Rules(deny=(parse_rule("edit(secret/**)"),)), mode="yes", project=here)
+    for path in ("secret/a", "src/link/a", "src/../secret/a", f"{here}/secret/a"):
+        assert what(denied, edit, workspace=here, path=path) == "deny", path
+    assert what(denied, edit, workspace=here, path="src/a") == "allow"
+    assert what(denied, edit, workspace=here) == "ask"  # no path: nobody can tell
+
+
+@pytest.mark.requirement("P32")
+def test_a_child_elsewhere_does_not_get_round_a_rule_about_the_project(tmp_path: Path) -> None:
+    project, scratch = tmp_path / "p", tmp_path / "s"
+    (project / "secret").mkdir(parents=True)
+    scratch.mkdir()
+    denied = RulePolicy(Rules(deny=(parse_rule("read(secret/**)"),)), mode="ask", project=str(project))
+    read = ToolSpec("read", "", {}, tier="observe")
+    for path in (f"{project}/secret/key", "secret/key", "../p/secret/key"):
+        assert what(denied, read, primary=False, workspace=str(scratch), path=path) == "deny", path
+    assert what(denied, read, primary=False, workspace=str(scratch), path="open/key") == "allow"
+
+
+async def test_an_agent_cannot_edit_its_own_rules_unasked(tmp_path: Path) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text('approvals: {allow: ["edit(**)", "write(**)"]}\n')
+    asked: list[Approval] = []
+
+    async def approver(question: Approval) -> retinue.Allow | retinue.Deny:
+        asked.append(question)
+        return retinue.Deny() if len(asked) == 2 else retinue.Allow("tool")
+
+    own = call("write", path="./retinue.yaml", content="approvals: {mode: yes}\n")
+    script = [call("write", path="a", content="1"), call("write", path="/x", content=""), own, own, {"text": "x"}]
+    async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
+        await r.run(main({"main": script}), "go")
+    assert (tmp_path / "a").exists()
+    # Also after a yes to the tool in the whole tree, it is asked about each time.
+    assert [(q.args["path"], q.rule) for q in asked] == [("./retinue.yaml", "")] * 2
+
+
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+@pytest.mark.requirement("P32")
+def test_a_child_s_policy_is_never_laxer() -> None:
+    shell = ToolSpec("shell", "", {})
+    parents = [policy(mode, **lists) for mode in ("ask", "strict", "yes") for lists in ({}, {"deny": ["page"]})]
+    everything = tuple(map(parse_rule, ("shell", "page", "look")))
+    owns = [Rules("yes", everything), Rules("ask", (), everything), Rules("strict"), Rules(None, (), (), everything)]
+    for parent in parents:
+        for own in owns:
+            child = narrowed(parent, own, project="/w")
+            below = narrowed(child, Rules("yes", everything), project="/w")
+            for spec in (shell, OBSERVE, CONFIRM):
+                verdicts = [what(judge, spec, primary=False, command="x") for judge in (parent, child, below)]
+                ranks = [STRICTNESS[verdict] for verdict in verdicts]
+                assert ranks == sorted(ranks), (own, spec.name, verdicts)
+    assert what(narrowed(policy("yes"), Rules("strict"), project="/w"), OBSERVE, primary=False) == "ask"
+
+
+@pytest.mark.requirement("P32")
+async def test_delegating_gains_nothing(tmp_path: Path) -> None:
+    kid = Profile("kid", approvals=Rules("yes", (parse_rule("shell"), parse_rule("write"))))
+    careful = Profile("careful", approvals=Rules(deny=(parse_rule("write"),)))
+    script = {
+        "main": [call("subagent_careful", task="c"), {"text": "{{last_result}}"}],
+        "careful": [
+            call("write", path="own", content="x"), call("subagent_kid", task="you do it"), {"text": "{{last_result}}"}
+        ],
+        "kid": [call("write", path="mine", content="x"), {"text": "{{last_result}}"}],
+    }  # fmt: skip
+    async with retinue.open(approver=allow_all, profiles=[kid, careful], project=tmp_path, deny=["shell"]) as r:
+        run = await r.spawn(main(script), "go")
+        result = await run.result()
+        events = r.supervisor.log.read(run.tree)
+    assert "the rule write forbids it" in result.final_response
+    by = [(event.run, event.body.by) for event in events if isinstance(event.body, ApprovalDecided)]
+    assert (1, "rule: write") in by and (2, "rule: write") in by
+
+
+async def test_profiles_in_a_file_have_rules_of_their_own(tmp_path: Path) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text(
+        "approvals:\n  mode: yes\nprofiles:\n  kid:\n    description: d\n    approvals: {deny: ['shell(rm *)']}\n"
+        "orchestrator: {coordination: {subagent_types: [kid]}}\n"
+    )
+    script = {
+        "main": [call("subagent_kid", task="t"), {"text": "{{last_result}}"}],
+        "kid": [call("shell", command="r''m x"), {"text": "{{last_result}}"}],
+    }
+    async with retinue.open(project=tmp_path, config=config) as r:
+        result = await r.run(main(script), "go")
+    assert result.final_response == "The user denied this call: the rule shell(rm *) forbids it"
+
+
+async def test_a_rule_decides_and_the_log_says_which(tmp_path: Path) -> None:
+    @tool(tier="confirm")
+    def deploy(target: str) -> str:
+        """Deploy."""
+        return f"deployed {target}"
+
+    calls = [call("deploy", target=where) for where in ("staging", "production")]
+    async with retinue.open(allow=["deploy(target=staging)"], deny=["deploy(target=prod*)"]) as r:
+        run = await r.spawn(main({"main": [*calls, {"text": "x"}]}, tools=[deploy]), "go")
+        await run.result()
+        events = r.supervisor.log.read(run.tree)
+    assert not bodies(events, ApprovalAsked)
+    decided = bodies(events, ApprovalDecided)
+    assert [(d.allowed, d.by, d.tool) for d in decided] == [
+        (True, "rule: deploy(target=staging)", "deploy"),
+        (False, "rule: deploy(target=prod*)", "deploy"),
+    ]
+    assert [result.success for result in bodies(events, ToolResult)] == [True, False]
+
+
+async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path) -> None:
+    async def nobody(question: Approval) -> retinue.Allow:
+        raise AssertionError("asked")
+
+    calls = [call("edit", path="none", old_string="a", new_string="b"), call("nosuch"), {"text": "x"}]
+    async with retinue.open(mode="strict", approver=nobody, project=tmp_path, deny=["edit"]) as r:
+        run = await r.spawn(main({"main": calls}), "go")
+        await run.result()
+        events = r.supervisor.log.read(run.tree)
+    assert not bodies(events, ApprovalAsked) + bodies(events, ApprovalDecided)
+    assert "No such file" in bodies(events, ToolResult)[0].text
+
+
+def test_judging_costs_next_to_nothing() -> None:
+    """What no rule is about is looked up: far below what writing the call's event takes."""
+    judge = policy(deny=["shell(rm *)"])
+    assert judge.judge(OBSERVE, {}, primary=True, workspace="/w") is ALLOW
+    best = float("inf")
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(1000):
+            judge.judge(OBSERVE, {}, primary=True, workspace="/w")
+        best = min(best, time.perf_counter() - started)
+    assert best / 1000 < 5e-6

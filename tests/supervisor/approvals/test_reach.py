@@ -1,0 +1,220 @@
+"""How far an answer goes: a call, a run, a tool, the project, all that waits; and with other arguments."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import Allow, Approval, Context, Deny, Profile
+from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolCall, ToolResult, Warned
+from tests.supervisor.approvals.test_desk import WAIT, Pages, decided, pages, waiting
+from tests.supervisor.tree.kit import bodies, call, main, spawn
+
+KIDS = spawn({"task": "a", "subagent_type": "kid"}, {"task": "b", "subagent_type": "kid"})
+
+
+def family(made: Pages) -> dict[str, Any]:
+    """A primary and two children; each child asks for two at once and then for one more."""
+    return {"main": [KIDS, {"text": "end"}], "kid": [pages("one", "two"), pages("three"), {"text": "paged"}]}
+
+
+@pytest.mark.requirement("P17", "CODEY-40")
+async def test_yes_to_this_run_is_for_this_tool_and_run_and_for_what_waits() -> None:
+    made = Pages()
+    kid = Profile("kid", tools=[made.tool])
+    async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
+        four = await waiting(r, 4)
+        mine = next(q for q in four if q.run == 1)
+        assert r.supervisor.answer(mine.id, Allow("run"), by="user") == "taken"
+        assert {q.run for q in r.supervisor.pending()} == {2}
+        for question in r.supervisor.pending():
+            r.supervisor.answer(question.id, Allow(), by="user")
+        [last] = await waiting(r, 1)
+        assert (last.run, last.args) == (2, {"who": "three"})
+        r.supervisor.answer(last.id, Deny(), by="user")
+        await run.result()
+        events = r.supervisor.log.read(run.tree)
+    first, *rest = bodies(events, ApprovalDecided, run=1)
+    assert (first.by, first.scope) == ("user", "run")
+    assert [d.by for d in rest] == ["rule: page in this run, said by user"] * 2
+    assert len(bodies(events, ApprovalAsked, run=1)) == 2
+
+
+@pytest.mark.requirement("P17")
+async def test_yes_to_this_tool_is_for_the_tree_and_ends_with_it() -> None:
+    made = Pages()
+    kid = Profile("kid", tools=[made.tool])
+    async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
+        four = await waiting(r, 4)
+        assert r.supervisor.answer(four[0].id, Allow("tool"), by="user") == "taken"
+        assert r.supervisor.pending() == []
+        assert all(r.supervisor.answer(q.id, Deny(), by="user") == "stale" for q in four)
+        await run.result()
+        assert len(made.made) == 6
+        again = await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go")
+        await waiting(r, 1)  # another tree knows nothing of it
+        await again.cancel()
+
+
+@pytest.mark.requirement("CODEY-40")
+@pytest.mark.parametrize("decision", [Deny("stop it", all_pending_of_run=True), Allow(all_pending_of_run=True)])
+async def test_one_answer_for_all_that_a_run_asks_now(decision: Allow | Deny) -> None:
+    made = Pages()
+    kid = Profile("kid", tools=[made.tool])
+    async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
+        run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
+        four = await waiting(r, 4)
+        mine = next(q for q in four if q.run == 2)
+        assert r.supervisor.answer(mine.id, decision, by="user") == "taken"
+        assert [q.run for q in r.supervisor.pending()] == [1, 1]
+        [later] = [q for q in await waiting(r, 3) if q.run == 2]  # what it asks next is asked
+        assert later.args == {"who": "three"}
+        both = [d for d in decided(r, run) if d.approval_id in {q.id for q in four}]
+        await run.cancel()
+    assert [(d.by, d.scope, d.allowed) for d in both] == [
+        ("user", "call", isinstance(decision, Allow)), ("user", "pending", isinstance(decision, Allow))
+    ]  # fmt: skip
+    assert {d.reason for d in both} == {"" if isinstance(decision, Allow) else "stop it"}
+
+
+YAML = "# my rules\napprovals:\n  # careful\n  mode: ask\n  allow:\n    - shell(ls*)  # fine\nmax_turns: 9\n"
+
+
+async def test_always_writes_the_shown_rule_and_it_holds_at_once_and_next_time(tmp_path: Path) -> None:
+    config = tmp_path / "retinue.yaml"
+    config.write_text(YAML)
+    shell = [call("shell", command=command) for command in ("echo 'hi'  there", "echo hi there", "echo other")]
+    asked: list[Approval] = []
+
+    async def approver(question: Approval) -> Allow | Deny:
+        asked.append(question)
+        return Allow("project") if len(asked) == 1 else Deny()
+
+    for _ in range(2):
+        async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
+            run = await r.spawn(main({"main": [*shell, {"text": "x"}]}), "go")
+            await run.result()
+            written = decided(r, run)
+    assert [q.args["command"] for q in asked] == ["echo 'hi'  there", "echo other", "echo other"]
+    assert asked[0].rule == "shell(echo hi there)"
+    assert [d.by for d in written] == ["rule: shell(echo hi there)"] * 2 + ["function"]
+    assert config.read_text() == YAML.replace("# fine\n", '# fine\n    - "shell(echo hi there)"\n')
+
+
+async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None:
+    made = Pages()
+    config = tmp_path / "retinue.yaml"
+    async with retinue.open(project=tmp_path, config=None, wait_approvals=WAIT) as r:  # without a file nothing is kept
+        run = await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        r.supervisor.answer(question.id, Allow("project"), by="user")
+        result = await run.result()
+        assert [d.scope for d in decided(r, run)] == ["call"]
+        assert "holds for this call only" in (result.warning or "")
+    config.write_text("")
+    async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        runs = [await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go") for _ in range(3)]
+        questions = await waiting(r, 3)
+        r.supervisor.answer(questions[0].id, Allow("project"), by="user")
+        results = [await run.result() for run in runs]
+        assert {result.status for result in results} == {"done"}
+        assert [decided(r, run)[0].by for run in runs] == ["user", "rule: page", "rule: page"]
+    assert len(made.made) == 4
+
+
+async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning(tmp_path: Path) -> None:
+    made = Pages()
+    config = tmp_path / "retinue.yaml"
+    config.write_text("{max_turns: 9}\n")
+    async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        run = await r.spawn(main({"main": [pages("x"), pages("y"), {"text": "y"}]}, tools=[made.tool]), "go")
+        for _ in range(2):
+            [question] = await waiting(r, 1)
+            assert r.supervisor.answer(question.id, Allow("project"), by="user") == "taken"
+        await run.result()
+        warned = bodies(r.supervisor.log.read(run.tree), Warned)
+    assert len(warned) == 2 and "by hand: page" in warned[0].text
+    assert config.read_text() == "{max_turns: 9}\n"
+    assert made.made == ["x", "y"]
+
+
+async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path: Path) -> None:
+    made = Pages()
+    config = tmp_path / "retinue.yaml"
+    config.write_text("max_turns: 9\n")
+    async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        run = await r.spawn(main({"main": [pages("boss"), pages("boss"), {"text": "x"}]}, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        assert r.supervisor.answer(question.id, Allow("project", {"who": "bert"}), by="user") == "taken"
+        [again] = await waiting(r, 1)
+        assert r.supervisor.answer(again.id, Deny(), by="user") == "taken"
+        await run.result()
+        [warned] = bodies(r.supervisor.log.read(run.tree), Warned)
+    assert "its arguments were changed" in warned.text
+    assert (config.read_text(), made.made) == ("max_turns: 9\n", ["bert"])
+
+
+async def test_no_rule_is_made_of_what_it_would_not_say(tmp_path: Path) -> None:
+    """Of a line of several commands, a file outside the project, or a call that a rule says to ask about."""
+    kid = Profile("kid", tools=["write"])
+    config = tmp_path / "retinue.yaml"
+    config.write_text("approvals: {ask: [page], allow: [subagent_kid]}\n")
+    seen: list[tuple[str, str]] = []
+
+    async def approver(question: Approval) -> Allow:
+        seen.append((question.tool, question.rule))
+        return Allow()
+
+    made = Pages()
+    script = {
+        "main": [
+            call("shell", command="echo a | cat"), pages("x"), call("write", path="b.txt", content="x"),
+            call("subagent_kid", task="t"), {"text": "x"},
+        ],
+        "kid": [call("write", path="b.txt", content="x"), {"text": "y"}],
+    }  # fmt: skip
+    async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
+        await r.run(main(script, tools=["shell", "write", made.tool, kid]), "go")
+    assert seen == [("shell", ""), ("page", ""), ("write", "write(b.txt)"), ("write", "")]
+
+
+@pytest.mark.requirement("CODEY-40")
+async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
+    made = Pages()
+    async with retinue.open(wait_approvals=WAIT, deny=["page(who=boss)"]) as r:
+        script = {"main": [pages("anna"), {"text": "{{last_result}}"}]}
+        run = await r.spawn(main(script, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        assert r.supervisor.answer(question.id, Allow(args={"who": "bert"}), by="user") == "taken"
+        result = await run.result()
+        events = r.supervisor.log.read(run.tree)
+        [asked], [said], [made_call] = (bodies(events, kind) for kind in (ApprovalAsked, ApprovalDecided, ToolCall))
+        assert (asked.args, said.args, made_call.args) == ({"who": "anna"}, {"who": "bert"}, {"who": "anna"})
+        assert made.made == ["bert"]
+        told = '[The user changed the arguments of this call to {"who":"bert"}]\npaged bert'
+        assert result.final_response == bodies(events, ToolResult)[0].text == told
+        wrong = await r.spawn(main(script, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        r.supervisor.answer(question.id, Allow(args={"whom": "bert"}), by="user")
+        said_of_it = (await wrong.result()).final_response
+        assert said_of_it.startswith('[The user changed the arguments of this call to {"whom":"bert"}]\n')
+        assert "who" in said_of_it.splitlines()[1]  # else the model would wonder whose mistake that is
+        again = await r.spawn(main(script, tools=[made.tool]), "go")
+        [question] = await waiting(r, 1)
+        r.supervisor.answer(question.id, Allow(args={"who": "boss"}), by="user")
+        assert "forbids the edited call" in (await again.result()).final_response
+    assert made.made == ["bert"]
+
+
+async def test_a_callable_does_not_take_an_edited_yes_for_its_own() -> None:
+    async def agent(task: str, ctx: Context) -> str:
+        return str(await ctx.approve("deploy", target="staging"))
+
+    async def approver(question: Approval) -> Allow:
+        return Allow(args={"target": "nowhere"})
+
+    async with retinue.open(approver=approver) as r:
+        assert (await r.run(Profile("agent", call=agent), "x")).final_response == "False"

@@ -1,0 +1,286 @@
+"""Who is in a tree: numbers, parents, labels, states, and what is known of each."""
+
+import asyncio
+import logging
+
+import pytest
+
+import retinue
+from retinue import Profile
+from retinue.core.events import Inbox, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
+from retinue.core.profiles import Task
+from retinue.log.runs import Runs
+from retinue.testing import scripted
+from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, tree, until
+
+LONG = "Übersetze die Überschriften in diesem Ordner"
+
+
+@pytest.mark.requirement("CODEY-7", "CODEY-10", "CODEY-11", "CODEY-13", "P1", "P2")
+async def test_numbers_grow_from_the_primary_and_parents_are_kept() -> None:
+    script = {
+        "main": [spawn({"task": "one", "subagent_id": "one"}, {"task": "two"}), {"text": "end"}],
+        "one": [spawn({"task": "three"}), {"text": "one is done"}],
+        "*": [{"text": "leaf"}],
+    }
+    result, events = await tree(script)
+    runs = Runs.of(result.tree, events)
+    assert [(run.number, run.spawned.parent) for run in runs.runs.values()] == [(0, None), (1, 0), (2, 0), (3, 1)]
+    assert runs.primary is runs.runs[0]
+    assert [runs.runs[n].spawned.depth for n in range(4)] == [0, 1, 1, 2]
+    assert all(run.spawned_at > 0 and run.label for run in runs.runs.values())
+    for number in runs.runs:
+        assert kinds(events, run=number)[0] == "run.spawned"
+        assert kinds(events, run=number)[-1] == "run.ended"
+    spawned = [event.run for event in events if isinstance(event.body, RunSpawned)]
+    assert spawned == [0, 1, 2, 3]
+    assert runs.runs[3].path == "/main/subagent-1/subagent-3"
+
+
+@pytest.mark.requirement("CODEY-18")
+async def test_a_label_is_the_task_cut_to_thirty_characters_and_unique() -> None:
+    script = {"main": [spawn({"task": LONG}, {"task": LONG}, {"task": LONG}), {"text": "end"}], "*": [{"text": "x"}]}
+    _, events = await tree(script)
+    labels = [body.label for body in bodies(events, RunSpawned)]
+    assert labels == ["main", LONG[:30], LONG[:30] + "-2", LONG[:30] + "-3"]
+    assert len(labels[1]) == 30
+
+
+@pytest.mark.requirement("CODEY-20")
+async def test_a_spawn_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="retinue"):
+        await tree({"main": [spawn({"task": "look around"}), {"text": "end"}], "*": [{"text": "x"}]})
+    assert "Spawned sub-agent 1 with label 'look around'" in caplog.messages
+
+
+@pytest.mark.requirement("CODEY-8", "CODEY-9", "CODEY-15")
+async def test_calls_of_parallel_agents_go_back_to_who_made_them() -> None:
+    seen: list[tuple[int, str]] = []
+
+    @retinue.tool(tier="observe")
+    async def echo(ctx: retinue.Context, word: str) -> str:
+        """Say it again."""
+        seen.append((ctx.run, word))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return f"{ctx.run} said {word}"
+
+    kid = Profile("kid", tools=[echo])
+    script = {
+        "main": [spawn(*({"task": w, "subagent_id": w, "subagent_type": "kid"} for w in "abc")), {"text": "end"}],
+        **{w: [call("echo", word=w), {"text": "{{last_result}}"}] for w in "abc"},
+    }
+    primary = main(script, tools=["spawn_subagents", kid])
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(primary, "go")
+        events = [event async for event in run.events()]
+        result = await run.result()
+    assert sorted(seen) == [(1, "a"), (2, "b"), (3, "c")]
+    assert [child.final_response for child in result.children] == ["1 said a", "2 said b", "3 said c"]
+    for number, word in ((1, "a"), (2, "b"), (3, "c")):
+        [made] = bodies(events, ToolCall, run=number)
+        [given] = bodies(events, ToolResult, run=number)
+        assert (made.args, given.text, made.call_id) == ({"word": word}, f"{number} said {word}", given.call_id)
+
+
+@pytest.mark.requirement("CODEY-14", "CODEY-21", "CODEY-37", "CODEY-38")
+async def test_a_finished_child_wakes_its_parent_once_with_its_last_message() -> None:
+    result, events = await tree(
+        {
+            "main": [call("subagent_kid", task="go"), {"text": "got {{last_result}}"}],
+            "kid": [{"text": "first", **call("list_agents")}, {"text": "last"}],
+        },
+        profiles=[Profile("kid")],
+    )
+    assert result.final_response == "got last"
+    [ended] = [event for event in events if event.run == 1 and isinstance(event.body, RunEnded)]
+    [given] = [event for event in events if event.run == 0 and isinstance(event.body, ToolResult)]
+    assert ended.seq < given.seq
+    assert given.body.text == "last"
+
+
+@pytest.mark.requirement("CODEY-14")
+async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> None:
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
+        result = await run.result()
+        assert await run.cancel() is False
+        assert await r.supervisor.cancel(run.tree, 99) is False
+        assert await r.supervisor.cancel("nosuchtree") is False
+        assert await run.result() is result
+        assert [event.kind async for event in run.events()].count("run.ended") == 1
+
+
+@pytest.mark.requirement("CODEY-21", "P25")
+async def test_a_child_without_a_word_hands_over_an_empty_string_and_says_so() -> None:
+    result, _ = await tree(
+        {"main": [call("subagent_kid", task="x"), {"text": "got <{{last_result}}>"}], "kid": [{"text": ""}]},
+        profiles=[Profile("kid")],
+    )
+    [child] = result.children
+    assert result.final_response == "got <>"
+    assert (child.status, child.final_response) == ("done", "")
+    assert child.warning is not None and "without any text" in child.warning
+
+
+@pytest.mark.requirement("CODEY-22")
+async def test_a_parent_that_is_gone_when_its_child_ends_is_ignored() -> None:
+    script = {"main": [call("subagent_kid", task="x", background=True), {"error": "boom"}], "kid": [{"hang": True}]}
+    result, events = await tree(script, profiles=[Profile("kid")])
+    assert result.status == "failed"
+    assert result.children[0].status == "cancelled"
+    assert kinds(events, run=1)[-1] == "run.ended"
+    assert events[-1].run == 0 and events[-1].kind == "run.ended"
+
+
+@pytest.mark.requirement("CODEY-19", "CODEY-35")
+async def test_in_the_background_the_parent_goes_on_and_is_told_later() -> None:
+    gate = asyncio.Event()
+
+    @retinue.tool(tier="observe")
+    async def wait_for_gate() -> str:
+        """Wait."""
+        await gate.wait()
+        return "open"
+
+    @retinue.tool(tier="observe")
+    async def open_gate() -> str:
+        """Open."""
+        gate.set()
+        return "opened"
+
+    kid = Profile("kid", tools=[wait_for_gate])
+    script = {
+        "main": [
+            call("subagent_kid", task="wait", background=True),
+            call("open_gate"),
+            {"text": "waiting"},
+            call("get_agent", agent_id=1),
+            {"text": "kid said {{last_result}}"},
+        ],
+        "kid": [call("wait_for_gate"), {"text": "the gate is {{last_result}}"}],
+    }
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main(script, tools=[kid, open_gate, "get_agent"]), "go")
+        events = [event async for event in run.events()]
+        result = await run.result()
+    first = bodies(events, ToolResult, run=0)[0]
+    assert first.text == "agent:1"
+    assert bodies(events, RunSpawned, run=1)[0].parent == 0
+    [notice] = bodies(events, Inbox, run=0)
+    assert notice.about == 1 and "has ended: done" in notice.text
+    assert result.final_response == "kid said the gate is open"
+
+
+@pytest.mark.requirement("CODEY-12", "CODEY-23", "CODEY-29", "CODEY-3")
+async def test_list_agents_shows_running_finished_and_failed_ones() -> None:
+    script = {
+        "main": [
+            spawn({"task": "good", "subagent_id": "good"}, {"task": "bad", "subagent_id": "bad"}),
+            call("subagent_slow", task="slow", background=True),
+            call("list_agents"),
+            {"text": "{{last_result}}"},
+        ],
+        "good": [{"text": "fine"}],
+        "bad": [{"error": "broken"}],
+        "slow": [{"hang": True}],
+    }
+    async with retinue.open(mode="yes", profiles=[Profile("slow")]) as r:
+        run = await r.spawn(main(script), "go")
+        listed = ""
+        async for event in run.events():
+            if isinstance(event.body, ToolResult) and event.body.name == "list_agents":
+                listed = event.body.text
+                await run.cancel()
+    lines = listed.splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "agent:1 [good] Finished",
+        "agent:2 [bad] Error(failed: broken)",
+        "agent:3 [slow] Running",
+    ]
+    assert all("by agent:0)" in line for line in lines)
+
+
+@pytest.mark.requirement("CODEY-29", "CODEY-30")
+async def test_the_agent_tools_are_described_as_agreed() -> None:
+    _, events = await tree({"main": [{"text": "x"}]})
+    [spawned] = bodies(events, RunSpawned)
+    import msgspec
+
+    tools = {tool["name"]: tool for tool in msgspec.json.decode(spawned.tools)}
+    assert tools["list_agents"]["description"] == "List all spawned sub-agents and their status"
+    assert tools["list_agents"]["schema"]["properties"] == {}
+    assert tools["get_agent"]["description"] == "Get the result from a finished sub-agent"
+    assert tools["get_agent"]["schema"]["required"] == ["agent_id"]
+    assert tools["get_agent"]["schema"]["properties"]["agent_id"]["type"] == "integer"
+
+
+@pytest.mark.requirement("CODEY-30")
+async def test_get_agent_may_be_asked_again_and_says_what_is_wrong() -> None:
+    script = {
+        "main": [
+            spawn({"task": "x", "subagent_id": "x"}),
+            {"tools": [{"name": "get_agent", "args": {"agent_id": n}} for n in (1, 1, 7, "1")]},
+            {"text": "end"},
+        ],
+        "x": [{"text": "the result"}],
+    }
+    _, events = await tree(script)
+    texts = [body.text for body in bodies(events, ToolResult, run=0)][1:]
+    assert texts == [
+        "the result",
+        "the result",
+        "There is no agent:7 below this run.",
+        "get_agent: 'agent_id' must be an integer",
+    ]
+
+
+@pytest.mark.requirement("CODEY-4", "CODEY-31")
+async def test_the_result_is_the_newest_message_with_text() -> None:
+    result, _ = await tree({"main": [{"text": "early"}]})
+    assert result.final_response == "early"
+    result, _ = await tree({"main": [{"text": "said while calling", **call("list_agents")}, {"text": ""}]})
+    assert result.final_response == "said while calling"
+    assert result.status == "done"
+
+
+@pytest.mark.requirement("CODEY-16", "CODEY-17")
+async def test_context_goes_into_the_system_prompt_and_edit_is_among_the_tools() -> None:
+    asked = []
+
+    class Listening:
+        def __init__(self) -> None:
+            self.inner = scripted({"main": [spawn({"task": "t", "task_context": "the moon is full"}), {"text": "e"}]})
+
+        async def complete(self, request, on_delta):  # type: ignore[no-untyped-def]
+            asked.append(request)
+            return await self.inner.complete(request, on_delta)
+
+    async with retinue.open(mode="yes") as r:
+        await r.run(Profile("main", model=Listening()), Task("go", context="be brief"))
+    primary, child = asked[0], asked[1]
+    assert "be brief" in primary.system and "the moon is full" not in primary.system
+    assert "the moon is full" in child.system
+    assert "edit" in {spec.name for spec in child.tools}
+
+
+@pytest.mark.requirement("CODEY-2")
+async def test_all_that_a_grandchild_does_is_among_the_events() -> None:
+    script = {
+        "main": [spawn({"task": "a", "subagent_id": "a"}), {"text": "end"}],
+        "a": [spawn({"task": "b", "subagent_id": "b"}), {"text": "a"}],
+        "b": [{"thinking": "hm", "text": "looking", **call("list_agents")}, {"text": "b"}],
+    }
+    _, events = await tree(script)
+    assert kinds(events, run=2) == [
+        "run.spawned", "run.started", "turn.started", "thinking", "message", "usage", "tool.call", "tool.result",
+        "turn.ended", "turn.started", "message", "usage", "turn.ended", "run.ended",
+    ]  # fmt: skip
+
+
+async def test_a_child_s_events_can_be_followed_alone() -> None:
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main({"main": [spawn({"task": "a"}), {"text": "end"}], "*": [{"text": "x"}]}), "go")
+        started = await until(run, RunStarted, number=1)
+        assert started.path == "/main/subagent-1"
+        await run.result()

@@ -1,0 +1,288 @@
+"""`spawn_subagents`: its exact replies and errors, its workspaces, and the files its runs leave."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import ConfigError, Profile, Task
+from retinue.core.events import RunSpawned, RunStarted, ToolResult
+from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
+
+
+async def reply(*tasks: Any, options: dict[str, Any] | None = None, **opened: Any) -> dict[str, Any]:
+    script = {"main": [spawn(*tasks, **(options or {})), {"text": "end"}], "*": [{"text": "did it"}]}
+    _, events = await tree(script, **opened)
+    answer: dict[str, Any] = json.loads(bodies(events, ToolResult, run=0)[0].text)
+    return answer
+
+
+@pytest.mark.requirement("MASS-1", "MASS-23")
+async def test_a_blocking_reply_has_every_result_and_a_summary(tmp_path: Path) -> None:
+    script = {
+        "main": [spawn(*({"task": name, "subagent_id": name} for name in ("good", "bad", "half"))), {"text": "end"}],
+        "good": [call("write", path="out/report.md", content="findings"), {"text": "done well"}],
+        "bad": [{"error": "no luck"}],
+        "half": [{"text": "so far", **call("list_agents")}, {"cut": "and th"}],
+    }
+    _, events = await tree(script, path=tmp_path / ".retinue")
+    answer = json.loads(bodies(events, ToolResult, run=0)[0].text)
+    good, bad, half = answer["results"]
+    assert {k: answer[k] for k in ("success", "operation", "mode")} == {
+        "success": False, "operation": "spawn_subagents", "mode": "blocking",
+    }  # fmt: skip
+    assert answer["summary"] == {"total": 3, "completed": 1, "failed": 2, "timeout": 0, "cancelled": 0}
+    assert set(good) == {
+        "subagent_id", "status", "success", "answer", "workspace", "execution_time_seconds", "error", "token_usage",
+        "log_path", "warning",
+    }  # fmt: skip
+    assert (good["status"], good["success"], good["answer"], good["error"]) == ("completed", True, "done well", None)
+    assert (bad["status"], bad["success"], bad["error"]) == ("error", False, "no luck")
+    assert (half["status"], half["answer"]) == ("partial", "and th")
+    folders = [Path(result["workspace"]) for result in answer["results"]]
+    assert len(set(folders)) == 3
+    assert all(folder.is_absolute() and folder.is_dir() for folder in folders)
+    assert (folders[0] / "out" / "report.md").read_text() == "findings"
+
+
+@pytest.mark.requirement("MASS-23")
+async def test_a_background_reply_names_what_was_made(tmp_path: Path) -> None:
+    script = {"main": [spawn({"task": "x", "subagent_id": "x"}, background=True), {"text": "a"}, {"text": "end"}]}
+    result, events = await tree({**script, "*": [{"text": "did it"}]}, path=tmp_path / ".retinue")
+    answer = json.loads(bodies(events, ToolResult, run=0)[0].text)
+    [made] = answer["subagents"]
+    assert (answer["success"], answer["mode"]) == (True, "background")
+    assert (made["subagent_id"], made["status"], made["agent"], made["timeout_seconds"]) == (
+        "x",
+        "running",
+        "agent:1",
+        1800,
+    )
+    assert Path(made["workspace"]).is_dir()
+    assert json.loads(Path(made["status_file"]).read_text())["status"] == "done"
+    assert result.final_response == "end"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "error"),
+    [
+        ([], "No tasks provided. Must provide at least one task."),
+        ([{"task": "x"}] * 33, "Too many tasks: 33 requested but maximum is 32"),
+        ([{"task": "x"}, {"what": 1}], "Task at index 1 missing required 'task' field"),
+        (
+            [{"task": "x", "context_paths": "a"}],
+            "Task at index 0 has invalid 'context_paths' type: expected list, got str",
+        ),
+        (
+            [{"task": "x", "context_paths": ["a", 3]}],
+            "Task at index 0 has invalid context_paths[1]: expected string, got int",
+        ),
+        ([{"task": "x", "context_paths": ["nope"]}], "Task at index 0 has non-existent context_path: 'nope'"),
+        ([{"task": "a", "subagent_id": "s"}, {"task": "b", "subagent_id": "s"}], "Duplicate subagent_id values: s"),
+        (
+            [{"task": "x", "subagent_type": "wizard"}],
+            "Unknown subagent_type 'wizard' for task 'x'. Available subagent types: explorer",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.requirement("MASS-21", "MASS-45")
+async def test_errors_have_their_exact_words_and_spawn_nothing(tasks: list[Any], error: str, tmp_path: Path) -> None:
+    script = {"main": [spawn(*tasks), {"text": "end"}]}
+    _, events = await tree(script, profiles=[Profile("explorer")], project=tmp_path)
+    given = bodies(events, ToolResult, run=0)[0]
+    assert error in given.text
+    assert not given.success
+    assert len(bodies(events, RunSpawned)) == 1
+
+
+async def test_errors_of_shape_are_replies_and_refine_is_refused() -> None:
+    assert await reply({"task": "x"}, options={"background": True, "refine": False}) != {}
+    script = {"main": [spawn({"task": "x"}, refine=True), {"text": "end"}]}
+    _, events = await tree(script)
+    assert "refine is not available" in bodies(events, ToolResult, run=0)[0].text
+
+
+async def test_a_subagent_id_that_still_runs_is_refused() -> None:
+    script = {
+        "main": [
+            spawn({"task": "x", "subagent_id": "x"}, background=True),
+            spawn({"task": "x", "subagent_id": "x"}),
+            {"error": "enough"},
+        ],
+        "x": [{"hang": True}],
+    }
+    _, events = await tree(script)
+    answer = json.loads(bodies(events, ToolResult, run=0)[1].text)
+    expected = "Cannot spawn subagent_id already running: x"
+    assert answer == {"success": False, "operation": "spawn_subagents", "error": expected}
+
+
+@pytest.mark.requirement("MASS-45")
+async def test_a_known_type_brings_its_instructions() -> None:
+    asked = []
+
+    class Listening:
+        async def complete(self, request, on_delta):  # type: ignore[no-untyped-def]
+            asked.append(request)
+            from retinue.testing import scripted
+
+            script = {"main": [spawn({"task": "x", "subagent_type": "EXPLORER"}), {"text": "end"}]}
+            return await scripted(script).complete(request, on_delta)
+
+    async with retinue.open(mode="yes", profiles=[Profile("explorer", "You find things.")]) as r:
+        await r.run(Profile("main", model=Listening()), "go")
+    assert asked[1].ref.agent == "explorer"
+    assert asked[1].system.startswith("You find things.")
+
+
+PARENT_FILE = "notes/plan.txt"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "notes").mkdir(parents=True)
+    (folder / PARENT_FILE).write_text("the plan")
+    return folder
+
+
+async def attempts(project: Path, wish: dict[str, Any], *calls: dict[str, Any]) -> list[ToolResult]:
+    """What a scratch child gets for these calls."""
+    script = {"main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}], "x": [*calls, {"text": "k"}]}
+    _, events = await tree(script, path=project / ".retinue")
+    return bodies(events, ToolResult, run=1)
+
+
+@pytest.mark.requirement("MASS-19", "MASS-22")
+async def test_the_parent_s_workspace_is_readable_unless_told_and_never_writable(project: Path) -> None:
+    target = str(project / PARENT_FILE)
+    tries = [call("read", path=target), call("write", path=target, content="mine"), call("read", path=PARENT_FILE)]
+    read, wrote, relative = await attempts(project, {}, *tries)
+    assert (read.success, read.text) == (True, "the plan")
+    assert (wrote.success, (project / PARENT_FILE).read_text()) == (False, "the plan")
+    assert "outside this run's workspace" in wrote.text
+    assert relative.text == "the plan"
+    hidden, _, unseen = await attempts(project, {"include_parent_workspace": False}, *tries)
+    assert not hidden.success and "outside this run's folders" in hidden.text
+    assert not unseen.success
+
+
+@pytest.mark.requirement("MASS-20")
+@pytest.mark.parametrize(("wish", "found"), [({}, "peer.md"), ({"include_temp_workspace": False}, "")])
+async def test_the_shared_reference_folder_is_readable_unless_told(
+    project: Path, wish: dict[str, Any], found: str
+) -> None:
+    script = {
+        "main": [spawn({"task": "x", "subagent_id": "x", **wish}), {"text": "end"}],
+        "x": [
+            call("glob", pattern="peer.md"),
+            call("write", path="../../snapshots/peer.md", content="x"),
+            {"text": "k"},
+        ],
+    }
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        run = await r.spawn(main(script), "go")
+        snapshots = project / ".retinue" / "runs" / run.tree / "snapshots"
+        snapshots.mkdir(parents=True)
+        (snapshots / "peer.md").write_text("peer")
+        await run.result()
+        looked, wrote = bodies(r.supervisor.log.read(run.tree), ToolResult, run=1)
+    assert looked.text == found
+    assert (wrote.success, (snapshots / "peer.md").read_text()) == (False, "peer")
+
+
+@pytest.mark.requirement("MASS-21")
+async def test_context_paths_are_readable_only_and_must_be_the_parent_s_to_give(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("not yours")
+    wish = {"context_paths": ["notes"], "include_parent_workspace": False}
+    path = str(project / PARENT_FILE)
+    read, wrote = await attempts(project, wish, call("read", path=path), call("write", path=path, content="x"))
+    assert (read.text, wrote.success) == ("the plan", False)
+    _, events = await tree(
+        {"main": [spawn({"task": "x", "context_paths": [str(outside)]}), {"text": "end"}]}, path=project / ".retinue"
+    )
+    refused = bodies(events, ToolResult, run=0)[0]
+    assert not refused.success and "outside this run's folders" in refused.text
+
+
+@pytest.mark.requirement("MASS-21")
+async def test_from_python_a_wrong_context_path_names_its_index(project: Path) -> None:
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        with pytest.raises(ConfigError, match=r"context_paths\[1\] does not exist: 'nope'"):
+            await r.spawn(main({}), Task("x", context_paths=["notes", "nope"]))
+        with pytest.raises(ConfigError, match="context_paths must be a list, got str"):
+            await r.spawn(main({}), "x", context_paths="notes")
+        assert r.supervisor.log.trees() == []
+
+
+@pytest.mark.requirement("MASS-55")
+async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(project: Path) -> None:
+    script = {
+        "main": [spawn({"task": "look", "subagent_id": "x"}), {"text": "end"}],
+        "x": [
+            {"thinking": "hm", **call("list_agents"), "usage": {"input_tokens": 3, "output_tokens": 4}},
+            {"text": "seen"},
+        ],
+    }
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        run = await r.spawn(main(script), "go")
+        await until(run, RunStarted, number=1)
+        result = await run.result()
+        events = r.supervisor.log.read(run.tree)
+    folder = Path(result.children[0].workspace).parent
+    lines = (folder / "live_logs" / "events.ndjson").read_text().splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [event.seq for event in events if event.run == 1]
+    assert (folder / "full_logs" / "events.ndjson").read_text().splitlines() == lines
+    status = json.loads((folder / "full_logs" / "status.json").read_text())
+    assert (status["state"], status["turns"], status["usage"]["input_tokens"]) == ("done", 2, 3)
+    transcript = (folder / "full_logs" / "transcript.md").read_text()
+    assert all(
+        part in transcript for part in ("# subagent [x]", "> hm", "## Tool call: list_agents", "## Ended: done", "seen")
+    )
+    metrics = json.loads((folder.parent / "metrics_summary.json").read_text())
+    assert (metrics["runs"], metrics["usage"]["output_tokens"]) == (2, 4)
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+async def test_a_child_has_no_tool_its_parent_does_not_have() -> None:
+    script = {
+        "main": [spawn({"task": "x", "subagent_id": "x"}), {"text": "end"}],
+        "x": [call("shell", command="id"), {"text": "k"}],
+    }
+    async with retinue.open(mode="yes") as r:
+        run = await r.spawn(main(script, tools=["read", "spawn_subagents"]), "go")
+        await run.result()
+        events = r.supervisor.log.read(run.tree)
+    refused = bodies(events, ToolResult, run=1)[0]
+    assert refused.text.startswith("Unknown tool 'shell'. Available tools: read")
+
+
+async def test_a_leaf_has_no_way_to_spawn() -> None:
+    script = {"main": [call("subagent_tip", task="x"), {"text": "end"}], "tip": [spawn({"task": "y"}), {"text": "k"}]}
+    _, events = await tree(script, profiles=[Profile("tip", leaf=True)])
+    assert "Unknown tool 'spawn_subagents'" in bodies(events, ToolResult, run=1)[0].text
+
+
+async def test_a_long_answer_is_cut_with_a_mark_and_the_whole_is_in_a_file(project: Path) -> None:
+    words = "long answer " * 20_000
+    script = {"main": [call("subagent_kid", task="x"), {"text": "end"}], "kid": [{"text": words}]}
+    result, events = await tree(script, profiles=[Profile("kid")], path=project / ".retinue")
+    given = bodies(events, ToolResult, run=0)[0]
+    assert len(given.text.encode()) <= 50 * 1024
+    assert f"whole text in {given.file}" in given.text
+    assert Path(given.file).read_text() == words
+    assert result.children[0].final_response == words
+
+
+async def test_files_that_cannot_be_written_hurt_no_run(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = {"main": [spawn({"task": "x"}), {"text": "got it"}], "*": [{"text": "k"}]}
+    async with retinue.open(project / ".retinue", mode="yes") as r:
+        (project / ".retinue" / "runs").write_text("in the way")
+        result = await r.run(main(script), "go")
+    assert (result.status, len(result.children)) == ("done", 1)
+    assert "cannot be written any more" in caplog.text

@@ -1,0 +1,210 @@
+"""The commands about retinue itself: help, version, profiles, doctor, completion."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import retinue
+from retinue.config.settings import schema
+from retinue.log.schema import VERSION
+from retinue.surfaces.cli.main import COMMANDS
+from tests.surfaces.cli.shell import COMMAND, Project, environment, one_line_error, until
+
+LIGHT = {"argparse", "asyncio", "apsw", "json", "msgspec", "yaml", "dataclasses", "subprocess"}
+
+
+def bash(script: str, project: Project) -> str:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=project.folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def completed(project: Project, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    script = (
+        f"source <({' '.join(COMMAND)} completion bash); COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+        '_retinue; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    return bash(script, project).split()
+
+
+def test_help_names_every_command(project: Project) -> None:
+    done = project.retinue("--help")
+    assert done.returncode == 0
+    for name, text in COMMANDS.items():
+        assert name in done.stdout
+        assert text in done.stdout
+    nothing = project.retinue()
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr == done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(project: Project, command: str) -> None:
+    done = project.retinue(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: retinue {command}")
+    assert "examples:" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 120
+
+
+def test_version(project: Project) -> None:
+    assert project.retinue("--version").stdout == f"retinue {retinue.__version__}\n"
+
+
+def test_help_loads_next_to_nothing(project: Project) -> None:
+    code = (
+        "import sys; from retinue.surfaces.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert LIGHT & set(done.stderr.split()) == {"argparse"}
+
+
+def test_profiles(project: Project) -> None:
+    own = project.folder / ".agent/subagent_types/poet/SUBAGENT.md"
+    own.parent.mkdir(parents=True)
+    own.write_text("---\nname: poet\ndescription: Writes \\u202everse.\n---\nYou write verse.\n")
+    lines = project.retinue("profiles").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "ACTIVE", "SOURCE", "DESCRIPTION"]
+    names = [line.split()[0] for line in lines[1:]]
+    assert names == ["evaluator", "explorer", "researcher", "critic", "poet"]
+    assert "poet        yes     .agent/subagent_types/poet/SUBAGENT.md" in lines[-1]
+    everyone = {row["name"]: row for row in json.loads(project.retinue("profiles", "--all", "--json").stdout)}
+    assert everyone["novelty"]["active"] is False
+    assert everyone["poet"]["source"] == ".agent/subagent_types/poet/SUBAGENT.md"
+    (project.folder / "retinue.yaml").write_text("orchestrator: {coordination: {subagent_types: [poet, nobody]}}\n")
+    done = project.retinue("profiles")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["poet"]
+    assert done.stderr.startswith("retinue: warning: unknown subagent type 'nobody'")
+
+
+def test_doctor(project: Project) -> None:
+    done = project.retinue("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "authority" not in done.stdout  # every run here has a wall
+    assert f"ok    project   {project.folder}" in done.stdout
+    checks = {check["name"]: check for check in json.loads(project.retinue("doctor", "--json").stdout)}
+    assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
+    assert "scripted:FILE" in checks["model"]["text"]
+    assert "web_fetch and web_search are off" in checks["tools"]["text"]
+    assert not (project.folder / ".retinue").exists()
+    (project.folder / "retinue.yaml").write_text(
+        "model: scripted:nowhere.yaml\nprofiles: {critic: {tools: [web_fetch]}}"
+    )
+    sick = project.retinue("doctor")
+    assert sick.returncode == 1
+    assert "warn  tools     profile 'critic' names web_fetch, which cannot work" in sick.stdout
+    assert f"fail  model     {project.folder}/nowhere.yaml: no such file" in sick.stdout
+
+
+def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Project) -> None:
+    """Those that a setting in force leaves without a wall: the user can take it out."""
+    file = project.folder / "retinue.yaml"
+    file.write_text(
+        "orchestrator: {coordination: {subagent_runtime_mode: inherited}}\nprofiles: {explorer: {runtime: inherited}}\n"
+    )
+    assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert (
+        "warn  authority runs without a wall work as you: a shell command that you allow can do whatever you can, also "
+        "answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
+    ) in project.retinue("doctor").stdout
+
+
+def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
+    """The environment, a cost limit on a model without a price, a door that a dead process left, a damaged log."""
+    key = {"ANTHROPIC_API_KEY": "sk-ant-secret-0123456789"}
+    (project.folder / "retinue.yaml").write_text("model: anthropic:claude-sonnet-5-5\n")
+    without = project.retinue("doctor", "--json")
+    assert without.returncode == 1
+    [failed] = [check for check in json.loads(without.stdout) if check["state"] == "fail"]
+    assert (failed["section"], failed["name"], failed["do"]) == ("models", "model", "export ANTHROPIC_API_KEY=...")
+    assert project.retinue("doctor", **key).returncode == 0
+    (project.folder / "retinue.yaml").write_text("model: anthropic:claude-nobody-knows\nmax_cost: 5\n")
+    priceless = project.retinue("doctor", **key)
+    assert priceless.returncode == 1
+    assert "fail  price     a cost limit is set, and the price of anthropic:claude-nobody-knows" in priceless.stdout
+    assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
+    (project.folder / "retinue.yaml").write_text("")
+    project.run(agents={"main": ["ok"]})
+    assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in project.retinue("doctor").stdout
+    stale = project.folder / ".retinue/doors/4194305.json"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_text("{}")
+    said = project.retinue("doctor").stdout
+    assert f"1 file of dead processes, removed when somebody looks for a door: {stale}" in said
+    assert stale.exists()
+    [log] = (project.folder / ".retinue/logs").glob("*.db")
+    data = bytearray(log.read_bytes())
+    data[8192:8200] = b"\xff" * 8  # the head of its third page: the file opens, and is not whole
+    log.write_bytes(data)
+    damaged = project.retinue("doctor")
+    assert damaged.returncode == 1
+    assert "fail  logs      " in damaged.stdout and str(log) in damaged.stdout
+    assert f"-> move it out of {log.parent}" in damaged.stdout
+
+
+def test_doctor_sees_an_open_door(project: Project) -> None:
+    model = project.script({"main": [{"delay": 60, "text": "x"}]})
+    with project.running("run", "x", "--model", model) as process:
+        until((project.folder / f".retinue/doors/{process.pid}.json").exists)
+        assert f"ok    door      process {process.pid} can be reached from here" in project.retinue("doctor").stdout
+
+
+def test_doctor_prints_the_schema(project: Project) -> None:
+    done = project.retinue("doctor", "--schema")
+    assert (done.returncode, json.loads(done.stdout)) == (0, schema())
+    assert "not allowed with" in one_line_error(project.retinue("doctor", "--schema", "--json"))
+
+
+def test_the_project_is_found_upward(project: Project) -> None:
+    project.run(agents={"main": ["ok"]})
+    below = Project(project.folder / "a/b")
+    (below.folder / "retinue.yaml").unlink()
+    assert below.rows() == project.rows() != []
+    below.script({"main": ["from below"]}, name="near.yaml")
+    assert below.retinue("run", "x", "--model", "scripted:near.yaml").stdout == "from below\n"
+    assert not (below.folder / ".retinue").exists()
+
+
+def test_completion_of_bash_works_when_sourced(project: Project) -> None:
+    (project.folder / "task one.md").touch()
+    (project.folder / "config.yaml").touch()
+    said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
+    assert said == "complete -F _retinue retinue\n"
+    assert completed(project, "retinue", "") == [*COMMANDS, "--help", "--version"]
+    assert completed(project, "retinue", "p") == ["ps", "profiles"]
+    assert completed(project, "retinue", "run", "--max-") == [
+        "--max-depth",
+        "--max-concurrent",
+        "--max-turns",
+        "--max-tokens",
+        "--max-cost",
+    ]
+    assert completed(project, "retinue", "run", "--config", "conf") == ["config.yaml"]
+    assert completed(project, "retinue", "run", "--timeout", "") == []
+    assert completed(project, "retinue", "run", "@conf") == ["@config.yaml"]
+    assert completed(project, "retinue", "completion", "z") == ["zsh"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(project: Project, shell: str) -> None:
+    script = project.retinue("completion", shell).stdout
+    for word in (*COMMANDS, "after", "profile", "max-concurrent"):
+        assert word in script
+    assert "'tcsh'" in one_line_error(project.retinue("completion", "tcsh"))

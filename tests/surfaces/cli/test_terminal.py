@@ -1,0 +1,111 @@
+"""On a real terminal: questions are asked and answered there, and no text of others reaches it unescaped."""
+
+import os
+import pty
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.surfaces.cli.shell import COMMAND, SECONDS, Project, environment
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eevil\u2069 \x9b2J [bold]markup[/bold] \r\x08"
+UNSEEN = {"\x1b", "\x07", "\u202e", "\u2069", "\x9b", "\x08"}
+
+
+class Terminal:
+    """One process with a terminal as stdin, stdout and stderr."""
+
+    def __init__(self, project: Project, *arguments: str, **more: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*project.prefix, *COMMAND, *project.said(arguments)],
+            cwd=project.folder,
+            env=environment(TERM="xterm", **more),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._watchdog = threading.Timer(SECONDS, self.process.kill)
+        self._watchdog.start()
+        self.text = ""
+
+    def read_until(self, text: str | None) -> str:
+        """What has been on the screen when the text comes, or with None when all is over."""
+        data = self.text.encode()
+        while text is None or text.encode() not in data:
+            try:
+                chunk = os.read(self._master, 65536)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                break
+            data += chunk
+        self.text = data.decode()
+        assert text is None or text in self.text, self.text
+        return self.text
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def end(self) -> int:
+        code = self.process.wait(SECONDS)
+        self._watchdog.cancel()
+        os.close(self._master)
+        return code
+
+
+def test_hostile_text_is_escaped_wherever_it_comes_from(project: Project) -> None:
+    (project.folder / "evil.txt").write_text(HOSTILE)
+    spawn = {"name": "spawn_subagents", "args": {"tasks": [{"task": f"do {HOSTILE}", "subagent_type": "explorer"}]}}
+    agents = {
+        "main": [
+            {"thinking": HOSTILE, "text": HOSTILE, "tools": [spawn]},
+            {"tools": [{"name": "read", "args": {"path": "evil.txt"}}]},
+            {"text": f"answer {HOSTILE}"},
+        ],
+        "explorer": [{"text": f"child {HOSTILE}"}],
+    }
+    model = project.script(agents)
+    commands = (["run", f"task {HOSTILE}", "--yes", "--model", model], ["ps"], ["show"], ["tail"], ["show", "--json"])
+    for command in commands:
+        terminal = Terminal(project, *command)
+        screen = terminal.read_until(None)
+        assert terminal.end() == 0, screen
+        assert not UNSEEN & set(screen), command
+        assert "\\x1b[31mred" in screen or "\\u001b[31mred" in screen
+        assert "[bold]markup[/bold]" in screen or command == ["ps"]
+
+
+@pytest.mark.parametrize(("answer", "content"), [("y", "new\n"), ("n not now", "old\n")])
+def test_a_question_is_answered_at_the_terminal(project: Project, answer: str, content: str) -> None:
+    file: Path = project.folder / "file.txt"
+    file.write_text("old\n")
+    edit = {"name": "edit", "args": {"path": "file.txt", "old_string": "old", "new_string": "new"}}
+    model = project.script({"main": [{"tools": [edit]}, "{{last_result}}"]})
+    terminal = Terminal(project, "run", "x", "--model", model)
+    asked = terminal.read_until("[y]es [n]o > ")
+    assert "edit(file.txt)" in asked
+    assert "-old" in asked
+    assert "+new" in asked
+    assert file.read_text() == "old\n"
+    terminal.type(f"{answer}\n")
+    screen = terminal.read_until(None)
+    assert terminal.end() == 0, screen
+    assert file.read_text() == content
+    [decided] = [event for event in project.events() if event["kind"] == "approval.decided"]
+    assert decided["allowed"] is (answer == "y")
+    assert decided.get("reason", "") == ("" if answer == "y" else "not now")
+
+
+def test_ctrl_c_at_a_question_cancels(project: Project) -> None:
+    model = project.script({"main": [{"tools": [{"name": "shell", "args": {"command": "true"}}]}, "end"]})
+    terminal = Terminal(project, "run", "x", "--model", model)
+    terminal.read_until("[y]es [n]o > ")
+    os.killpg(terminal.process.pid, 2)
+    screen = terminal.read_until(None)
+    assert terminal.end() == 130, screen
+    assert "retinue: cancelled:" in screen

@@ -1,0 +1,180 @@
+"""`retinue mcp install`: what each client is told, and that nothing of its file is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.surfaces.cli.shell import Project, environment
+
+SERVE = ["mcp", "serve"]
+FILES = {
+    "claude": ".mcp.json",
+    "gemini": ".gemini/settings.json",
+    "opencode": "opencode.json",
+    "cursor": ".cursor/mcp.json",
+    "vscode": ".vscode/mcp.json",
+}
+
+
+def install(project: Project, client: str, *more: str, **environment: str) -> Any:
+    home = {"HOME": str(project.folder.parent), "CODEX_HOME": "", **environment}
+    return project.retinue("mcp", "install", "--client", client, *more, **home)
+
+
+def entry(client: str, text: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    if client == "codex":
+        found = tomllib.loads(text)["mcp_servers"]["retinue"]
+        return found
+    under = {"vscode": "servers", "opencode": "mcp"}.get(client, "mcpServers")
+    found = json.loads(text)[under]["retinue"]
+    return found
+
+
+@pytest.mark.parametrize("client", [*FILES, "codex"])
+def test_what_is_printed_is_what_is_written(project: Project, client: str) -> None:
+    printed = install(project, client)
+    assert printed.returncode == 0 and not printed.stderr
+    start = printed.stdout.index("[mcp_servers" if client == "codex" else "{\n")
+    written = install(project, client, "--write")
+    file = project.folder.parent / ".codex/config.toml" if client == "codex" else project.folder / FILES[client]
+    assert str(file) in printed.stdout and written.stdout == f"wrote {file}\n"
+    assert file.read_text() == printed.stdout[start:]
+    found = entry(client, file.read_text())
+    if client == "opencode":
+        assert found["type"] == "local" and found["command"][-2:] == SERVE and found["enabled"] is True
+    else:
+        assert isinstance(found["command"], str) and [word for word in SERVE if word in found["args"]] == SERVE
+    again = install(project, client, "--write")
+    assert "nothing was changed" in again.stdout
+    assert [path.name for path in file.parent.iterdir() if "retinue-" in path.name] == []
+
+
+@pytest.mark.requirement("MASS-47")
+@pytest.mark.parametrize("seconds", [None, 3000])
+def test_clients_that_have_a_timeout_get_one_that_a_subagent_fits_in(project: Project, seconds: int | None) -> None:
+    if seconds is not None:
+        settings = f"orchestrator: {{coordination: {{subagent_default_timeout: {seconds}}}}}\n"
+        (project.folder / "retinue.yaml").write_text(settings)
+        assert project.retinue("trust", "--yes", HOME=str(project.folder.parent)).returncode == 0
+    whole = (seconds or 1800) + 60
+    assert entry("codex", install(project, "codex").stdout.partition(":\n\n")[2])["tool_timeout_sec"] == whole
+    printed = install(project, "gemini").stdout
+    assert entry("gemini", printed[printed.index("{") :])["timeout"] == whole * 1000
+
+
+@pytest.mark.parametrize("client", FILES)
+def test_other_keys_stay_and_the_old_file_is_kept(project: Project, client: str) -> None:
+    file = project.folder / FILES[client]
+    file.parent.mkdir(exist_ok=True)
+    under = {"vscode": "servers", "opencode": "mcp"}.get(client, "mcpServers")
+    values = {"theme": "dark ☾", under: {"other": {"command": "x"}}, "z": [1, {"a": None}]}
+    before = json.dumps(values, indent=4, ensure_ascii=False)
+    file.write_text(before)
+    file.chmod(0o600)
+    assert install(project, client, "--write").returncode == 0
+    after = json.loads(file.read_text())
+    del after[under]["retinue"]
+    assert after == values and "☾" in file.read_text()
+    assert '\n    "' in file.read_text()  # indented as it was
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    kept = file.with_name(f"{file.name}.retinue-backup")
+    assert kept.read_text() == before and stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_comments_of_a_toml_file_stay(project: Project) -> None:
+    home = project.folder.parent / "codex home"
+    home.mkdir()
+    before = '# mine\nmodel = "o9" # best\n\n[mcp_servers.other] # another\ncommand = "x"'
+    (home / "config.toml").write_text(before)
+    done = install(project, "codex", "--write", CODEX_HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    after = (home / "config.toml").read_text()
+    assert after.startswith(before + "\n\n[mcp_servers.retinue]\n")
+    assert set(tomllib.loads(after)["mcp_servers"]) == {"other", "retinue"}
+    assert (home / "config.toml.retinue-backup").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("client", "text", "said"),
+    [
+        ("vscode", '{\n  // mine\n  "servers": {}\n}', "is not plain JSON"),
+        ("claude", "{", "is not plain JSON"),
+        ("claude", "[]", "is not a JSON object"),
+        ("claude", '{"mcpServers": []}', "'mcpServers' is not an object"),
+        ("claude", '{"a": 1, "a": 2}', "a key is there twice"),
+        ("claude", '{"mcpServers": {"retinue": {"command": "mine"}}}', "--name"),
+        ("claude", "[" * 100_000, "is not plain JSON"),
+        ("codex", "= no", "is not TOML"),
+        ("codex", 'mcp_servers = {other = {command = "x"}}', "nothing can be added behind it"),
+        ("codex", '[mcp_servers.retinue]\ncommand = "mine"', "--name"),
+    ],
+)
+def test_a_file_that_would_lose_something_is_left_alone(project: Project, client: str, text: str, said: str) -> None:
+    file = project.folder.parent / ".codex/config.toml" if client == "codex" else project.folder / FILES[client]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    done = install(project, client, "--write")
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert file.read_text() == text
+    assert not list(file.parent.glob("*.retinue-*"))
+
+
+def test_a_linked_file_stays_a_link_and_bytes_that_are_no_text_stay(project: Project, tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles.json"
+    real.write_text("{}")
+    (project.folder / ".mcp.json").symlink_to(real)
+    assert install(project, "claude", "--write").returncode == 0
+    assert (project.folder / ".mcp.json").is_symlink() and "retinue" in real.read_text()
+    real.write_bytes(b"\xff\xfe{}")
+    done = install(project, "claude", "--write")
+    assert done.returncode == 2 and "not UTF-8" in done.stderr and real.read_bytes() == b"\xff\xfe{}"
+
+
+def test_a_name_and_a_project_of_ones_own(project: Project) -> None:
+    printed = install(project, "cursor", "--name", "helpers", "--project", ".").stdout
+    found = json.loads(printed[printed.index("{\n") :])["mcpServers"]["helpers"]
+    assert found["args"][-2:] == ["--project", str(project.folder)]
+    assert install(project, "cursor", "--name", "a b").returncode == 2
+    assert install(project, "cursor", "--project", "nowhere").returncode == 2
+    assert install(project, "emacs").returncode == 2
+
+
+def test_the_page_names_only_what_there_is() -> None:
+    from retinue.surfaces.cli.main import parser
+    from retinue.surfaces.mcp.catalog import NAMES
+    from retinue.surfaces.mcp.install import CLIENTS
+
+    page = (Path(__file__).parents[3] / "docs" / "mcp.md").read_text()
+    assert set(re.findall(r"install --client (\w+) ", page)) | {"claude"} == set(CLIENTS)
+    named = {name for name in re.findall(r"`(\w+)`", page) if "background_tool" in name or "subagent" in name}
+    assert named <= {*NAMES, "wait_for_background_tool"}
+    _, commands = parser("mcp")
+    [actions] = [action for action in commands["mcp"]._actions if action.choices]
+    options = {
+        name for below in actions.choices.values() for action in below._actions for name in action.option_strings
+    }
+    assert set(re.findall(r"(--[a-z][a-z-]+)", page)) <= options
+    for kind in CLIENTS.values():
+        assert kind.file in page
+
+
+def test_what_a_client_is_told_runs_no_code_of_the_project(project: Project) -> None:
+    """Where there is no `retinue` on the PATH, Python starts us; in the project's folder, which it must not import."""
+    printed = install(project, "claude", PATH="/nowhere").stdout
+    told = entry("claude", printed[printed.index("{") :])
+    (project.folder / "json.py").write_text("raise SystemExit('imported')")
+    command = [told["command"], *told["args"]]
+    done = subprocess.run(
+        command, cwd=project.folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert command[1:] == ["-P", "-m", "retinue", *SERVE]
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr

@@ -1,0 +1,128 @@
+"""A server of ours that another retinue started: its runs are reported, and within what is left to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.surfaces.cli.shell import Project
+from tests.surfaces.mcp.kit import piped
+
+READ = {"thinking": "where is it?", "tools": [{"name": "glob", "args": {"pattern": "*"}}]}
+
+
+async def reports(project: Project, *arguments: str, agents: dict[str, Any], call: dict[str, Any], **more: Any) -> Any:
+    """What a call gives back, and what was posted meanwhile."""
+    posted: list[dict[str, Any]] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+                posted.append(json.loads(await reader.readexactly(length)))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+        gone.append(writer)
+
+    gone: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/secret"
+    async with (
+        server,
+        piped(project, *arguments, agents=agents, RETINUE_SUBAGENT_LOGGING_ADDRESS=address, **more) as client,
+    ):
+        await client.hello()
+        result = (await client.ask("tools/call", **call))["result"]
+    for writer in gone:
+        await writer.wait_closed()
+    return result, posted
+
+
+@pytest.mark.requirement("CPE-24", "CPE-56")
+async def test_one_profile_reports_its_calls_results_and_thoughts_under_the_run_id(project: Project) -> None:
+    call = {"name": "explorer", "arguments": {"prompt": "look", "runId": "run-7"}}
+    agents = {"explorer": [READ, "found"]}
+    result, posted = await reports(project, "--profile", "explorer", agents=agents, call=call)
+    assert result["content"][0]["text"] == "found"
+    assert [event["type"] for event in posted] == [
+        "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
+    ]  # fmt: skip
+    assert {event["subagentRunID"] for event in posted} == {"run-7"}
+
+
+async def test_what_a_client_spawns_is_reported_and_the_client_is_not(project: Project) -> None:
+    tasks = {"tasks": [{"task": "a", "subagent_id": "a"}, {"task": "b", "subagent_id": "b"}]}
+    call = {"name": "spawn_subagents", "arguments": tasks, "_meta": {"retinue/parentRunID": "up"}}
+    result, posted = await reports(project, agents={"*": [READ, "found"]}, call=call)
+    assert result["structuredContent"]["success"]
+    assert sorted(event["type"] for event in posted).count("subagent_start") == 2
+    assert len({event["subagentRunID"] for event in posted}) == 2
+    assert {event["subagentName"] for event in posted} == {"subagent"}
+
+
+async def test_depth_and_deadline_of_the_caller_hold(project: Project) -> None:
+    spawn = {"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "deeper"}]}}]}
+    meta = {"retinue/depth": 1, "retinue/deadline": 4102444800}
+    call = {"name": "explorer", "arguments": {"prompt": "look", "runId": "r"}, "_meta": meta}
+    agents = {"explorer": [spawn, "said {{last_result}}"], "*": ["too deep"]}
+    result, _ = await reports(project, "--profile", "explorer", "--yes", agents=agents, call=call)
+    assert "depth" in result["content"][0]["text"] or "no tool" in result["content"][0]["text"].lower()
+    refused = {**call, "_meta": {"retinue/depth": 0}}
+    result, _ = await reports(project, "--profile", "explorer", agents=agents, call=refused)
+    assert result["isError"] and "depth" in result["content"][0]["text"].lower()
+    variable = {"RETINUE_SUBAGENT_DEPTH": "0"}
+    spawned = {"name": "spawn_subagents", "arguments": {"tasks": [{"task": "t"}]}}
+    result, _ = await reports(project, agents=agents, call=spawned, **variable)
+    assert "depth limit exceeded" in result["structuredContent"]["error"]
+
+
+async def test_what_is_left_to_the_caller_is_shared_by_all_that_its_call_makes(project: Project) -> None:
+    spends = {"text": "spent", "usage": {"input_tokens": 5, "output_tokens": 5}}
+    async with piped(project, agents={"*": [spends]}) as client:
+        await client.hello()
+        tasks = {"tasks": [{"task": str(number)} for number in range(4)]}
+        meta = {"retinue/tokens": 10}
+        answer = await client.ask("tools/call", name="spawn_subagents", arguments=tasks, _meta=meta)
+    reply = answer["result"]["structuredContent"]
+    assert sorted(each["status"] for each in reply["results"]) == ["completed", "error", "error", "error"]
+    assert "budget of 10 tokens of the caller is spent" in str(reply)
+
+
+@pytest.mark.parametrize(
+    ("meta", "why"),
+    [
+        ({"retinue/depth": 0}, "depth limit exceeded"),
+        ({"retinue/tokens": 0}, "budget of 0 tokens"),
+        ({"retinue/cost": "0"}, "budget of $0"),
+        ({"retinue/deadline": 1}, "timed out"),
+    ],
+)
+async def test_continuing_keeps_within_what_is_left_to_the_caller(
+    project: Project, meta: dict[str, Any], why: str
+) -> None:
+    async with piped(project) as client:
+        await client.hello()
+        await client.call("spawn_subagents", tasks=[{"task": "t", "subagent_id": "a"}])
+        more = {"subagent_id": "a", "message": "more"}
+        answer = await client.ask("tools/call", name="continue_subagent", arguments=more, _meta=meta)
+    assert why in answer["result"]["content"][0]["text"]
+
+
+async def test_a_primary_that_is_continued_is_reported_too(project: Project) -> None:
+    """Hidden here, since it is shown where it is reported."""
+    model = project.script({"main": ["first"]})
+    assert project.retinue("run", "go", "--model", model).returncode == 0
+    tree = project.rows()[0]["tree"]
+    more = {"subagent_id": f"{tree}/0", "message": "more"}
+    call = {"name": "continue_subagent", "arguments": more, "_meta": {"retinue/parentRunID": "up"}}
+    result, posted = await reports(project, agents={"main": [READ, "second"]}, call=call)
+    assert result["structuredContent"]["results"][0]["answer"] == "second"
+    assert [event["type"] for event in posted] == [
+        "subagent_start", "thought_trace", "tool_call", "tool_result", "subagent_end",
+    ]  # fmt: skip
+    assert {(event["subagentName"], event["parentRunID"]) for event in posted} == {("main", "up")}

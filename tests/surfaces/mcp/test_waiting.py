@@ -1,0 +1,153 @@
+"""Calls that take long: progress, handles for clients that do not wait, and clients that give up."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.surfaces.cli.shell import Project
+from tests.surfaces.mcp.kit import BOTH, connected, piped
+
+STUCK: dict[str, Any] = {"*": [{"hang": True}]}
+SLOW: dict[str, Any] = {"*": [{"text": "at last", "delay": 2.5}]}
+SLOWER: dict[str, Any] = {"*": [{"text": "at last", "delay": 6.5}]}
+WAIT = "custom_tool__wait_for_background_tool"
+TASKS = {"tasks": [{"task": "take your time", "subagent_id": "slow"}]}
+
+
+def runs(project: Project) -> dict[str, str]:
+    """Where each subagent stands, by its id."""
+    listed = json.loads(project.retinue("ps", "--all", "--json").stdout)
+    return {run["subagent_id"]: run["state"] for run in listed if run["parent"] is not None}
+
+
+@pytest.mark.requirement("MASS-47", "P38")
+@pytest.mark.parametrize("mode", BOTH)
+async def test_progress_comes_at_least_every_five_seconds(project: Project, mode: str) -> None:
+    told: list[tuple[float, str]] = []
+
+    async def progress(value: float, total: float | None, message: str | None) -> None:
+        told.append((time.monotonic(), message or ""))
+
+    async with connected(project, mode=mode, agents=SLOWER) as client:
+        begun = time.monotonic()
+        result = await client.call_tool("spawn_subagents", TASKS, progress_callback=progress)
+        ended = time.monotonic()
+    assert result.structured_content["results"][0]["answer"] == "at last"
+    times = [begun, *(at for at, _ in told), ended]
+    assert max(after - before for before, after in pairwise(times)) < 5.5
+    assert "1 subagent running" in told[0][1] and "slow" in told[0][1]
+
+
+@pytest.mark.requirement("P38")
+@pytest.mark.parametrize("mode", BOTH)
+async def test_a_call_is_answered_in_time_with_a_handle_to_wait_with(project: Project, mode: str) -> None:
+    async with connected(project, "--reply-within", "0.5", mode=mode, agents=SLOW) as client:
+        said = (await client.call_tool("spawn_subagents", TASKS)).structured_content
+        assert (said["success"], said["mode"]) == (True, "background")
+        [handle] = said["subagents"]
+        assert (handle["subagent_id"], handle["status"], handle["timeout_seconds"]) == ("slow", "running", 1800)
+        assert WAIT in said["note"]
+        waited = 0
+        while (said := (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content)["timed_out"]:
+            assert [each["subagent_id"] for each in said["running"]] == ["slow"]
+            waited += 1
+        assert waited > 2
+        assert said["results"][0]["answer"] == "at last"
+
+
+@pytest.mark.requirement("MASS-47", "P38")
+async def test_a_client_that_times_out_loses_nothing(project: Project) -> None:
+    async with connected(project, agents=SLOW) as client:
+        with pytest.raises(MCPError, match="timed out"):
+            await client.call_tool("spawn_subagents", TASKS, read_timeout_seconds=1)
+        said = (await client.call_tool("list_subagents", {})).structured_content
+        assert [(each["subagent_id"], each["status"]) for each in said["subagents"]] == [("slow", "running")]
+        said = (await client.call_tool(WAIT, {"subagent_id": "slow"})).structured_content
+        assert said["results"][0]["answer"] == "at last"
+
+
+async def test_a_call_that_is_cancelled_cancels_what_it_made(project: Project) -> None:
+    async with piped(project, agents=STUCK) as client:
+        await client.hello()
+        other = {"task": "stays", "subagent_id": "other"}
+        await client.call("spawn_subagents", tasks=[other], background=True)
+        name = await client.begin("tools/call", name="spawn_subagents", arguments=TASKS)
+        while len((await client.call("list_background_tools"))["structuredContent"]["subagents"]) < 2:
+            pass
+        await client.notify("notifications/cancelled", requestId=name, reason="the user pressed escape")
+        ended = (await client.call(WAIT, subagent_id="slow"))["structuredContent"]["results"][0]
+        assert ended["status"] == "cancelled"
+        assert runs(project) == {"slow": "cancelled", "other": "running"}
+        await client.notify("notifications/cancelled", requestId=name, reason="twice")
+        await client.notify("notifications/cancelled", requestId="never asked")
+        await client.notify("notifications/cancelled")
+        assert (await client.ask("ping"))["result"] == {}
+    assert runs(project) == {"slow": "cancelled", "other": "cancelled"}
+
+
+async def test_cancelling_a_call_that_was_answered_does_nothing(project: Project) -> None:
+    async with piped(project) as client:
+        await client.hello()
+        name = await client.begin("tools/call", name="spawn_subagents", arguments={**TASKS, "background": True})
+        await client.answer(name)
+        await client.notify("notifications/cancelled", requestId=name, reason="late")
+        assert (await client.call(WAIT, subagent_id="slow"))["structuredContent"]["results"][0]["success"]
+
+
+async def test_the_tree_ends_with_its_client(project: Project) -> None:
+    async with piped(project, agents=STUCK) as client:
+        await client.hello()
+        await client.call("spawn_subagents", **TASKS, background=True)
+        await client.begin(
+            "tools/call", name="spawn_subagents", arguments={"tasks": [{"task": "b", "subagent_id": "b"}]}
+        )
+        while len((await client.call("list_background_tools"))["structuredContent"]["subagents"]) < 2:
+            pass
+    assert client.process.returncode == 0
+    assert runs(project) == {"slow": "cancelled", "b": "cancelled"}
+    [primary] = [run for run in json.loads(project.retinue("ps", "--all", "--json").stdout) if run["run"] == 0]
+    assert (primary["agent"], primary["status"], primary["task"]) == ("mcp-client", "done", "pipe 1 (stdio)")
+
+
+async def test_a_session_goes_on_after_its_tree_was_cancelled_from_elsewhere(project: Project) -> None:
+    async with piped(project, agents=STUCK) as client:
+        await client.hello()
+        first = (await client.call("spawn_subagents", **TASKS, background=True))["structuredContent"]
+        tree = first["watch"].split()[-1]
+        assert project.retinue("cancel", tree).returncode == 0
+        while runs(project)["slow"] != "cancelled":
+            pass
+        second = (await client.call("spawn_subagents", **TASKS, background=True))["structuredContent"]
+        assert second["success"] and second["watch"].split()[-1] != tree
+
+
+async def test_what_a_killed_server_left_is_known_and_goes_on(project: Project) -> None:
+    async with piped(project, agents=STUCK) as client:
+        await client.hello()
+        first = (await client.call("spawn_subagents", **TASKS, background=True))["structuredContent"]
+        tree = first["watch"].split()[-1]
+        client.process.kill()
+        await client.process.wait()
+    agents = {"*": ["gone on"]}
+    async with piped(project, agents=agents) as client:
+        await client.hello()
+        [listed] = (await client.call("list_subagents"))["structuredContent"]["subagents"]
+        assert (listed["subagent_id"], listed["status"], listed["continuable"]) == ("slow", "interrupted", False)
+        said = (await client.call("continue_subagent", subagent_id="slow", message="go on"))["structuredContent"]
+        assert f"retinue resume {tree}" in said["error"]
+    resumed = project.retinue("resume", tree, "--runtime", "inherited", "--model", project.script(agents))
+    assert resumed.returncode == 0 and runs(project) == {"slow": "cancelled"}, resumed.stderr
+    done = project.retinue(
+        "continue", f"{tree}/1", "go on", "--runtime", "inherited", "--model", project.script(agents)
+    )
+    assert (done.returncode, done.stdout) == (0, "gone on\n"), done.stderr
+    async with piped(project, agents=agents) as client:
+        await client.hello()
+        said = (await client.call("continue_subagent", subagent_id="slow", message="once more"))["structuredContent"]
+        assert said["results"][0]["answer"] == "gone on", said

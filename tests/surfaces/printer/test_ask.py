@@ -1,0 +1,266 @@
+"""Questions at a real terminal: a pseudo-terminal whose other end is the person."""
+
+import asyncio
+import os
+import shlex
+import sys
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.events import ApprovalAsked, Thinking
+from retinue.surfaces.printer.answers import decide
+from retinue.surfaces.printer.ask import NOBODY, PROMPT, SURE, TerminalApprover
+from retinue.surfaces.printer.printer import Printer
+from tests.surfaces.printer.facts import ANNA, Facts
+
+
+class Person:
+    """Sits at the terminal: reads what is on the screen, types lines."""
+
+    def __init__(self) -> None:
+        self.master, self.terminal = os.openpty()
+        self.screen = ""
+        self.stream = os.fdopen(self.terminal, "w", encoding="utf-8", closefd=False)
+        self.facts = Facts()
+        self.number = 3  # so many were asked and answered before
+
+    def sit_down(self, *, color: bool = False) -> None:
+        self.printer = Printer(self.stream, color=color)
+        self.approver = TerminalApprover(self.printer, self.terminal)
+
+    def ask(self, name: str) -> asyncio.Task[Allow | Deny]:
+        """A question, and its event in its place among the blocks."""
+        args = {"path": f"{name}.py"}
+        self.number += 1
+        question = Approval(
+            name, "t1", 1, "/main/anna-1", "anna", "edit", args, "c1", name, f"-old {name}\n+new {name}",
+            number=self.number,
+        )  # fmt: skip
+        asking = asyncio.ensure_future(self.approver(question))
+        asking.get_loop().call_soon(
+            self.printer.show, self.facts(ANNA, ApprovalAsked(name, "c1", "edit", args, name, question.preview))
+        )
+        return asking
+
+    async def sees(self, words: str) -> None:
+        """Reads until these words have come, and takes everything up to them off the screen."""
+        loop = asyncio.get_running_loop()
+        while words not in self.screen:
+            ready = asyncio.Event()
+            loop.add_reader(self.master, ready.set)
+            await ready.wait()
+            loop.remove_reader(self.master)
+            self.screen += os.read(self.master, 65536).decode().replace("\r\n", "\n")
+        self.seen, self.screen = self.screen.split(words, 1)
+
+    def types(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def leave(self) -> None:
+        os.close(self.master)
+        self.master = -1
+
+
+@pytest.fixture
+def person() -> Iterator[Person]:
+    person = Person()
+    yield person
+    person.stream.close()
+    for fd in (person.master, person.terminal):
+        if fd >= 0:
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("y\n", Allow()),
+        ("YES\n", Allow()),
+        ("n\n", Deny()),
+        ("no\n", Deny()),
+        ("n because it is late\n", Deny("because it is late")),
+        ("No, not today\n", Deny("not today")),
+        ("\x04", Deny(NOBODY)),
+    ],
+)
+async def test_answers(person: Person, typed: str, expected: Allow | Deny) -> None:
+    person.sit_down()
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    assert person.seen == "◐ [one] edit(one.py)\n-old one\n+new one\n\n"
+    person.types(typed)
+    assert await asking == expected
+
+
+async def test_what_is_neither_yes_nor_no_is_asked_again(person: Person) -> None:
+    person.sit_down()
+    asking = person.ask("one")
+    for typed in ("maybe\n", "\n", "yes but no\n", "yn\n"):
+        await person.sees(PROMPT)
+        person.types(typed)
+    await person.sees(PROMPT)
+    assert not asking.done()
+    person.types("y\n")
+    assert await asking == Allow()
+
+
+async def test_questions_come_one_at_a_time_in_their_order(person: Person) -> None:
+    person.sit_down()
+    first = person.ask("one")
+    await person.sees(PROMPT)
+    second, third = person.ask("two"), person.ask("three")
+    await person.sees("(1 more question waiting)\n")
+    await person.sees("(2 more questions waiting)\n")
+    assert "two.py" not in person.seen
+    await person.sees(PROMPT)
+    person.types("n\n")
+    assert await first == Deny()
+    await person.sees("◐ [two] edit(two.py)")
+    await person.sees("(1 more question waiting)")
+    await person.sees(PROMPT)
+    person.types("y\n")
+    assert await second == Allow()
+    await person.sees("◐ [three] edit(three.py)")
+    await person.sees(PROMPT)
+    assert "waiting" not in person.seen
+    person.types("n\n")
+    assert await third == Deny()
+
+
+async def test_a_number_goes_to_the_question_that_has_it_at_every_terminal(person: Person) -> None:
+    person.sit_down()
+    first, second = person.ask("one"), person.ask("two")
+    await person.sees("  5. [two] edit(two.py)\n" + PROMPT)
+    person.types("2\n")
+    await person.sees("no question 2 is waiting\n" + PROMPT)
+    person.types("5\n")
+    await person.sees("◐ [two]")
+    await person.sees("  4. [one] edit(one.py)\n" + PROMPT)
+    person.types("y\n")
+    assert await second == Allow()
+    await person.sees(PROMPT)
+    person.types("n\n")
+    assert await first == Deny()
+
+
+async def test_yes_to_all_that_an_agent_asks_is_to_what_was_shown(person: Person) -> None:
+    person.sit_down()
+    first, second = person.ask("one"), person.ask("two")
+    await person.sees(PROMPT)
+    person.types("p\n")
+    await person.sees(SURE)
+    assert "+new one" in person.seen and "+new two" in person.seen
+    person.types("no\n")
+    await person.sees(PROMPT)
+    assert not first.done() and not second.done()
+    person.types("p\n")
+    await person.sees(SURE)
+    third = person.ask("three")
+    await person.sees("(2 more questions waiting)")
+    person.types("y\n")
+    assert (await first, await second) == (Allow(), Allow())
+    await person.sees("◐ [three]")
+    await person.sees(PROMPT)
+    assert not third.done()
+    person.types("n\n")
+    assert await third == Deny()
+
+
+async def test_what_was_typed_before_a_question_was_shown_is_no_answer(person: Person) -> None:
+    person.sit_down()
+    first, second = person.ask("one"), person.ask("two")
+    await person.sees(PROMPT)
+    person.types("y\ny\ny\n")
+    assert await first == Allow()
+    await person.sees("◐ [two]")
+    await person.sees(PROMPT)
+    assert not second.done()
+    person.types("n\n")
+    assert await second == Deny()
+
+
+@pytest.mark.parametrize(("color", "cleared"), [(False, "\n"), (True, "\r\x1b[K")])
+async def test_blocks_still_come_and_the_prompt_comes_again(person: Person, color: bool, cleared: str) -> None:
+    person.sit_down(color=color)
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    person.printer.show(person.facts((3, "/main/bert-3", "bert"), Thinking("still at work")))
+    await person.sees(PROMPT)
+    assert person.seen.startswith(cleared)
+    assert "still at work" in person.seen
+    person.types("y\n")
+    assert await asking == Allow()
+
+
+async def test_what_is_being_said_leaves_the_line_to_who_is_asked(person: Person) -> None:
+    person.sit_down(color=True)
+    termios.tcsetwinsize(person.terminal, (24, 77))
+    assert person.printer.columns == 77  # of where it prints, wherever the answer goes
+    person.printer.say("anna: let me \x1bsee")
+    await person.sees("\r\x1b[K\x1b[2manna: let me \\x1bsee\x1b[0m")
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    assert person.seen.startswith("\r\x1b[K")
+    person.printer.say("bert: me too")
+    person.types("y\n")
+    assert await asking == Allow()
+    person.printer.say("bert: at last")
+    await person.sees("bert: at last")
+    assert "me too" not in person.seen
+
+
+async def test_a_cancelled_question_disappears_and_the_next_is_asked(person: Person) -> None:
+    person.sit_down()
+    first, second, third = person.ask("one"), person.ask("two"), person.ask("three")
+    await person.sees(PROMPT)
+    second.cancel()
+    first.cancel()
+    await person.sees("\n(no longer needed)\n")
+    await person.sees("◐ [three]")
+    await person.sees(PROMPT)
+    person.types("y\n")
+    assert await third == Allow()
+    assert first.cancelled() and second.cancelled()
+
+
+async def test_an_editor_that_is_no_longer_needed_gives_the_terminal_back(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys, tty; tty.setraw(0); print('raw', flush=True); sys.stdin.read()"
+    monkeypatch.setenv("VISUAL", shlex.join([sys.executable, "-c", program]))
+    person.sit_down()
+    modes = termios.tcgetattr(person.terminal)
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    person.types("e\n")
+    await person.sees("raw")
+    assert termios.tcgetattr(person.terminal) != modes
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert termios.tcgetattr(person.terminal) == modes
+
+
+async def test_when_the_terminal_is_gone_the_answer_is_no(person: Person) -> None:
+    person.sit_down()
+    asking = person.ask("one")
+    await person.sees(PROMPT)
+    person.leave()
+    assert await asking == Deny(NOBODY)
+    assert await person.ask("two") == Deny(NOBODY)
+
+
+async def test_a_file_is_nobody(person: Person) -> None:
+    person.sit_down()
+    with open(os.devnull, "rb") as nothing:
+        person.approver = TerminalApprover(person.printer, nothing.fileno())
+        assert await person.ask("one") == Deny(NOBODY)
+
+
+def test_a_line_decides_only_when_it_is_clear() -> None:
+    assert decide("y ") == Allow()
+    assert decide("y, go") is None
+    assert decide("nope") is None
+    assert decide("") is None

@@ -1,0 +1,85 @@
+"""The tree picture: branches, states, counts, and the status bar."""
+
+from retinue.core.events import (
+    ApprovalAsked,
+    RunEnded,
+    RunSpawned,
+    RunStarted,
+    ToolCall,
+    TurnStarted,
+    UsageReported,
+)
+from retinue.core.usage import Usage
+from retinue.log.outline import outline, status_bar
+from retinue.log.runs import Runs
+from retinue.surfaces.printer.summary import summary
+from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
+
+KID = (2, "/main/anna-1/kid-2", "kid")
+
+
+def a_tree() -> Runs:
+    facts = Facts()
+    events = [
+        facts.spawn(MAIN, "main"),
+        facts(MAIN, RunStarted()),
+        facts.spawn(ANNA, "research"),
+        facts(ANNA, RunStarted()),
+        facts(KID, RunSpawned(1, "deep 価格", 2, "dig", "kid_1", "/w")),
+        facts.spawn(BERT, "waits", queued=True),
+        facts(KID, RunStarted()),
+        facts(KID, TurnStarted(2)),
+        facts(KID, ToolCall("c", "read", {})),
+        facts(KID, UsageReported("m", Usage(1000, 200))),
+        facts(KID, RunEnded("done", "x", 1500)),
+        facts(MAIN, TurnStarted(1)),
+        facts(MAIN, UsageReported("m", Usage(30, 4))),
+        facts(ANNA, ApprovalAsked("a", "c", "edit", {})),
+    ]
+    return Runs.of("t1", events)
+
+
+def test_rows_draw_the_tree() -> None:
+    picture = outline(a_tree(), now=1_700_000_012.0)
+    assert [(row.prefix, row.agent, row.label, row.state) for row in picture.rows] == [
+        ("", "main", "main", "running"),
+        ("├─ ", "anna", "research", "waiting_approval"),
+        ("│  └─ ", "kid", "deep 価格", "done"),
+        ("└─ ", "bert", "waits", "queued"),
+    ]
+    assert [row.seconds for row in picture.rows] == [10.0, 8.0, 1.5, 0.0]
+    assert (picture.turns, picture.tools, picture.usage.total_tokens, picture.seconds) == (3, 1, 1234, 10.0)
+
+
+def test_without_a_time_it_is_the_last_start_or_end() -> None:
+    assert outline(a_tree()).seconds == 9.0
+
+
+def test_the_status_bar() -> None:
+    assert status_bar(a_tree()) == "Agents: 1 primary, 2 running, 1 finished"
+    assert status_bar(Runs("t1")) == "Agents: 0 primary, 0 running, 0 finished"
+
+
+def test_the_summary_is_aligned() -> None:
+    assert summary(a_tree(), now=1_700_000_012.0).split("\n") == [
+        "                       state             turns  tools  tokens   time",
+        "main                   running               1      0      34  10.0s",
+        "├─ anna [research]     waiting_approval      0      0       0   8.0s",
+        "│  └─ kid [deep 価格]  done                  2      1   1,200   1.5s",
+        "└─ bert [waits]        queued                0      0       0   0.0s",
+        "total                  4 runs                3      1   1,234  10.0s",
+        "",
+        "Agents: 1 primary, 2 running, 1 finished",
+    ]
+
+
+def test_a_long_label_ends_in_dots() -> None:
+    facts = Facts()
+    runs = Runs.of("t1", [facts.spawn(MAIN, "main"), facts.spawn(ANNA, "x" * 200)])
+    row = summary(runs).split("\n")[2]
+    assert "xxx...  " in row
+    assert len(row) < 100
+
+
+def test_an_empty_tree_is_no_problem() -> None:
+    assert "0 runs" in summary(Runs("t1"))

@@ -1,0 +1,243 @@
+"""Whole blocks in one write, levels, cuts with a mark, and a reader that goes away."""
+
+import asyncio
+import io
+import os
+import re
+
+import pytest
+
+import retinue
+from retinue import Profile, tool
+from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, Thinking, ToolCall, ToolResult, Warned
+from retinue.surfaces.printer.colors import wants_color
+from retinue.surfaces.printer.printer import Level, Printer, cut
+from retinue.testing import allow_all, scripted
+from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
+
+LONG = "\n".join(f"line {n}" for n in range(1, 201))
+
+
+def shown(level: Level, *, color: bool = False) -> Recorder:
+    """A call with a long result, a question and an ending, by a child."""
+    stream, facts = Recorder(), Facts()
+    printer = Printer(stream, level=level, color=color)
+    for event in (
+        facts.spawn(MAIN, "main"),
+        facts.spawn(ANNA, "first"),
+        facts(ANNA, Thinking("hm")),
+        facts(ANNA, ToolCall("c1", "read", {"path": "a.txt"}, tier="observe")),
+        facts(ANNA, ToolResult("c1", "read", LONG)),
+        facts(ANNA, ToolCall("c2", "edit", {"path": "a.txt"})),
+        facts(ANNA, ApprovalAsked("a1", "c2", "edit", {"path": "a.txt"}, "first", "-old\n+new")),
+        facts(ANNA, ApprovalDecided("a1", "c2", False, "no")),
+        facts(ANNA, ToolResult("c2", "edit", "The user denied this call: no", success=False)),
+        facts(ANNA, Message("SECRET FINAL", final=True)),
+        facts.end(ANNA),
+    ):
+        printer.show(event)
+    return stream
+
+
+@pytest.mark.requirement("CPE-17")
+def test_levels() -> None:
+    normal, verbose, quiet = shown("normal").text, shown("verbose").text, shown("quiet").text
+    assert "line 40\n[... 160 more lines, 1381 bytes; --verbose shows all]\n" in normal
+    assert "line 41" not in normal
+    assert LONG in verbose
+    assert "[..." not in verbose
+    assert quiet.splitlines() == [
+        "anna read(a.txt) -> 200 lines",
+        "",
+        "◐ [first] edit(a.txt)",
+        "-old",
+        "+new",
+        "",
+        "✗ denied [first] edit(a.txt): no",
+        "anna edit(a.txt) -> The user denied this call: no",
+        "● anna [first] done (0 turns, 2 tools, 0 tokens, 0.4s)",
+    ]
+    for text in (normal, verbose, quiet):
+        assert "SECRET FINAL" not in text
+
+
+@pytest.mark.requirement("CPE-44")
+def test_every_write_is_one_whole_block() -> None:
+    for write in shown("normal").writes:
+        lines = write.strip("\n").split("\n")
+        starts = [line for line in lines if line.startswith(("####", "○", "●", "◐", "✗"))]
+        assert len(starts) == 1
+        assert lines[0] == starts[0]
+        assert write.endswith("\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="only Linux has pipes of packets")
+@pytest.mark.requirement("CPE-44")
+def test_a_real_pipe_gets_each_block_whole() -> None:
+    """A pipe of packets keeps every write of the system apart, so what is read is what was written at once."""
+    reading, writing = os.pipe2(os.O_DIRECT)
+    facts = Facts()
+    with open(reading, "rb", buffering=0) as source:
+        with open(writing, "w", encoding="utf-8") as target:
+            printer = Printer(target, color=False)
+            printer.show(facts(MAIN, ToolResult("c1", "read", LONG)))
+            printer.show(facts(ANNA, Thinking("größer")))
+        first, second = source.read(65536), source.read(65536)
+    assert first.decode().startswith('#### Tool "read" result:\nline 1\n')
+    assert first.decode().endswith("--verbose shows all]\n\n")
+    assert second.decode() == "#### anna thought trace\ngrößer\n\n"
+
+
+def test_a_reader_that_is_gone_means_silence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    facts = Facts()
+    target = os.fdopen(writing, "w", encoding="utf-8")
+    printer = Printer(target, color=False)
+    printer.show(facts(MAIN, Thinking("nobody hears this")))
+    printer.show(facts(MAIN, Thinking("nor this")))
+    target.close()
+    printer.show(facts(MAIN, Thinking("nor this, to a closed file")))
+    Printer(target, color=False).note("made with a closed file")
+
+
+async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    text = "x" * 1_000_000
+    with open(writing, "w", encoding="utf-8") as target, open(reading, "rb") as source:
+        reader = asyncio.create_task(asyncio.to_thread(source.read, len(text)))
+        await asyncio.to_thread(Printer(target, level="verbose", color=False).plain, text)
+        assert len(await reader) == len(text)
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_name() -> None:
+    raw = io.BytesIO()
+    printer = Printer(io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace"), color=False)
+    printer.show(Facts()(MAIN, Warned("größer")))
+    assert raw.getvalue() == b"\\u26a0 gr\\xf6\\xdfer\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("short", "short"),
+        ("1\n2\n3", "1\n2\n3"),
+        ("1\n2\n3\n4", "1\n2\n3\n[... 1 more line, 2 bytes; --verbose shows all]"),
+        ("1\n2\n3\n4\n5", "1\n2\n3\n[... 2 more lines, 4 bytes; --verbose shows all]"),
+        ("x" * 25, "x" * 20 + "\n[... 5 bytes; --verbose shows all]"),
+        ("ü" * 25, "ü" * 20 + "\n[... 10 bytes; --verbose shows all]"),
+        ("x" * 20 + "\nyy\nzz", "x" * 20 + "\n[... 2 more lines, 6 bytes; --verbose shows all]"),
+    ],
+)
+def test_a_cut_says_what_is_missing(text: str, expected: str) -> None:
+    assert cut(text, lines=3, size=20) == expected
+
+
+def test_colors_change_nothing_but_the_colors() -> None:
+    plain, painted = shown("normal").text, shown("normal", color=True).text
+    assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+    assert "\x1b[36m[first]" in painted
+    assert "\x1b[35mread\x1b[0m" in painted
+    assert "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m" in painted
+
+
+class Terminal(Recorder):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_when_there_is_color() -> None:
+    assert wants_color(Terminal(), {"TERM": "xterm"})
+    assert not wants_color(Recorder(), {"TERM": "xterm"})
+    assert not wants_color(Terminal(), {"TERM": "dumb"})
+    assert not wants_color(Terminal(), {"NO_COLOR": "1", "FORCE_COLOR": "1"})
+    assert wants_color(Recorder(), {"FORCE_COLOR": "1"})
+
+
+@pytest.mark.requirement("CPE-1", "CPE-2", "CPE-3", "CPE-6", "CPE-46", "CODEY-2")
+async def test_what_a_grandchild_does_is_printed_while_it_does_it() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool(tier="observe")
+    async def hold() -> str:
+        """Waits until it is let go."""
+        started.set()
+        await go_on.wait()
+        return "held"
+
+    model = scripted(
+        {
+            "main": [{"tools": [{"name": "subagent_middle", "args": {"task": "go down"}}]}, {"text": "all done"}],
+            "middle": [{"tools": [{"name": "subagent_leaf", "args": {"task": "hold"}}]}, {"text": "MIDDLE'S END"}],
+            "leaf": [
+                {"thinking": "first a look", "tools": [{"name": "glob", "args": {"pattern": "*.nothing"}}]},
+                {"tools": [{"name": "hold"}]},
+                {"text": "LEAF'S END"},
+            ],
+        }
+    )
+    leaf = Profile("leaf", tools=["glob", hold])
+    middle = Profile("middle", tools=["glob", leaf])
+    stream = Recorder()
+    printer = Printer(stream, color=False)
+
+    async with retinue.open(approver=allow_all) as r:
+        run = await r.spawn(Profile("main", model=model, tools=["glob", middle]), "go")
+
+        async def follow() -> list[str]:
+            kinds = []
+            async for event in run.events():
+                printer.show(event)
+                kinds.append(f"{event.agent} {event.kind}")
+                if event.kind == "tool.call" and event.agent == "leaf":
+                    printed.set()
+                    printed_calls.append(event.seq)
+            return kinds
+
+        printed, printed_calls = asyncio.Event(), list[int]()
+        following = asyncio.create_task(follow())
+        await started.wait()
+        while len(printed_calls) < 2:
+            printed.clear()
+            await printed.wait()
+        assert run.state == "waiting_children"
+        live = [line for line in stream.text.splitlines() if line.startswith("#### leaf")]
+        assert live == [
+            "#### leaf thought trace",
+            "#### leaf [tool call]",
+            '#### leaf Tool "glob" result:',
+            "#### leaf [tool call]",
+        ]
+        go_on.set()
+        await following
+        assert (await run.result()).final_response == "all done"
+    text = stream.text
+    assert '#### leaf Tool "hold" result:\nheld\n' in text
+    assert text.count("LEAF'S END") == text.count("MIDDLE'S END") == 1
+    assert '#### middle Tool "subagent_leaf" result:\nLEAF\'S END\n' in text
+    assert '#### Tool "subagent_middle" result:\nMIDDLE\'S END\n' in text
+    assert "all done" not in text
+
+
+@pytest.mark.requirement("CPE-18", "CPE-19")
+@pytest.mark.parametrize("level", ["quiet", "normal", "verbose"])
+async def test_a_final_answer_appears_once_as_the_parent_s_tool_result(level: Level) -> None:
+    schema = {"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"]}
+    child = Profile("auditor", output=schema, tools=[])
+    model = scripted(
+        {
+            "main": [{"tools": [{"name": "subagent_auditor", "args": {"task": "audit"}}]}, {"text": "thanks"}],
+            "auditor": [{"tools": [{"name": "final_answer", "args": {"file": "riskiest.py"}}]}],
+        }
+    )
+    stream = Recorder()
+    printer = Printer(stream, level=level, color=False)
+    async with retinue.open(approver=allow_all) as r:
+        run = await r.spawn(Profile("main", model=model, tools=[child]), "go")
+        async for event in run.events():
+            printer.show(event)
+    assert "final_answer" not in stream.text
+    assert stream.text.count("riskiest.py") == (0 if level == "quiet" else 1)
+    if level != "quiet":
+        assert '#### Tool "subagent_auditor" result:\n{\n  "file": "riskiest.py"\n}\n' in stream.text

@@ -1,0 +1,186 @@
+"""Tools of MCP servers as runs have them: what models see, what is sent, what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import retinue
+from retinue import ConfigError, Profile
+from retinue.core.events import Warned
+from retinue.core.limits import INLINE_BYTES
+from tests.supervisor.tree.kit import bodies
+from tests.tools.mcp.kit import call, http_server, main, offered, program, results, run, turns
+
+
+async def test_what_comes_back() -> None:
+    script = turns(
+        call("mcp__calm__add", a=2, b=3),
+        call("mcp__calm__say", text="a\x1b[31mb\x07c\ttab"),
+        call("mcp__calm__fail"),
+        call("mcp__calm__picture"),
+        call("mcp__calm__add", a="two", b=3),
+        call("mcp__calm__add", a=2),
+        call("mcp__calm__say", text="x", loud=None),
+    )
+    result, events = await run({"calm": program("calm")}, script)
+    added, said, failed, picture, wrong, missing, null = results(events)
+    assert result.status == "done"
+    assert added.success and '"total": 5' in added.text
+    assert said.text == "a[31mbc\ttab"  # no byte that a terminal would obey
+    assert not failed.success and "made of cheese" in failed.text
+    assert wrong.text == "mcp__calm__add: at ['a']: 'two' is not of type 'integer'" and not wrong.success
+    assert "'b' is a required property" in missing.text
+    assert null.text == "x"  # models write null for what they leave out
+    assert picture.text.startswith("here\n[image (image/png, 15 bytes) in ")
+    assert picture.text.endswith("a note")
+
+
+async def test_files_are_the_runs_own(tmp_path: Path) -> None:
+    _, events = await run(
+        {"calm": program("calm")}, turns(call("mcp__calm__picture")), path=tmp_path / ".retinue", project=tmp_path
+    )
+    [picture] = results(events)
+    kept = [Path(part.partition("]")[0]) for part in picture.text.split(" in ")[1:]]
+    assert [path.suffix for path in kept] == [".png", ".txt"]
+    for path in kept:
+        assert path.parent == tmp_path / ".retinue" / "runs" / events[0].tree / "0" / "full_logs"
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert kept[0].read_bytes() == b"\x89PNG not really" and kept[1].read_text() == "a note"
+
+
+async def test_what_models_see() -> None:
+    _, events = await run({"calm": program("calm", tools=["add", "dele*"])}, turns())
+    tools = offered(events)
+    assert set(tools) == {"mcp__calm__add", "mcp__calm__delegate"}
+    add = tools["mcp__calm__add"]
+    assert (add["server"], add["description"], len(add["seal"])) == ("calm", "Adds two numbers.", 32)
+    assert add.get("tier", "confirm") == "confirm"  # whatever it says of itself
+
+
+@pytest.mark.requirement("P7")
+async def test_large_answers_are_cut_and_kept(tmp_path: Path) -> None:
+    size = 12_000_000
+    script = turns(call("mcp__calm__large", size=size))
+    _, events = await run({"calm": program("calm")}, script, path=tmp_path / ".retinue", project=tmp_path)
+    [large] = results(events)
+    assert len(large.text) <= INLINE_BYTES and "bytes cut; whole text in" in large.text
+    assert Path(large.file).stat().st_size == size
+
+
+@pytest.mark.requirement("P36")
+async def test_a_child_has_the_tools_it_was_given() -> None:
+    reader = Profile("reader", "You read.", tools=["read"])
+    adder = Profile("adder", "You add.", tools=["mcp__calm__add"])
+    script: dict[str, Any] = {
+        "main": [
+            {"tools": [{"name": f"subagent_{name}", "args": {"task": "go"}} for name in ("reader", "adder", "same")]},
+            {"text": "done"},
+        ],
+        "reader": turns(call("mcp__calm__add", a=1, b=1)),
+        "adder": turns(call("mcp__calm__add", a=1, b=1), call("mcp__calm__say", text="x")),
+        "same": turns(call("mcp__calm__say", text="x")),
+    }
+    same = Profile("same", "You do the same.")
+    entries = ["mcp__calm__add", "mcp__calm__say", reader, adder, same]
+    _, events = await run({"calm": program("calm")}, script, fields={"tools": entries})
+    assert [set(offered(events, run)) for run in range(4)] == [
+        {"mcp__calm__add", "mcp__calm__say"},
+        set(),
+        {"mcp__calm__add"},
+        {"mcp__calm__add", "mcp__calm__say"},
+    ]
+    said = {number: [body.text for body in results(events, number)] for number in (1, 2, 3)}
+    assert said[1] == ["Unknown tool 'mcp__calm__add'. Available tools: read"]
+    assert '"total": 2' in said[2][0] and said[2][1].startswith("Unknown tool 'mcp__calm__say'")
+    assert said[3] == ["x"]
+
+
+async def test_patterns_of_a_profile_and_names_that_mean_nothing() -> None:
+    servers = {"calm": program("calm")}
+    _, events = await run(servers, turns(), fields={"tools": ["mcp__calm__*"]})
+    assert "mcp__calm__delegate" in offered(events)
+    _, events = await run(servers, turns(), fields={"tools": ["mcp__calm__nothing", "read"]})
+    assert offered(events) == {}
+    assert [body.text for body in bodies(events, Warned)] == [
+        "the MCP server 'calm' has no tool that 'mcp__calm__nothing' means"
+    ]
+    async with retinue.open(mcp_servers=servers) as r:
+        with pytest.raises(ConfigError, match="unknown MCP server 'clam' in 'mcp__clam__add'; there is calm"):
+            await r.spawn(main({"main": turns()}, tools=["mcp__clam__add"]), "go")
+
+
+async def test_an_odd_tool_is_left_out_and_said_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with retinue.open(mode="yes", mcp_servers={"lame": program("bad", "lame", str(tmp_path))}) as r:
+        await r.supervisor.prepare(None, said.append)
+        run = await r.spawn(main({"main": turns(call("mcp__lame__one"))}), "go")
+        events = [event async for event in run.events()]
+    assert set(offered(events)) == {"mcp__lame__one", "mcp__lame__an_odd_name"}
+    assert results(events)[0].text == "life 1"
+    assert said == [
+        "warning: the MCP server 'lame': its tool 'broken' is left out: 'no such type' is not valid under any of the "
+        "given schemas"
+    ]
+
+
+async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CALM_SECRET", "open-sesame-1234")
+    async with http_server() as url:
+        server = {"url": url, "headers": {"Authorization": "Bearer ${CALM_SECRET}"}}
+        script = turns(
+            call("mcp__calm__add", a=2, b=2),
+            call("mcp__calm__say", text="open-sesame-1234"),
+            call("mcp__calm__large", size=3_000_000),
+        )
+        _, events = await run({"calm": server}, script, path=tmp_path / ".retinue")
+    added, said, large = results(events)
+    assert '"total": 4' in added.text and Path(large.file).stat().st_size == 3_000_000
+    assert said.text == "[secret]"
+    assert not any(b"open-sesame" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    _, events = await run({"calm": {**server, "headers": {"Authorization": "${NO_SUCH}"}}}, turns())
+    assert "the variable NO_SUCH is not set" in bodies(events, Warned)[0].text
+
+
+async def test_the_newest_revision_both_know_is_spoken() -> None:
+    async with http_server() as url, retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
+        await r.supervisor.prepare()
+        servers: Any = r.supervisor.servers
+        assert servers.connections["calm"].revision == "2026-07-28"
+
+
+@pytest.mark.parametrize("runtime", ["inherited", "isolated"])
+async def test_they_work_behind_a_wall(runtime: str, tmp_path: Path) -> None:
+    """A walled run has no network and no server of its own: the call goes over the link."""
+    script = turns(
+        call("mcp__calm__add", a=20, b=22), call("mcp__calm__large", size=200_000), call("mcp__calm__picture")
+    )
+    servers = {"calm": program("calm")}
+    (tmp_path / "project").mkdir()
+    given: dict[str, Any] = {"path": tmp_path / ".retinue", "project": tmp_path / "project", "runtime": runtime}
+    result, events = await run(servers, script, **given)
+    assert result.status == "done", result.error_details
+    added, large, picture = results(events)
+    assert '"total": 42' in added.text
+    assert len(large.text) <= INLINE_BYTES and Path(large.file).stat().st_size == 200_000
+    assert " in " in picture.text and "full_logs" in picture.text
+
+
+async def test_the_client_of_the_conformance_suite_calls_every_tool(tmp_path: Path) -> None:
+    """The suite itself is `make conformance`; here only that what it drives works."""
+    script = Path(__file__).parents[3] / "scripts" / "conformance-client"
+    wanted = {"toolCalls": [{"name": "add", "arguments": {"a": 1, "b": 1}}, {"name": "ask", "arguments": {}}]}
+    async with http_server() as url:
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), url, cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "MCP_CONFORMANCE_CONTEXT": json.dumps(wanted)},
+        )  # fmt: skip
+        said, _ = await client.communicate()
+    assert client.returncode == 0
+    assert b"mcp__peer__add: True: " in said and b"mcp__peer__ask: True: cancel: None" in said
