@@ -14,11 +14,11 @@ from typing import Any
 import retinue
 from retinue import Event, Limits, Profile, Result
 from retinue.build import Parts, named_profile, supervisor
+from retinue.control.delegation_request import Hosting
+from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import decode, encode
 from retinue.log.runs import Runs
-from retinue.supervisor.delegation_request import Hosting
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.watcher import Watcher
 from retinue.surfaces.library import Run
 
 
@@ -58,7 +58,7 @@ async def host(
         limits=parts.limits,
         timeouts=parts.timeouts,
         say=here.said.append,
-        begun=lambda node: here.trees.append(node.ref.tree),
+        begun=lambda ref, _: here.trees.append(ref.tree),
     )
     watcher = Watcher(owner, hosting)
     watching = asyncio.create_task(watcher.watch())

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from retinue import build
 from retinue.config.models import no_model
+from retinue.control.delegation_request import Hosting
+from retinue.control.outbox_watcher import Watcher
 from retinue.control.server import DoorServer
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.supervisor.delegation_request import Hosting
-from retinue.supervisor.nodes import Node
+from retinue.core.messages import RunRef
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.watcher import Watcher
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
@@ -151,10 +151,10 @@ class _Host:
         else:
             self._thread.submit(self._printer.note, safe.line(text))
 
-    def _show(self, node: Node) -> None:
-        self._say(f"{node.ref.label}: {node.ref.agent} runs as {node.ref.tree}: {node.wish.text[:200]}")
-        self._shown = node.ref.tree
-        task = asyncio.create_task(self._print(node.ref.tree, node.ref.label))
+    def _show(self, ref: RunRef, text: str) -> None:
+        self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
+        self._shown = ref.tree
+        task = asyncio.create_task(self._print(ref.tree, ref.label))
         self._screens.add(task)
         task.add_done_callback(self._screens.discard)
 
