@@ -21,7 +21,7 @@ from retinue.config.resolve import detected, merged, outbox_of, setup_of
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
-from retinue.core.limits import WORKSPACE_MIB, Caps, Limits
+from retinue.core.limits import WORKSPACE_MIB, Caps, Limits, Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.plans import Runtime, Setup
 from retinue.core.ports import Approver, Clock, Log, Model, Policy, Prices, RuleBook
@@ -32,11 +32,10 @@ from retinue.core.traces import Telemetry, traceparent_of
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import Terms
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timeouts import Timeouts
+from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import Dialer, SystemDialer
 from retinue.workspaces.run_folders import StateFolder, private_folder
 from retinue.workspaces.tree_workspaces import Spaces

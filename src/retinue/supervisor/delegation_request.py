@@ -14,13 +14,12 @@ from msgspec import UNSET
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
-from retinue.core.limits import DEFAULT_DEPTH, Limits
+from retinue.core.limits import DEFAULT_DEPTH, Limits, Timeouts
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import outbox as wire
 from retinue.remote.mailbox import Mailbox, Unreadable, reached
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timeouts import Timeouts
 from retinue.workspaces.copy_back import Return
 from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
 from retinue.workspaces.run_folders import private_folder

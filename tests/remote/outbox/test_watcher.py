@@ -14,8 +14,8 @@ import pytest
 
 from retinue import Limits
 from retinue.core.events import Inbox, RunSpawned
+from retinue.core.limits import Timeouts
 from retinue.supervisor.delegation_request import Hosting
-from retinue.supervisor.timeouts import Timeouts
 from retinue.supervisor.watcher import HELD, Watcher
 from tests.remote.outbox.kit import answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
