@@ -102,9 +102,7 @@ class RunLink(msgspec.Struct, eq=False):
         self.tree.write(node, body)
         node.slot.end_call()
 
-    async def complete(
-        self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]
-    ) -> Reply:
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         node = self.node
         plan = node.plan
         if node.stopping is not None or node.ending:
