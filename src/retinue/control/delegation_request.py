@@ -1,0 +1,292 @@
+"""One request from an outbox, on the host: checked, copied in, run as a tree of ours, streamed, and copied back.
+
+Knows the supervisor only by the commands of `HostControl`. The watcher of the outbox makes one `DelegationRequest` for
+each request file and writes the response it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec import UNSET
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
+from retinue.core.limits import Limits, Timeouts
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
+from retinue.protocol import outbox as wire
+from retinue.protocol.inherited_limits import Caller, narrower
+from retinue.workspaces.copy_back import Return
+from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
+from retinue.workspaces.run_folders import RunFolders
+
+POLL_SECONDS = 0.5
+STOPPED = "cancelled before it was started"
+
+
+class HostRun(Protocol):
+    """A run that was spawned for a request."""
+
+    ref: RunRef
+    folders: RunFolders
+
+    def join(self) -> Awaitable[None]:
+        """Wait until the ending of the run is written."""
+        ...
+
+    def result(self) -> Result[Any]: ...
+
+
+class HostControl(Protocol):
+    """The commands of the supervisor that the host's side of an outbox uses. `caller` has the limits that the whole
+    process inherited."""
+
+    @property
+    def caller(self) -> Caller: ...
+
+    async def prepare(self, profile: Profile) -> None: ...
+
+    def spawn(self, profile: Profile, task: Task, *, caller: Caller) -> HostRun: ...
+
+    def watch(self, tree: str) -> AsyncGenerator[Event | Delta]: ...
+
+    async def send(self, tree: str, run: int, text: str, *, source: str) -> Receipt: ...
+
+    async def cancel(self, tree: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """The host's part of an outbox. `project` and `state` are its own folders, `find` returns one of its profiles by
+    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned."""
+
+    outbox: Path
+    roots: Sequence[Path]
+    project: Path
+    state: Path
+    find: Callable[[str], Profile]
+    limits: Limits
+    timeouts: Timeouts
+    say: Callable[[str], None] = lambda _: None
+    begun: Callable[[RunRef, str], None] = lambda _, __: None
+    poll: float = POLL_SECONDS
+
+
+class FolderLocks:
+    """A lock for each folder that requests name, so that no request copies a folder while another one writes it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock_of(self, folder: str) -> asyncio.Lock:
+        lock = self._locks.get(folder)
+        if lock is None:
+            lock = self._locks[folder] = asyncio.Lock()
+        return lock
+
+
+class DelegationRequest:
+    """One claimed request. `stage` is the folder for its copies, named like the request; `owner` is the user id of the
+    request file."""
+
+    def __init__(
+        self, control: HostControl, host: Hosting, box: Mailbox, roots: Roots, locks: FolderLocks, stage: Path
+    ) -> None:
+        self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
+        self._stage, self._name = stage, stage.name
+        self._taken: Taken = {}
+        self._notes: list[str] = []
+        self._lines = 0
+        self.owner: int | None = None
+
+    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
+        """Run the request, if it is allowed, and return its response. Puts the id of its tree into `trees`; starts
+        nothing once `stopping` returns True."""
+        name = self._name
+        try:
+            request = self._read_request()
+            if self._is_cancelled():
+                return failure_response(name, STOPPED, "cancelled")
+            profile = self._host.find(request.profile)
+            async with self._locks.lock_of(request.workspace):
+                readable = await asyncio.to_thread(self._copy_in, request)
+            await self._control.prepare(profile)
+            reach_failpoint("checked")
+            if stopping() or self._is_cancelled():
+                return failure_response(name, STOPPED, "cancelled")
+            run = await self._spawn(request, profile, readable)
+        except FileNotFoundError:
+            return failure_response(name, "the request went away while it was looked at")
+        except UnreadableMessage as error:
+            return failure_response(name, f"the request {error}")
+        except RetinueError as error:
+            return failure_response(name, str(error))
+        trees[name] = run.ref.tree
+        reach_failpoint("spawned")
+        try:
+            self._host.begun(run.ref, request.task)
+            await self._stream(run.ref.tree)
+        except BaseException:
+            await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
+            raise
+        await run.join()
+        async with self._locks.lock_of(request.workspace):
+            await asyncio.to_thread(self._copy_back, request, Path(run.folders.path))
+        reach_failpoint("copied_back")
+        if request.ignored:
+            self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
+        return self._response(run.result())
+
+    def _read_request(self) -> wire.Request:
+        file = wire.request_name(self._name)
+        owners = (self._box.owner, os.geteuid())
+        data, self.owner = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=owners)
+        return wire.parse_request(data, self._name)
+
+    def _is_cancelled(self) -> bool:
+        return self._box.has_entry(wire.cancel_name(self._name))
+
+    def _response(self, result: Result[Any]) -> wire.Response:
+        return wire.Response(
+            id=self._name,
+            status=result.status,
+            final_response=result.final_response,
+            error_details=result.error_details,
+            structured=result.structured,
+            partial=result.partial,
+            warning="; ".join(self._notes),
+            events=self._lines,
+        )
+
+    def _copy_in(self, request: wire.Request) -> list[tuple[str, str]]:
+        """Copy the workspace and the context paths; return each context path with the path of its copy."""
+        try:
+            return self._copy_folders(request)
+        except OSError as error:
+            raise Outside(f"its files could not be copied: {error.strerror or error}") from None
+
+    def _copy_folders(self, request: wire.Request) -> list[tuple[str, str]]:
+        copier, found = Copier(never=self._roots.never), []
+        self._stage.mkdir(mode=0o700)
+        with self._roots.opened(request.workspace, what="workspace") as fd:
+            self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
+        context = make_private_folder(self._stage / "context")
+        for index, path in enumerate(request.context_paths):
+            what = f"context_paths[{index}]"
+            copy = context / f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
+            with self._roots.opened(path, what=what, file=True) as fd:
+                copier.take(fd, copy, what=what)
+            found.append((path, str(copy)))
+        return found
+
+    async def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> HostRun:
+        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. It reaches
+        the hosts that our own profile of that name allows, and none if that profile says nothing."""
+        there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
+        task = Task(
+            request.task,
+            context="Paths in the task are those of another machine. Here, " + "; ".join(there) + ".",
+            context_paths=[copy for _, copy in readable],
+            include_parent_workspace=False,
+            subagent_id=self._name,
+            label=self._name,
+            timeout_seconds=_timeout_of(request, profile.limits, self._host),
+        )
+        placed = replace(profile, workspace="scratch", network=profile.network or "none")
+        run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
+        try:
+            make_private_folder(run.folders.own)
+            (self._stage / "workspace").rename(run.folders.path)  # no step of the run comes before this
+        except (OSError, RetinueError) as error:
+            await self._control.cancel(run.ref.tree)
+            raise Outside(f"its workspace could not be made: {error}") from None
+        return run
+
+    async def _stream(self, tree: str) -> None:
+        """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""
+        fd: int | None = None
+        try:
+            fd = self._box.create_stream(wire.events_name(self._name), reader=self.owner)
+        except OSError as error:
+            self._notes.append(f"its events could not be written: {error.strerror or error}")
+        try:
+            async for event in self._control.watch(tree):
+                if isinstance(event, Delta) or fd is None:
+                    continue
+                try:
+                    _write(fd, _line(event))
+                    self._lines += 1
+                except OSError as error:
+                    self._notes.append(f"its events could not all be written: {error.strerror or error}")
+                    os.close(fd)
+                    fd = None
+                reach_failpoint("event_written")
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _copy_back(self, request: wire.Request, workspace: Path) -> None:
+        """Bring the changes of the run back. The run wins; the notes say what it replaced."""
+        back: Return | None = None
+        try:
+            with self._roots.opened(request.workspace, what="workspace") as target:
+                about = os.fstat(target)
+                owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None
+                back = Return(self._taken, copier=Copier(never=self._roots.never), owner=owner)
+                source = os.open(workspace, FOLDER)
+                try:
+                    back.give(source, target)
+                finally:
+                    os.close(source)
+            remove(workspace)
+        except (OSError, Outside) as error:
+            self._notes.append(f"what it wrote could not all be brought back: {error}")
+        if back is not None:
+            self._notes += back.notes()
+
+
+def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:
+    return wire.Response(id=name, status=status, final_response=text, error_details=text)
+
+
+def _timeout_of(request: wire.Request, own: Limits, host: Hosting) -> float | None:
+    """Return the seconds that were asked for, at most those that a person on the host has set."""
+    set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
+    bounds = [seconds for seconds in set_here if seconds is not None]
+    if request.timeout_seconds is not None:
+        bounds.append(min(request.timeout_seconds, host.timeouts.maximum))
+    elif not set_here:
+        bounds.append(host.timeouts.default)
+    return min(bounds) if bounds else None
+
+
+def _line(event: Event) -> bytes:
+    """Encode an event without the fields that only the host may know."""
+    body = event.body
+    if isinstance(body, RunSpawned):
+        body = msgspec.structs.replace(body, profile={}, tools=[], workspace="", task_context="")
+    elif getattr(body, "file", ""):
+        body = msgspec.structs.replace(body, file="")  # type: ignore[type-var]
+    line = encode(msgspec.structs.replace(event, body=body))
+    if len(line) > wire.LINE_BYTES:
+        line = encode(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
+    return line + b"\n"
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,284 @@
+"""The watcher of an outbox on the host: claims requests, has each served as a tree of ours, and answers each once.
+
+Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots; the run
+gets copies of them, and its changes are copied back. Claims and answers are kept in the state folder of the host, so
+that an id has one effect and one answer, whichever process is killed when. Uses the commands of `HostControl` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from collections.abc import Coroutine
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import UNSET
+
+from retinue.control.delegation_request import (
+    STOPPED,
+    DelegationRequest,
+    FolderLocks,
+    HostControl,
+    Hosting,
+    failure_response,
+)
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
+from retinue.protocol import outbox as wire
+from retinue.workspaces.copy_in import Roots, remove, sweep
+
+SIDE = "watches"
+UNREAD_SECONDS = 24 * 3600.0
+GLANCE_SECONDS = 0.02
+STOP_SECONDS = 40.0
+MOST_KEPT = 20_000  # as many as one look at a folder shows
+HELD = "another watcher has this outbox; taking over when it ends"
+FALLEN = "the watcher that ran it ended; what the run had done until then is not known"
+
+
+class Watcher:
+    """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
+
+    def __init__(self, control: HostControl, hosting: Hosting) -> None:
+        self._control = control
+        self._host = hosting
+        self._box = Mailbox(hosting.outbox, SIDE)
+        try:
+            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state], never=[self._box.fd])
+            if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
+                raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
+            key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
+            self._kept = Mailbox(make_private_folder(hosting.state / "outbox" / key), SIDE)
+        except BaseException:
+            self._box.close()
+            raise
+        self._stage = make_private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._locks = FolderLocks()
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._trees: dict[str, str] = {}
+        self._steers: dict[str, int] = {}
+        self._commands: set[asyncio.Task[None]] = set()
+        self._odd: set[str] = set()
+        self._said: set[str] = set()
+        self._stopping = False
+
+    async def watch(self) -> None:
+        """Wait for the lock on the folder, answer the requests that an earlier watcher left open, then serve."""
+        is_told = False
+        while not self._take_lock():
+            if not is_told:
+                self._host.say(HELD)
+                is_told = True
+            await asyncio.sleep(self._host.poll)
+        self._recover()
+        while True:
+            changed = self._box.modified_at()
+            try:
+                self.look_once()
+            except OSError as error:
+                self._complain(f"the outbox cannot be used: {error.strerror or error}")
+            for _ in range(max(1, round(self._host.poll / GLANCE_SECONDS))):
+                await asyncio.sleep(GLANCE_SECONDS)
+                if self._box.modified_at() != changed:
+                    break
+
+    async def close(self) -> None:
+        """Cancel the runs and wait for their answers. Requests that were not claimed stay for the next watcher."""
+        self._stopping = True
+        for tree in list(self._trees.values()):
+            await self._control.cancel(tree)
+        serving = list(self._serving.values())
+        if serving:
+            await asyncio.wait(serving, timeout=STOP_SECONDS)
+        if self._serving:
+            return  # what still works with the folders goes with the process
+        for box in (self._box, self._kept, self._roots):
+            box.close()
+
+    def look_once(self) -> None:
+        """Look into the folder once: start new requests, cancel and steer those at work."""
+        for name in list(self._serving):
+            self._obey_cancel(name)
+        files = self._box.list_names()
+        for file in files:
+            self._read_steer(file)
+        asked = [name for name in map(wire.asked_id, files) if name is not None]
+        self._odd &= set(asked)
+        if asked and len(self._kept.list_names()) >= MOST_KEPT:
+            self._complain(f"{MOST_KEPT} requests are remembered in {self._kept.folder}; no more are taken")
+            return
+        most = self._host.limits.concurrent
+        most = DEFAULT_CONCURRENT if most is UNSET else most
+        for name in asked:
+            if name in self._serving or name in self._odd or self._stopping:
+                continue
+            if most is None or len(self._serving) < max(most, 1):
+                task = self._serving[name] = asyncio.create_task(self._serve(name))
+                task.add_done_callback(partial(self._forget_task, name))
+            elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
+                self._answer(failure_response(name, STOPPED, "cancelled"))
+        awaited = {*asked, *self._serving}
+        for file in files:
+            about = wire.stopped_id(file) or wire.steered_id(file)
+            if about is not None and about not in awaited and self._kept.has_entry(about):
+                self._box.remove_entry(file)  # it came too late
+
+    def _complain(self, text: str) -> None:
+        """Tell the user once, however often the same thing fails."""
+        if text not in self._said:
+            self._said.add(text)
+            self._host.say(text)
+
+    def _forget_task(self, name: str, _: asyncio.Task[None]) -> None:
+        self._serving.pop(name, None)
+
+    def _take_lock(self) -> bool:
+        try:
+            fcntl.flock(self._box.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def _recover(self) -> None:
+        """Answer the claims of dead watchers: we hold the lock, so whoever claimed and did not answer is gone."""
+        self._box.remove_leftovers()
+        self._kept.remove_leftovers()
+        for path in self._stage.iterdir():
+            remove(path)
+        for name in self._kept.list_names():
+            if self._kept_answer(name) == b"":
+                self._sweep_workspace(name)
+                self._answer(failure_response(name, FALLEN, "disconnected"))
+            elif self._kept.entry_age(name) > UNREAD_SECONDS and not self._box.has_entry(wire.request_name(name)):
+                for file in (wire.response_name(name), wire.events_name(name)):
+                    self._box.remove_entry(file)  # nobody has come for it
+                if self._kept.entry_age(name) > RETENTION_DAYS * 24 * 3600:
+                    self._kept.remove_entry(name)
+
+    def _sweep_workspace(self, name: str) -> None:
+        """Remove what a killed watcher has left half written in the workspace of a request."""
+        with suppress(OSError, UnreadableMessage, RetinueError):  # without it nobody can tell where that was
+            request = wire.parse_request(
+                self._box.read_message(wire.request_name(name), limit=wire.REQUEST_BYTES)[0], name
+            )
+            with self._roots.opened(request.workspace, what="workspace") as fd:
+                sweep(fd)
+
+    def _kept_answer(self, name: str) -> bytes | None:
+        """Return the answer kept for an id, no bytes for one that is claimed, None for an unknown one."""
+        try:
+            return self._kept.read_message(name, limit=2 * wire.RESPONSE_BYTES)[0]
+        except FileNotFoundError:
+            return None
+        except UnreadableMessage:
+            return b""
+
+    def _obey_cancel(self, name: str) -> None:
+        tree = self._trees.get(name)
+        if tree is not None and self._box.has_entry(wire.cancel_name(name)):
+            reach_failpoint("cancel_seen")
+            self._start_command(self._cancel(name, tree))
+
+    async def _cancel(self, name: str, tree: str) -> None:
+        if await self._control.cancel(tree):
+            self._host.say(f"{name}: cancelled by the side that asked")
+
+    def _read_steer(self, file: str) -> None:
+        """Send the words in a steer file to the run they are for. Whoever removes the file has the words: we, or the
+        side that wrote it and waited too long."""
+        name = wire.steered_id(file)
+        if name is None or name not in self._trees:
+            return
+        count = self._steers[name] = self._steers.get(name, 0) + 1
+        try:
+            if count > wire.MOST_STEERS:
+                raise UnreadableMessage(f"is more than the {wire.MOST_STEERS} words that a request may send")
+            data, _ = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
+            run, text = wire.parse_steer(data)
+        except FileNotFoundError:
+            return
+        except (UnreadableMessage, wire.RequestError) as error:
+            self._complain(f"{name}: words for it are not read: the file {error}")
+            self._box.remove_entry(file)
+            return
+        if self._box.remove_entry(file):
+            self._start_command(self._send(self._trees[name], run, text))
+
+    async def _send(self, tree: str, run: int, text: str) -> None:
+        try:
+            await self._control.send(tree, run, text, source=wire.ASKER)
+        except RetinueError as error:
+            self._complain(f"{tree}: words for it are not read: {error}")
+
+    def _start_command(self, command: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(command)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+
+    async def _serve(self, name: str) -> None:
+        """Serve one request and answer it, whatever happens."""
+        try:
+            answer = self._kept_answer(name)
+            if answer:
+                self._deliver(name, answer, None)
+                return
+            if answer == b"" or not self._claim(name):
+                self._answer(failure_response(name, FALLEN, "disconnected"))
+                return
+            request = DelegationRequest(
+                self._control, self._host, self._box, self._roots, self._locks, self._stage / name
+            )
+            try:
+                response = await request.serve(self._trees, lambda: self._stopping)
+            except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
+                self._complain(f"{name}: {type(error).__name__}: {error}")
+                response = failure_response(name, f"the watcher failed ({type(error).__name__}); its user was told why")
+            self._answer(response, request.owner)
+        except OSError as error:
+            self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
+        finally:
+            self._trees.pop(name, None)
+            self._steers.pop(name, None)
+            remove(self._stage / name)
+
+    def _claim(self, name: str) -> bool:
+        self._kept.create_mark(name)
+        os.fsync(self._kept.fd)
+        reach_failpoint("claimed")
+        marked = self._box.create_mark(wire.claim_name(name))
+        reach_failpoint("marked")
+        return marked
+
+    def _answer(self, response: wire.Response, owner: int | None = None) -> None:
+        data = wire.encode_response(response)
+        self._kept.put_message(response.id, data)
+        reach_failpoint("answer_kept")
+        self._host.say(
+            ": ".join(filter(None, (response.id, response.status, response.error_details, response.warning)))
+        )
+        self._deliver(response.id, data, owner)
+
+    def _deliver(self, name: str, data: bytes, owner: int | None) -> None:
+        """Put the response in its place, then remove the request."""
+        file = wire.response_name(name)
+        there = b""
+        with suppress(FileNotFoundError, UnreadableMessage):
+            there = self._box.read_message(file, limit=len(data), owners=(os.geteuid(),))[0]
+        if there != data:
+            reader = self._box.owner if owner is None else owner
+            self._box.put_message(file, data, reader=reader, failpoint="response_half_written")
+        reach_failpoint("response_written")
+        self._box.remove_entry(wire.request_name(name))
+        reach_failpoint("request_removed")
+        for mark in (wire.claim_name(name), wire.cancel_name(name)):
+            self._box.remove_entry(mark)
+        if self._box.has_entry(wire.request_name(name)):
+            self._odd.add(name)
