@@ -22,7 +22,6 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.http.listener import Listener
 from retinue.http.server import HttpError, Request, ServerConnection
-from retinue.log.archive import Archive
 from retinue.protocol import control as wire
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
@@ -142,22 +141,18 @@ class DoorServer(Listener):
         order = wire.read(body, wire.Resume)
         given = self._given(order)
         await self._supervisor.prepare()
-        return await self._begun(self._supervisor.resume(order.tree, given))
+        return await self._begun(await self._supervisor.resume(order.tree, given))
 
     async def _continue(self, body: bytes) -> wire.Begun:
         order = wire.read(body, wire.Continue)
         given = self._given(order)
         await self._supervisor.prepare()
-        return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
+        return await self._begun(await self._supervisor.continue_run(order.tree, order.run, order.text, given))
 
     def _given(self, order: wire.Resume | wire.Continue) -> Given:
-        """What a tree continues may be in another file than its own."""
         if not order.unasked and getattr(self._supervisor.policy, "mode", "") == "yes":
             raise ConfigError(UNASKED.format(pid=os.getpid(), tree=order.tree))
-        archive = Archive(self._folder.parent)
-        return Given(
-            model=order.model, read=lambda tree: self._supervisor.log_of(tree).read(tree) or archive.read(tree)
-        )
+        return Given(model=order.model)
 
     async def _begun(self, node: Node) -> wire.Begun:
         """Said when it is in the log, so that whoever reads the log finds it alive."""

@@ -7,11 +7,14 @@ too long is dropped, and comes back with `after=` the last place it has seen. An
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from retinue.core.errors import NotFound
 from retinue.core.events import Delta, Event, encode
 from retinue.http.server import HttpError, ServerConnection
+from retinue.log.reading import iterate_events
 from retinue.protocol.control import LONGEST_NAME, encode_delta
 from retinue.supervisor.supervisor import Supervisor
 
@@ -23,7 +26,7 @@ TURN = 64
 
 async def stream(supervisor: Supervisor, query: dict[str, str], connection: ServerConnection) -> None:
     """Send the whole response. Returns when the tree has ended, or the peer is gone."""
-    items = _items(supervisor, query)
+    items = await _items(supervisor, query)
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
     tasks = [
         asyncio.create_task(_write(items, connection)),
@@ -38,7 +41,7 @@ async def stream(supervisor: Supervisor, query: dict[str, str], connection: Serv
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _items(supervisor: Supervisor, query: dict[str, str]) -> AsyncIterator[Event | Delta]:
+async def _items(supervisor: Supervisor, query: dict[str, str]) -> AsyncIterator[Event | Delta]:
     unknown = set(query) - {"tree", "after", "deltas"}
     if unknown:
         raise HttpError(400, f"unknown parameter {min(unknown)[:LONGEST_NAME]!r}")
@@ -51,15 +54,13 @@ def _items(supervisor: Supervisor, query: dict[str, str]) -> AsyncIterator[Event
         raise HttpError(400, "'deltas' must be 0 or 1")
     if tree in supervisor.trees:
         return supervisor.watch(tree, after=int(after), deltas=deltas == "1")
-    if tree in supervisor.log_of(tree).trees():
-        return _stored(supervisor, tree, int(after))
-    raise HttpError(404, "there is no such tree here")
-
-
-async def _stored(supervisor: Supervisor, tree: str, after: int) -> AsyncIterator[Event | Delta]:
-    """A tree that nobody here runs: what is written of it is all there will be."""
-    for event in supervisor.log_of(tree).read(tree, after=after):
-        yield event
+    try:
+        status = await supervisor.log.read_status(tree)
+    except NotFound:
+        status = None
+    if status is None or status.writer not in (None, os.getpid()):
+        raise HttpError(404, "there is no such tree here")
+    return iterate_events(supervisor.log, tree, after=int(after))  # what is written is all there will be
 
 
 async def _write(items: AsyncIterator[Event | Delta], connection: ServerConnection) -> None:

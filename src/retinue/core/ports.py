@@ -307,22 +307,22 @@ class LogReader(Protocol):
         """The place of the log, for messages."""
         ...
 
-    def list_trees(self, on_problem: OnProblem = ignore_problem) -> Awaitable[list[StoredTree]]:
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
         """Return every tree, the newest first. The order is the log's, not that of the ids."""
         ...
 
-    def find_tree(self, tree: str) -> Awaitable[StoredTree | None]: ...
+    async def find_tree(self, tree: str) -> StoredTree | None: ...
 
-    def read_status(self, tree: str) -> Awaitable[TreeStatus]:
+    async def read_status(self, tree: str) -> TreeStatus:
         """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
         NotFound."""
         ...
 
-    def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> Awaitable[list[Event]]:
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
         ...
 
-    def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> Awaitable[list[StoredLine]]:
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         """Return the same as they are stored."""
         ...
 
@@ -330,14 +330,14 @@ class LogReader(Protocol):
         """Yield the events of one kind of all trees; those of a tree in their order."""
         ...
 
-    def remove_trees(
+    async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
-    ) -> Awaitable[Removal]:
+    ) -> Removal:
         """Remove the events of trees whose newest event is the one given. `discard` is called for each while nobody
         can write it, and keeps it by returning False. With `dry_run` no event is removed."""
         ...
 
-    def check_health(self, on_problem: OnProblem = ignore_problem) -> Awaitable[str]:
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         """Check all that is stored; return what there is in a few words, empty for nothing."""
         ...
 
@@ -361,7 +361,7 @@ class Log(LogReader, Protocol):
         """Return `append` for the events of one tree, for callers that have many of them."""
         ...
 
-    def claim(self, tree: str) -> Awaitable[None]:
+    async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
         ...
 

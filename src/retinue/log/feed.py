@@ -1,8 +1,8 @@
 """The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
 
 Written events come in through `publish`; the feed keeps the newest, older ones are read from the log. So a slow watcher
-costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked for them; those that do not fit are
-counted, and the watcher is told. A feed knows no file and no writer.
+costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked for them; those that do not fit
+are counted, and the watcher is told. A feed knows no file and no writer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
+ReadOlder = Callable[[int], Awaitable[list[Event]]]
 
 
 def find_root(events: Iterable[Event]) -> tuple[int, bool]:
@@ -92,7 +93,7 @@ class Feed:
                 watcher.wake.set()
 
     async def watch(
-        self, *, after: int, deltas: bool, read_older: Callable[[int], Awaitable[list[Event]]] | None = None
+        self, *, after: int, deltas: bool, read_older: ReadOlder | None = None
     ) -> AsyncGenerator[Event | Delta]:
         """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
         that are no longer kept here."""
@@ -103,13 +104,7 @@ class Feed:
         try:
             while True:
                 watcher.wake.clear()
-                while True:
-                    if watcher.seq + 1 < self.first and read_older is not None:
-                        batch = await read_older(watcher.seq)
-                    else:
-                        batch = self.events[watcher.seq + 1 - self.first :]
-                    if not batch:
-                        break
+                while batch := await self._next(watcher.seq, read_older):
                     for event in batch:
                         while watcher.deltas and watcher.deltas[0][0] < event.seq:
                             for delta in _take_delta(watcher, watcher.deltas):
@@ -125,6 +120,11 @@ class Feed:
                     await watcher.wake.wait()
         finally:
             self.watchers = tuple(other for other in self.watchers if other is not watcher)
+
+    async def _next(self, seq: int, read_older: ReadOlder | None) -> list[Event]:
+        if seq + 1 < self.first and read_older is not None:
+            return await read_older(seq)
+        return self.events[seq + 1 - self.first :]
 
 
 def _take_delta(watcher: Watcher, deltas: deque[tuple[int, Delta]]) -> list[Delta]:

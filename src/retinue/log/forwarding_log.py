@@ -21,8 +21,8 @@ class ForwardingLog:
     def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
         return self.append
 
-    def claim(self, tree: str) -> Awaitable[None]:
-        return self._log.claim(tree)
+    async def claim(self, tree: str) -> None:
+        return await self._log.claim(tree)
 
     def show(self, delta: Delta) -> None:
         self._log.show(delta)
@@ -37,28 +37,28 @@ class ForwardingLog:
     def location(self) -> str:
         return self._log.location
 
-    def list_trees(self, on_problem: OnProblem = ignore_problem) -> Awaitable[list[StoredTree]]:
-        return self._log.list_trees(on_problem)
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+        return await self._log.list_trees(on_problem)
 
-    def find_tree(self, tree: str) -> Awaitable[StoredTree | None]:
-        return self._log.find_tree(tree)
+    async def find_tree(self, tree: str) -> StoredTree | None:
+        return await self._log.find_tree(tree)
 
-    def read_status(self, tree: str) -> Awaitable[TreeStatus]:
-        return self._log.read_status(tree)
+    async def read_status(self, tree: str) -> TreeStatus:
+        return await self._log.read_status(tree)
 
-    def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> Awaitable[list[Event]]:
-        return self._log.read(tree, after=after, limit=limit)
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        return await self._log.read(tree, after=after, limit=limit)
 
-    def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> Awaitable[list[StoredLine]]:
-        return self._log.read_lines(tree, after=after, limit=limit)
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
+        return await self._log.read_lines(tree, after=after, limit=limit)
 
     def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
         return self._log.read_kind(kind, on_problem)
 
-    def remove_trees(
+    async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
-    ) -> Awaitable[Removal]:
-        return self._log.remove_trees(trees, discard=discard, dry_run=dry_run)
+    ) -> Removal:
+        return await self._log.remove_trees(trees, discard=discard, dry_run=dry_run)
 
-    def check_health(self, on_problem: OnProblem = ignore_problem) -> Awaitable[str]:
-        return self._log.check_health(on_problem)
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        return await self._log.check_health(on_problem)

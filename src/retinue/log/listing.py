@@ -46,7 +46,7 @@ class Listing:
         return run.state if run.ended is not None or self.live else INTERRUPTED
 
     def seconds(self, run: RunView, now: float) -> float:
-        """Return how long a run took, or has taken until now; an interrupted one, until the newest event of its tree."""
+        """Return how long a run took, or has taken until now; if interrupted, until the newest event of its tree."""
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at

@@ -43,7 +43,7 @@ async def find_run(
     live: bool = False,
 ) -> FoundRun:
     """Find the run of that name; without one the newest tree's primary. Trees that another process shows are looked at
-    when no other has the name, or at once with `everything`. With `live`, runs that can be told something come first."""
+    when no other has the name, or at once with `everything`. With `live`, runs that take commands come first."""
     problems: list[LogError] = []
     trees = await log.list_trees(problems.append)
     for problem in problems:

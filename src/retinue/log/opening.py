@@ -1,32 +1,20 @@
-"""Opening the log of a state folder: in memory without one, else in SQLite files below it. Each backend is loaded when
-it is asked for."""
+"""The log of a state folder: where it is, and how it is opened for reading. The commands that only read load no more
+than this; `build` opens it for writing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from retinue.core.errors import ConfigError
-from retinue.core.ports import Log, LogReader
+from retinue.core.ports import LogReader
+from retinue.log.sqlite_reader import SqliteReader
 
 LOGS = "logs"
 STATE_FOLDERS = ("", LOGS, "runs", "doors", "outbox", "applying")
 
 
-def open_log(state: Path | None) -> Log:
-    """Open the log for writing, in the event loop whose tasks append to it."""
-    if state is None:
-        from retinue.log.memory import MemoryLog
-
-        return MemoryLog()
-    from retinue.log.sqlite import SqliteLog
-
-    return SqliteLog(check_state_folder(state) / LOGS)
-
-
 def open_reader(state: Path) -> LogReader:
     """Open the log of a state folder for reading; the folder need not exist."""
-    from retinue.log.sqlite_reader import SqliteReader
-
     return SqliteReader(state / LOGS)
 
 

@@ -1,11 +1,11 @@
 """The format of a log file, and all the SQL that reads and writes one.
 
-A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. `places` is the index of the trees:
-for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that tree and no
-others. Lines are stored as `encode_kept` makes them; readers get those of `encode`.
+A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. `places` is the index of the
+trees: for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that
+tree and no others. Lines are stored as `encode_kept` makes them; readers get those of `encode`.
 
-A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and under
-load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
+A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
+under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
             touched.update(row for (row,) in db.execute("SELECT batch FROM places WHERE tree = ?", (tree,)))
             db.execute("DELETE FROM places WHERE tree = ?", (tree,))
         for row in sorted(touched):
-            before = db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get.split(b"\n")
-            after = [line for line in before if (place := _PLACE.match(line)) is None or place[2] not in names]
+            before = (db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get or b"").split(b"\n")
+            after = [line for line in before if line and ((at := _PLACE.match(line)) is None or at[2] not in names)]
             if after:
                 db.execute("UPDATE batches SET lines = ? WHERE id = ?", (b"\n".join(after), row))
             else:
@@ -221,7 +221,7 @@ def read_last_line(db: apsw.Connection, tree: str) -> tuple[int, bytes] | None:
 def read_batches(db: apsw.Connection, *, after: int, limit: int) -> list[tuple[int, bytes]]:
     """Return id and stored lines of some batches, of all trees, in the order they were written."""
     query = "SELECT id, lines FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-    return db.execute(query, (after, limit)).fetchall()
+    return [(row, lines) for row, lines in db.execute(query, (after, limit))]
 
 
 def check_pages(db: apsw.Connection) -> str:

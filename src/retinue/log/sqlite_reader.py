@@ -1,7 +1,7 @@
 """Reading and removing the trees in a folder of SQLite log files, while their writers may be at work.
 
 Each call opens the files it needs in a thread of its own and looks again, so it also sees what has happened since. A
-file that cannot be read hides no other. The lock beside a file says whether the process that wrote a tree is still there.
+file that cannot be read hides no other. The lock beside a file says whether the process that wrote a tree is there.
 """
 
 from __future__ import annotations
@@ -143,9 +143,7 @@ class SqliteReader:
             lines = islice(schema.read_tree(db, tree, after=after), limit)
             return [StoredLine(seq, line) for seq, line in lines]
 
-    def _remove_trees(
-        self, trees: Mapping[str, int], discard: Callable[[str], bool], *, dry_run: bool
-    ) -> Removal:
+    def _remove_trees(self, trees: Mapping[str, int], discard: Callable[[str], bool], *, dry_run: bool) -> Removal:
         removal = Removal()
         by_file: dict[Path, list[str]] = {}
         for tree in trees:
@@ -256,14 +254,18 @@ def _has_ended(db: apsw.Connection, file: Path, last: Event) -> bool:
     """Return whether a tree has ended: with its primary, or with the run that continued it after that."""
     if not isinstance(last.body, RunEnded):
         return False
-    return last.run == 0 or find_root(decode_line(line, file) for _, line in schema.read_tree(db, last.tree, after=0))[1]
+    return (
+        last.run == 0 or find_root(decode_line(line, file) for _, line in schema.read_tree(db, last.tree, after=0))[1]
+    )
 
 
 def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], int | None]:
     """Read the events with those bytes in some batches after that one; and the batch to go on after, if any."""
     with open_file(file) as db:
         batches = schema.read_batches(db, after=after, limit=BATCHES_AT_ONCE)
-        lines = (line_of(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line)
+        lines = (
+            line_of(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
+        )
         events = [decode_line(line, file) for line in lines]
         return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None
 

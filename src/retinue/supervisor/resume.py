@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.errors import ConfigError, NotFound
-from retinue.core.events import ApprovalAsked, Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
+from retinue.core.errors import ConfigError
+from retinue.core.events import ApprovalAsked, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
@@ -26,7 +26,7 @@ from retinue.core.records import plain
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import before
+from retinue.log.threads import Histories, before
 from retinue.supervisor import steering
 from retinue.supervisor.adoption import left_open
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
@@ -70,14 +70,12 @@ class Ground:
 @dataclass(frozen=True)
 class Given:
     """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
-    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is;
-    `runtime` is where its runs live from now on, if that was said. `seconds` is what a model asks for a run that is
-    continued, whose files are kept if `files` says so."""
+    replaces the primary's wherever that one was used. `runtime` is where its runs live from now on, if that was said.
+    `seconds` is what a model asks for a run that is continued, whose files are kept if `files` says so."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = field(default_factory=Limits)
     model: str | None = None
-    read: Callable[[str], Sequence[Event]] | None = None
     runtime: RuntimeName | None = None
     seconds: float | None = None
     files: bool = False
@@ -86,42 +84,32 @@ class Given:
 NOTHING_GIVEN = Given()
 
 
-def resume(ground: Ground, tree: str, given: Given) -> Node:
+def resume(ground: Ground, tree: str, histories: Histories, given: Given) -> Node:
     """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
     if tree in ground.supervisor.trees:
         raise ConfigError(f"{tree} is at work here already")
-    revival = Revival(ground, read(ground, tree, NOTHING_GIVEN), given)
+    revival = Revival(ground, tree, histories)
     if not revival.going_on:
         status = revival.runs.runs[0].status
         raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
     return revival.go_on(given)
 
 
-def reader(ground: Ground, given: Given) -> Callable[[str], Sequence[Event]]:
-    return given.read or ground.log.read
-
-
-def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
-    events = reader(ground, given)(tree)
-    if not events:
-        raise NotFound(f"there is no tree '{tree}' in the log")
-    return events
-
-
 class Revival:
     """A stored tree on its way back to life."""
 
-    def __init__(self, ground: Ground, events: Sequence[Event], given: Given) -> None:
+    def __init__(self, ground: Ground, tree: str, histories: Histories) -> None:
         self.ground = ground
-        stored = reader(ground, given)
-        self.id = events[0].tree
+        self.id, events = tree, histories[tree]
         self.runs = Runs.of(self.id, events)
         without_end = [view for view in self.runs.runs.values() if view.ended is None]
         away = [view for view in without_end if view.spawned.server or self._is_mirror(view)]
         self.going_on = [view for view in without_end if view not in away]
         self.elsewhere = away
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
-        began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
+        began_with = {
+            run: before(histories, self.id, body) for run, body in spawned.items() if body.continues is not None
+        }
         self.known = interrupted(events, before=began_with)
         self._events = events
 

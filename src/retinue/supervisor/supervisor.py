@@ -25,6 +25,7 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
+from retinue.log.threads import read_histories
 from retinue.protocol.inherited_limits import NOBODY, Caller
 from retinue.protocol.reports import Reported
 from retinue.supervisor import adoption as adopting
@@ -96,13 +97,12 @@ class Supervisor:
         self.prices = prices
         self.trees: dict[str, Tree] = {}
         self.servers: ToolServers | None = None
-        self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
         self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
-        self.files = RunFiles(self.log_of, state)
+        self.files = RunFiles(self.watch, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
@@ -241,18 +241,23 @@ class Supervisor:
 
     def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
         """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
-        return adopting.adopt(self._ground(tree), self.trees.get(tree), parent, event, server)
+        return adopting.adopt(self._ground(), self.trees.get(tree), parent, event, server)
 
-    def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
-        """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
-        return going_on.resume(self._ground(tree), tree, given)
+    async def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
+        """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot, LogHeld
+        that another process writes it."""
+        await self.log.claim(tree)
+        return going_on.resume(self._ground(), tree, await read_histories(self.log, tree), given)
 
-    def continue_run(self, tree: str, run: int, text: str, given: Given = NOTHING_GIVEN) -> Node:
+    async def continue_run(self, tree: str, run: int, text: str, given: Given = NOTHING_GIVEN) -> Node:
         """A new run that begins with the thread of one that has ended, and these words."""
-        return continued.continue_run(self._ground(tree), tree, run, text, given)
+        histories = await read_histories(self.log, tree)
+        if run != 0 and tree in histories:  # a primary goes on in a tree of its own
+            await self.log.claim(tree)
+        return continued.continue_run(self._ground(), tree, run, text, histories, given)
 
-    def _ground(self, tree: str) -> Ground:
-        of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits
+    def _ground(self) -> Ground:
+        of_tree = self.log, self._planner, self._state, self._clock, self._limits
         return Ground(self, *of_tree, self.files.keep, self._go)
 
     def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
@@ -391,10 +396,7 @@ class Supervisor:
                 node.task.cancel()
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self.log_of(tree).watch(tree, after=after, deltas=deltas)
-
-    def log_of(self, tree: str) -> Log:
-        return self.others.get(tree, self.log)
+        return self.log.watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
         """Cancels what still runs, waits for the endings, and lets the log go."""
@@ -410,6 +412,5 @@ class Supervisor:
                 await self._on_close()
         finally:
             await self.files.close()
-            for log in {id(log): log for log in (self.log, *self.others.values())}.values():
-                await log.close()
+            await self.log.close()
             self._state.remove_temporary()

@@ -160,9 +160,9 @@ class Retinue:
     ) -> Run:
         """Goes on with a tree whose process is gone; its primary. `profiles` are those that were made in Python: the
         log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
-        self._reach(tree)
         await self.supervisor.prepare()
-        return Run(self.supervisor, self.supervisor.resume(tree, self._given(profiles, limits, model)))
+        given = Given(profiles, limits or Limits(), model)
+        return Run(self.supervisor, await self.supervisor.resume(tree, given))
 
     async def continue_run(
         self,
@@ -176,21 +176,9 @@ class Retinue:
         """A new run that begins with the thread of one that has ended, and this text. A run is named `TREE/N` too; the
         rest is as for `resume`."""
         tree, number = _place(run)
-        if number != 0:  # a primary goes on in a tree of its own
-            self._reach(tree)
-        given = self._given(profiles, limits, model)
         await self.supervisor.prepare()
-        return Run(self.supervisor, self.supervisor.continue_run(tree, number, text, given))
-
-    def _given(self, profiles: Sequence[Profile], limits: Limits | None, model: str | None) -> Given:
-        state = self._parts().state
-        return Given(profiles, limits or Limits(), model, None if state is None else build.open_reader(state))
-
-    def _reach(self, tree: str) -> None:
-        """Sees to it that the supervisor has the log the tree is in."""
-        supervisor, state = self.supervisor, self._parts().state
-        if state is not None and tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.open_tree_log(state, tree)
+        given = Given(profiles, limits or Limits(), model)
+        return Run(self.supervisor, await self.supervisor.continue_run(tree, number, text, given))
 
     def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
         """The profile as a plain async function, for agents of any framework. Called inside a run of ours, the

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from retinue.core.errors import ConfigError
-from retinue.log.listing import listing
-from retinue.log.lookup import at_home
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
 from retinue.supervisor.continued import NOT_HERE
 from retinue.surfaces.cli import output as screen
@@ -41,17 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     parts, project = project_parts(args, limits_of(args))
-    archive, found = screen.look_up(args.name)
-    tree = listing(archive, found.stored)
-    old = tree.runs.runs[found.run]
-    if old.spawned.server:
-        home = at_home(archive, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
-    if not tree.live and not tree.ended:
-        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
-    if old.ended is None:
-        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    log, tree, found = asyncio.run(_find_ended(args.name))
     for warning in project.warnings:
         screen.warn(warning)
     copy = copied(str(project.folder / ".retinue"), tree.tree, found.run)
@@ -67,8 +58,24 @@ def run(args: argparse.Namespace) -> int:
     return going.in_tree(
         args,
         parts,
-        archive,
+        log,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
         lambda door, unasked: door.continue_run(tree.tree, found.run, text, model=model_of(args), unasked=unasked),
     )
+
+
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+    """Find the run of that name, which must have ended, here."""
+    project, found = await screen.look_up(name)
+    tree = await load_listing(project.log, found.tree)
+    old = tree.runs.runs[found.run]
+    if old.spawned.server:
+        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
+    if not tree.live and not tree.ended:
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
+    if old.ended is None:
+        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    return project, tree, found

@@ -36,9 +36,7 @@ def open_project_log() -> ProjectLog:
     return ProjectLog(state, open_reader(state))
 
 
-async def look_up(
-    name: str | None, *, everything: bool = False, live: bool = False
-) -> tuple[ProjectLog, FoundRun]:
+async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, FoundRun]:
     """Open the project's log and find the run of that name in it. Warns of parts that cannot be read."""
     project = open_project_log()
     return project, await find_run(project.log, name, warn, everything=everything, live=live)

@@ -82,10 +82,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
-    recorded = records(archive.events(found.stored))
+    project, found = asyncio.run(screen.look_up(args.name))
+    recorded = records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
-        raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
+        raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
     played = playing.stage(recorded, parts, first)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     differences = list(_differences(recorded, again, played.departures))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    verdict = Verdict(found.stored.tree, len(recorded), events, differences, ends)
+    verdict = Verdict(found.tree, len(recorded), events, differences, ends)
     for note in played.notes:
         screen.warn(note)
     for line in page(verdict, color=printer.color):
@@ -125,7 +125,7 @@ def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunReco
     profile, task = played.primary()
     parts = build.Parts(Path.cwd())
     shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, door=False, make=make))
-    return shown.result, records(made[0].log.read(shown.result.tree))
+    return shown.result, records(asyncio.run(made[0].log.read(shown.result.tree)))
 
 
 def _differences(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.log.archive import Archive
-from retinue.log.listing import Listing, listing
-from retinue.log.lookup import find
+from retinue.core.ports import LogReader
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import find_run
 from retinue.protocol.outbox import asked_id, request_name
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import resume_command as going
@@ -45,18 +46,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     limits = limits_of(args)
     parts, project = project_parts(args, limits)
-    archive = screen.open_archive()
-    try:
-        found = interrupted(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    log = screen.open_project_log()
+    found = asyncio.run(find_interrupted(log.log, args.name))
     for warning in project.warnings:
         screen.warn(warning)
     _tell_of_errand(project.folder / ".retinue", found)
     return going.in_tree(
         args,
         going.where(args, parts, project, found),
-        archive,
+        log,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
         lambda door, unasked: door.resume(found.tree, model=model_of(args), unasked=unasked),
@@ -71,14 +69,14 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
         screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
-def interrupted(archive: Archive, name: str | None) -> Listing:
-    """The tree of that name, if it has no ending and no process; without a name the latest such tree."""
+async def find_interrupted(log: LogReader, name: str | None) -> Listing:
+    """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in archive.trees():
-            if not archive.has_ended(stored) and not archive.is_live(stored):
-                return listing(archive, stored)
+        for stored in await log.list_trees(screen.warn):
+            if stored.writer is None and not (await log.read_status(stored.tree)).ended:
+                return await load_listing(log, stored.tree)
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
-    found = listing(archive, find(archive, name).stored)
+    found = await load_listing(log, (await find_run(log, name, screen.warn)).tree)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(

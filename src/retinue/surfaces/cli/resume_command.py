@@ -10,16 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from retinue import build
-from retinue.control import address_files as files
 from retinue.control.client import DoorClient
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, LogHeld
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
 from retinue.core.records import plain
-from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
-from retinue.log.locks import HeldElsewhere, holder
+from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
 from retinue.protocol.control import Begun
 from retinue.supervisor import client_run as clients
@@ -29,6 +27,7 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import control_clients as doors
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import limits_of, model_of
+from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.cli.run import finish, printer_of, see
 
 Through = Callable[[DoorClient, bool], Awaitable[Begun]]
@@ -36,8 +35,7 @@ Through = Callable[[DoorClient, bool], Awaitable[Begun]]
 
 def given(args: argparse.Namespace, project: Any) -> Given:
     profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    read = build.open_reader(project.folder / ".retinue")
-    return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
+    return Given(profiles, limits_of(args), model_of(args), args.runtime)
 
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
@@ -51,31 +49,35 @@ def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: List
 def in_tree(
     args: argparse.Namespace,
     parts: build.Parts,
-    archive: Archive,
+    project: ProjectLog,
     found: Listing,
-    begin: Callable[[Supervisor], Node],
+    begin: Callable[[Supervisor], Awaitable[Node]],
     through: Through,
 ) -> int:
-    """Goes on with a tree here if nobody writes its file, else through the door of who does."""
+    """Goes on with a tree here if no other process has the right to write it, else through the door of the one that
+    has."""
     try:
-        return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
-    except HeldElsewhere:
+        return see(args, parts, begin, after=found.last_seq)
+    except LogHeld as held:
         unasked = (parts.mode or parts.rules.mode) == "yes"
-        return asyncio.run(_elsewhere(args, archive, found, lambda door: through(door, unasked)))
+        return asyncio.run(_elsewhere(args, project, found, held.pid, lambda door: through(door, unasked)))
 
 
 async def _elsewhere(
-    args: argparse.Namespace, archive: Archive, found: Listing, through: Callable[[DoorClient], Awaitable[Begun]]
+    args: argparse.Namespace,
+    project: ProjectLog,
+    found: Listing,
+    pid: int,
+    through: Callable[[DoorClient], Awaitable[Begun]],
 ) -> int:
-    pid = (holder(found.stored.file) or (0, 0))[0]
-    address = files.find(doors.doors_of(archive), pid)
-    if address is None:
+    door = doors.find_door(project, pid)
+    if door is None:
         raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
     if limits_of(args) != Limits():
         raise ConfigError(
             f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
         )
-    begun = await through(DoorClient(address))
+    begun = await through(door)
     if args.detach:
         print(begun.tree)
         return 0
@@ -84,9 +86,9 @@ async def _elsewhere(
         f"{begun.tree} goes on in process {pid}, which writes its log: it asks, or does not, as that process does"
     )
     runs = Runs(found.tree)
-    async with aclosing(archive.follow(found.stored)) as lines:
-        async for line in lines:
-            event = event_of(line, found.stored.file)
+    async with aclosing(follow_lines(project.log, found.tree)) as lines:
+        async for stored in lines:
+            event = decode_stored(stored.line, project.log)
             runs.apply(event)
             (printer.show if event.seq > found.last_seq else printer.recall)(event)
             if event.run == begun.run and isinstance(event.body, RunEnded):

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,11 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import detach, trust
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import sandbox_check as walls
-from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
 from retinue.surfaces.printer import colors as paint
 from retinue.surfaces.printer import safe
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 def see(
     args: argparse.Namespace,
     parts: build.Parts,
-    begin: Callable[[Supervisor], Node],
+    begin: Begin,
     *,
     stdin: bool = False,
     after: int = 0,

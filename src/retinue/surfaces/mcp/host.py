@@ -98,13 +98,12 @@ class Host:
         self.state = parts.state
         self._ground = Ground(
             supervisor=supervisor,
-            registry=Registry(supervisor, parts.state),
+            registry=Registry(supervisor),
             words=Words(wish.command, parts.project),
             state=parts.state,
             limits=Limits(seconds=None, stall=None),
             timeouts=parts.timeouts,
             given=self._given,
-            reach=self._reach,
         )
 
     @classmethod
@@ -127,12 +126,7 @@ class Host:
 
     def _given(self, **more: Any) -> Given:
         profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
-        return Given(profiles, read=build.open_reader(self.state), **more)
-
-    def _reach(self, tree: str) -> None:
-        supervisor = self._supervisor
-        if tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.open_tree_log(self.state, tree)
+        return Given(profiles, **more)
 
     def attends(self, tree: str) -> bool:
         """Whether the user of the client whose tree it is can be asked."""

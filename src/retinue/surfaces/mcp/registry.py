@@ -3,7 +3,6 @@ ones. Each as an entry of a reply."""
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import time
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from typing import Any
 from retinue.core.errors import NotFound
 from retinue.core.messages import RunRef
 from retinue.core.ports import Ticket
-from retinue.log.archive import Archive
-from retinue.log.listing import INTERRUPTED, listing, listings
-from retinue.log.lookup import find
+from retinue.log.listing import INTERRUPTED, load_listing, load_listings
+from retinue.log.lookup import find_run
 from retinue.log.runs import RunView
 from retinue.protocol.subagents import status_word
 from retinue.supervisor.client_run import NAME
@@ -111,9 +109,8 @@ def times(view: RunView) -> dict[str, Any]:
 class Registry:
     """Finds subagents by what a client calls them."""
 
-    def __init__(self, supervisor: Supervisor, state: Path) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._archive = Archive(state)
 
     async def find(self, name: str, top: Node | None, others: dict[str, Node]) -> Known:
         """The subagent of that name: below `top`, among `others`, or in the project's logs; NotFound says what is."""
@@ -121,18 +118,19 @@ class Registry:
             return _of_node(own)
         if name in others:
             return _of_node(others[name])
-        found = await asyncio.to_thread(find, self._archive, name)
-        live = self._supervisor.trees.get(found.stored.tree)
+        log = self._supervisor.log
+        found = await find_run(log, name)
+        live = self._supervisor.trees.get(found.tree)
         if live is not None and found.run < len(live.nodes):
             return _of_node(live.nodes[found.run])
-        if found.run == 0 and found.stored.first.agent == NAME:
+        if found.run == 0 and found.agent == NAME:
             raise NotFound(f"'{name}' is an MCP client, no subagent; list_subagents says what there is")
-        stored = await asyncio.to_thread(listing, self._archive, found.stored)
+        stored = await load_listing(log, found.tree)
         return Known(stored.tree, stored.runs.runs[found.run], stored.live)
 
     async def earlier(self, without: set[str]) -> tuple[list[Known], int]:
         """Those of the project's latest trees that are not named yet, the newest first, and how many more there are."""
-        trees, _ = await asyncio.to_thread(listings, self._archive)
+        trees, _ = await load_listings(self._supervisor.log)
         found = [
             Known(tree.tree, view, tree.live)
             for tree in trees

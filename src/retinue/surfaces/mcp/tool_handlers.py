@@ -39,8 +39,7 @@ GOES_ON = f"Still running; nothing is lost. {catalog.WAIT} waits for the answers
 
 @dataclass(frozen=True)
 class Ground:
-    """What all clients of one server share. `given` is for going on with runs of the log; `reach` sees to it that the
-    supervisor has the log a tree is in."""
+    """What all clients of one server share. `given` is for going on with runs of the log."""
 
     supervisor: Supervisor
     registry: Registry
@@ -49,7 +48,6 @@ class Ground:
     limits: Limits
     timeouts: Timeouts
     given: Callable[..., Given]
-    reach: Callable[[str], None]
 
 
 class Calls:
@@ -235,7 +233,7 @@ class Calls:
         call = Call(call_id, catalog.CONTINUE, args)
 
         async def run() -> Any:
-            node = self._beside(call_id, self._continued(known, message, seconds))
+            node = self._beside(call_id, await self._continued(known, message, seconds))
             await node.join()
             return self._reply_tool().reply([(node.result(), ticket_of(node))], self.client().node.folders)
 
@@ -246,14 +244,12 @@ class Calls:
         timeout = node.view.spawned.timeout_seconds
         return {**reply, "operation": catalog.CONTINUE, "timeout_seconds": timeout}
 
-    def _continued(self, known: Known, message: str, seconds: float | None) -> Node:
+    async def _continued(self, known: Known, message: str, seconds: float | None) -> Node:
         ground, run = self._ground, known.view.number
-        if run != 0:  # a primary goes on in a tree of its own
-            ground.reach(known.tree)
         if seconds is not None:
             seconds = clamp_asked(seconds, (ground.timeouts.minimum, ground.timeouts.maximum))
         given = ground.given(seconds=seconds, files=True)
-        return ground.supervisor.continue_run(known.tree, run, message, given)
+        return await ground.supervisor.continue_run(known.tree, run, message, given)
 
     def _reply_tool(self) -> Any:
         return self.client().node.plan.by_name[catalog.SPAWN]
