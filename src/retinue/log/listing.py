@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.core.errors import LogError, NotFound
 from retinue.core.events import RunResumed
 from retinue.core.ports import LogReader, OnProblem, ignore_problem
 from retinue.log.reading import is_at_work, iterate_events
@@ -140,9 +141,16 @@ async def load_listings(
     """Load the trees with live runs and the latest ones (or all since a time), newest first; return how many are left
     out too. Trees that another process shows are only among everything."""
     trees = [stored for stored in await log.list_trees(on_problem) if everything or not stored.is_reported]
-    chosen = []
+    chosen, left_out = [], 0
     for place, stored in enumerate(trees):
         wanted = stored.spawned_at >= since if since is not None else everything or place < LATEST
-        if wanted or (stored.writer is not None and await is_at_work(log, stored.tree)):
-            chosen.append(await load_listing(log, stored.tree))
-    return chosen, len(trees) - len(chosen)
+        try:
+            if wanted or (stored.writer is not None and await is_at_work(log, stored.tree)):
+                chosen.append(await load_listing(log, stored.tree))
+            else:
+                left_out += 1
+        except LogError as error:
+            on_problem(error)
+        except NotFound:
+            pass  # removed meanwhile
+    return chosen, left_out

@@ -103,7 +103,9 @@ class SqliteReader:
         found: list[StoredTree] = []
         for file in self.list_files():
             try:
-                found += _list_trees_of(file)
+                there = _list_trees_of(file)
+                found += there
+                self._files |= {stored.tree: file for stored in there}
             except LogError as error:
                 if locks.read_holder(file) is None:  # else it is being created this moment
                     on_problem(error)

@@ -26,8 +26,8 @@ Given a tree whose primary worked in the project itself, the changes of all its 
 exit codes: 0 taken over (or there was nothing left to), 1 conflicts, or the answer was no, 2 usage
 
 examples:
-  retinue diff toje555k2w/1          first look
-  retinue apply toje555k2w/1         then this: it shows the diff once more and asks
+  retinue diff 7jw4p2xk9mtb/1        first look
+  retinue apply 7jw4p2xk9mtb/1       then this: it shows the diff once more and asks
   retinue apply --yes                what the latest tree changed"""
 QUESTION = "take over these changes? [y]es [n]o > "
 FAILED = 1

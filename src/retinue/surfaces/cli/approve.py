@@ -32,7 +32,7 @@ examples:
   retinue approve 2 --run
   retinue approve 2 --pending
   retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
-  retinue approve toje555k2w/3/41"""
+  retinue approve 7jw4p2xk9mtb/3/41"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 SCOPES = {
     "run": "and to this tool for the rest of that run",

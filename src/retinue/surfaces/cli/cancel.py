@@ -17,7 +17,7 @@ Siblings of the run go on; cancelling the primary cancels its whole tree. Waits 
 Exit code 1 when there was nothing to stop.
 
 examples:
-  retinue cancel toje555k2w           the whole tree
+  retinue cancel 7jw4p2xk9mtb         the whole tree
   retinue cancel /main/explorer-1     one run, and those it made"""
 WAIT_SECONDS = 30.0
 

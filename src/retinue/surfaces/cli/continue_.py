@@ -25,9 +25,9 @@ A run that is at work is told something with `retinue send`; an interrupted tree
 exit codes: as `retinue run`
 
 examples:
-  retinue continue toje555k2w "now write the tests too"
+  retinue continue 7jw4p2xk9mtb "now write the tests too"
   retinue continue /main/explorer-1 @question.md
-  retinue continue toje - --json"""
+  retinue continue 7jw4 - --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from retinue.surfaces.printer import safe
 EPILOG = """\
 examples:
   retinue diff                      what the latest tree's primary changed
-  retinue diff toje555k2w/3 --stat
+  retinue diff 7jw4p2xk9mtb/3 --stat
   retinue diff /main/coder-1 | less -R
   retinue diff --json | jq '.[].path'"""
 

@@ -36,9 +36,9 @@ exit codes: 0 no difference, 1 it departs, 2 usage
 
 examples:
   retinue replay                    the latest tree
-  retinue replay toje555k2w --quiet
+  retinue replay 7jw4p2xk9mtb --quiet
   retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay toje --json | jq .differences"""
+  retinue replay 7jw4 --json | jq .differences"""
 DEPARTS = 1
 
 

@@ -26,8 +26,8 @@ exit codes: as `retinue run`
 
 examples:
   retinue resume
-  retinue resume toje555k2w --yes
-  retinue resume toje --model anthropic:NAME --json"""
+  retinue resume 7jw4p2xk9mtb --yes
+  retinue resume 7jw4 --model anthropic:NAME --json"""
 
 ERRAND = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "

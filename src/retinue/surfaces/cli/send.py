@@ -26,9 +26,9 @@ The run reads it at its next turn, as words of the user. The receipt is one of
   only watched here     the run lives in an MCP server, which reports it (exit code 1)
 
 examples:
-  retinue send toje555k2w "leave the tests alone"
+  retinue send 7jw4p2xk9mtb "leave the tests alone"
   retinue send /main/explorer-1 @notes.md --wait 60
-  git diff | retinue send toje -"""
+  git diff | retinue send 7jw4 -"""
 WAIT_SECONDS = 5.0
 
 

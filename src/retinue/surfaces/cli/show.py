@@ -28,10 +28,10 @@ RUN_HELP = (
 EPILOG = """\
 examples:
   retinue show                      the latest tree's primary
-  retinue show toje555k2w/3         run 3 of a tree (`retinue ps` lists them)
+  retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
   retinue show /main/explorer-1     by path
   retinue show "look at src"        by label
-  retinue show toje --json | jq .usage
+  retinue show 7jw4 --json | jq .usage
   retinue show --tools shell,edit   what ran, what changed, who approved
   retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "

@@ -28,7 +28,7 @@ being said this moment.
 
 examples:
   retinue tail                            the latest tree, as blocks
-  retinue tail -f toje555k2w              and what happens from now on
+  retinue tail -f 7jw4p2xk9mtb            and what happens from now on
   retinue tail --json --after 120         one event a line, exactly as stored
   retinue tail --json | jq -r .kind | sort | uniq -c"""
 
