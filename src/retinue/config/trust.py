@@ -13,8 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +39,8 @@ from retinue.core.limits import (
 from retinue.core.profiles import RUNTIMES
 from retinue.core.secrets import is_named
 from retinue.core.servers import McpServer, server_of
+from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
 
 LARGEST = 16 * 1024
 LAX = RUNTIMES[0]
@@ -172,15 +172,10 @@ def remember(file: Path, text: str, *, trusted: bool = True) -> None:
     if place is None:
         raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
     about = {"file": os.path.realpath(file), "sha256": _digest(text), "trusted": trusted}
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as kept:
-            json.dump(about, kept)
-        temporary.replace(place)
+        replace_file(place, json.dumps(about).encode())
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
 
 
@@ -217,18 +212,9 @@ def _read(place: Path | None) -> Mapping[str, Any]:
     if place is None:
         return {}
     try:
-        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return {}
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
-            return {}
-        kept = msgspec.json.decode(os.read(fd, LARGEST))
+        kept = msgspec.json.decode(read_small_file(place, LARGEST, owners=(os.geteuid(),), forbidden_mode=0o022))
     except (OSError, msgspec.MsgspecError):
         return {}
-    finally:
-        os.close(fd)
     return kept if isinstance(kept, dict) else {}
 
 

@@ -93,6 +93,6 @@ def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
 async def test_a_door_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     async with house(tmp_path, durable=False) as h:
         (tmp_path / "other").write_text("in the way")
-        with pytest.raises(RetinueError, match=r"cannot write .*other/doors"):
+        with pytest.raises(RetinueError, match=r"cannot make .*other/doors"):
             async with DoorServer(h.supervisor, tmp_path / "other"):
                 pass

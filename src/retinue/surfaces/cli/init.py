@@ -173,7 +173,7 @@ def _write(texts: dict[Path, str]) -> None:
             for folder in reversed(missing):
                 folder.mkdir()
                 made.append(folder)
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as new:  # noqa: PTH123
+            with file.open("xb") as new:
                 made.append(file)
                 new.write(text.encode())
     except OSError as error:
