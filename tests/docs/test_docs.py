@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retinue.config.project import load_project
+from retinue.config.reference import render_reference
 from retinue.core.events import KINDS
 from retinue.core.limits import Caps
 
@@ -47,7 +48,12 @@ def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     assert project.warnings == ()
     assert [profile.name for profile in project.profiles] == ["explorer", "reviewer"]
-    assert project.settings.subagent_max_timeout == 3600
+    assert project.settings.coordination.subagent_max_timeout == 3600
+
+
+def test_the_tables_of_the_settings_page_are_those_of_the_declarations() -> None:
+    """`python -m retinue.config.reference` prints them."""
+    assert render_reference() in (ROOT / "docs/settings.md").read_text()
 
 
 def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
@@ -56,21 +62,27 @@ def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
     isolated, caps, network, container = found
-    assert caps.caps == Caps()
+    assert caps.caps.to_caps() == Caps()
     assert network.network is not None and "git.example.org:8443" in network.network
     assert {name: given.network for name, given in network.profiles.items()} == {
         "explorer": "none",
         "researcher": ("docs.python.org",),
     }
-    assert (isolated.subagent_runtime_mode, isolated.subagent_runtime_fallback_mode) == ("isolated", "inherited")
-    assert (container.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
+    assert (isolated.coordination.subagent_runtime_mode, isolated.coordination.subagent_runtime_fallback_mode) == (
+        "isolated",
+        "inherited",
+    )
+    assert (container.coordination.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
 
 
 def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
     [config] = snippets(ROOT / "docs/delegated.md", "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
     settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
-    assert (settings.subagent_runtime_mode, settings.subagent_delegation_directory) == ("delegated", "/srv/box/outbox")
+    assert (settings.coordination.subagent_runtime_mode, settings.coordination.subagent_delegation_directory) == (
+        "delegated",
+        "/srv/box/outbox",
+    )
 
 
 def test_what_the_page_of_mcp_servers_shows_works(tmp_path: Path) -> None:
