@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
+from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, Caller, from_meta
 
 VERSION = 1
 REQUEST_BYTES = 1024 * 1024
@@ -28,10 +30,14 @@ MOST_PATHS = 64
 MOST_STEERS = 1000
 ASKER = "asker"  # whose words they are, in the log of the host
 PATH_CHARACTERS = 4096
+SPENDING_KEYS = {"tokens": KEYS["tokens"][0], "cost": KEYS["cost"][0], "traceparent": TRACE_KEY}
 _ID = re.compile(r"[a-z0-9-]{1,64}")
 _STEER = re.compile(rf"steer_({_ID.pattern})_(\d{{4}})\.json")
 _REQUEST = re.compile(rf"request_({_ID.pattern})\.json")
-_KEYS = ("version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth")
+_KEYS = (
+    "version", "id", "task", "profile", "workspace", "context_paths", "timeout_seconds", "depth", "tokens", "cost",
+    "traceparent",
+)  # fmt: skip
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+")
 # A key with one of these words says how something is launched: it is no harmless addition.
 _LAUNCH = frozenset((
@@ -61,7 +67,8 @@ class RequestError(RetinueError):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """`depth` is how many levels may stand below the run; `ignored` are keys that nobody here knows."""
+    """A delegation request. `depth` is how many levels may stand below the run, `tokens` and `cost` are what it may
+    spend, `traceparent` is the span it belongs to. `ignored` are keys that nobody here knows."""
 
     id: str
     task: str
@@ -70,7 +77,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     context_paths: Sequence[str] = ()
     timeout_seconds: float | None = None
     depth: int = 0
+    tokens: int | None = None
+    cost: Decimal | None = None
+    traceparent: str = ""
     ignored: Sequence[str] = ()
+
+    @property
+    def limits(self) -> Caller:
+        """The limits of the one who asks, of whose levels the run itself takes one."""
+        return Caller(depth=self.depth + 1, tokens=self.tokens, cost=self.cost, traceparent=self.traceparent)
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,7 +148,8 @@ def asked_id(file: str) -> str | None:
 
 def encode_request(request: Request) -> bytes:
     fields = {key: getattr(request, key) for key in _KEYS if key != "version"}
-    return json.dumps({"version": VERSION, **fields}, ensure_ascii=True).encode()
+    said = {key: value for key, value in fields.items() if value not in (None, "")}
+    return json.dumps({"version": VERSION, **said}, ensure_ascii=True, default=str).encode()
 
 
 def parse_request(data: bytes, name: str) -> Request:
@@ -165,8 +181,15 @@ def parse_request(data: bytes, name: str) -> Request:
         context_paths=_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
         depth=min(depth, 1000),
+        **_spending_of(fields),
         ignored=tuple(sorted(key for key in fields if key not in _KEYS)),
     )
+
+
+def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read budget and trace as every caller of ours sends them: nonsense counts as nothing left."""
+    caller = from_meta({key: fields.get(name) for name, key in SPENDING_KEYS.items()})
+    return {"tokens": caller.tokens, "cost": caller.cost, "traceparent": caller.traceparent}
 
 
 def encode_steer(run: int, text: str) -> bytes:

@@ -357,9 +357,9 @@ class Supervisor:
             return False
         return found.nodes[run].stop(status)
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        """The user's words for a run, read at its next turn."""
-        return await steering.send(self.trees.get(tree), run, text)
+    async def send(self, tree: str, run: int, text: str, *, source: str = steering.SOURCE) -> Receipt:
+        """The user's words for a run, read at its next turn; `source` says whose they are if not the user's."""
+        return await steering.send(self.trees.get(tree), run, text, source=source)
 
     def kill(self, tree: str) -> None:
         """The second Ctrl-C: whatever still cleans up is told again, and ends at once."""

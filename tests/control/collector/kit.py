@@ -124,7 +124,7 @@ class Server:
 async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = None) -> AsyncIterator[Hall]:
     limits = limits or Limits()
     parts = build.Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     reporting = Reporting(None, strict=True, limits=limits, clock=SystemClock())
     reporting.attach(supervisor)
     assert isinstance(reporting.collector, Collector)

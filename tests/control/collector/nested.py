@@ -41,7 +41,7 @@ async def main(run_id: str, meta: str) -> str:
         relay.returned(called, Outcome(said.decode()))
         return said.decode().strip()
 
-    supervisor = build.supervisor(build.Parts(project=Path.cwd(), mode="yes"))
+    supervisor = build.make_supervisor(build.Parts(project=Path.cwd(), mode="yes"))
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
     down.supervisor = supervisor

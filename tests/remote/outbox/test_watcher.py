@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from retinue import Limits
+from retinue.control.delegation_request import Hosting
+from retinue.control.outbox_watcher import HELD, Watcher
 from retinue.core.events import Inbox, RunSpawned
-from retinue.supervisor.delegation_request import Hosting
 from retinue.supervisor.timeouts import Timeouts
-from retinue.supervisor.watcher import HELD, Watcher
 from tests.remote.outbox.kit import answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
 from tests.supervisor.tree.kit import call

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from retinue import build
 from retinue.config.models import no_model
+from retinue.control.delegation_request import Hosting
+from retinue.control.outbox_watcher import Watcher
 from retinue.control.server import DoorServer
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.supervisor.delegation_request import Hosting
-from retinue.supervisor.nodes import Node
+from retinue.core.messages import RunRef
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.watcher import Watcher
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     limits = limits_of(args)
-    parts, project = build.project_parts(
+    parts, project = build.load_project_parts(
         Path.cwd(),
         config=args.config,
         model=model_of(args),
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     screen.checked(project.folder)
     if args.runtime is None and project.settings.subagent_runtime_mode is None:
         parts = replace(parts, runtime="isolated")
-    parts = build.hosted(parts)
+    parts = build.adapt_to_watcher(parts)
     if parts.model is None and all(profile.model is None for profile in parts.profiles):
         raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
     for warning in project.warnings:
@@ -103,7 +103,7 @@ class _Host:
 
     async def serve(self) -> None:
         parts, args = self._parts, self._args
-        supervisor = self._supervisor = build.supervisor(parts)
+        supervisor = self._supervisor = build.make_supervisor(parts)
         async with AsyncExitStack() as doors:
             doors.push_async_callback(self._end)
             assert parts.state is not None
@@ -112,7 +112,7 @@ class _Host:
                 roots=args.allow_root,
                 project=parts.project,
                 state=parts.state,
-                find=lambda name: build.named_profile(parts, name),
+                find=lambda name: build.find_profile(parts, name),
                 limits=parts.limits,
                 timeouts=parts.timeouts,
                 say=self._say,
@@ -151,10 +151,10 @@ class _Host:
         else:
             self._thread.submit(self._printer.note, safe.line(text))
 
-    def _show(self, node: Node) -> None:
-        self._say(f"{node.ref.label}: {node.ref.agent} runs as {node.ref.tree}: {node.wish.text[:200]}")
-        self._shown = node.ref.tree
-        task = asyncio.create_task(self._print(node.ref.tree, node.ref.label))
+    def _show(self, ref: RunRef, text: str) -> None:
+        self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
+        self._shown = ref.tree
+        task = asyncio.create_task(self._print(ref.tree, ref.label))
         self._screens.add(task)
         task.add_done_callback(self._screens.discard)
 

@@ -1,12 +1,17 @@
-"""One request on the host: checked, given its copies, run as a tree of ours, told of while it runs, brought back."""
+"""One request from an outbox, on the host: checked, copied in, run as a tree of ours, streamed, and copied back.
+
+Knows the supervisor only by the commands of `HostControl`. The watcher of the outbox makes one `DelegationRequest` for
+each request file and writes the response it returns.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -14,25 +19,58 @@ from msgspec import UNSET
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
-from retinue.core.limits import DEFAULT_DEPTH, Limits
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
 from retinue.protocol import outbox as wire
+from retinue.protocol.inherited_limits import Caller, narrower
 from retinue.remote.mailbox import Mailbox, Unreadable, reached
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timeouts import Timeouts
 from retinue.workspaces.copy_back import Return
 from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
-from retinue.workspaces.run_folders import private_folder
+from retinue.workspaces.run_folders import RunFolders, private_folder
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
 
 
+class HostRun(Protocol):
+    """A run that was spawned for a request."""
+
+    ref: RunRef
+    folders: RunFolders
+
+    def join(self) -> Awaitable[None]:
+        """Wait until the ending of the run is written."""
+        ...
+
+    def result(self) -> Result[Any]: ...
+
+
+class HostControl(Protocol):
+    """The commands of the supervisor that the host's side of an outbox uses. `caller` has the limits that the whole
+    process inherited."""
+
+    @property
+    def caller(self) -> Caller: ...
+
+    async def prepare(self, profile: Profile) -> None: ...
+
+    def spawn(self, profile: Profile, task: Task, *, caller: Caller) -> HostRun: ...
+
+    def watch(self, tree: str) -> AsyncGenerator[Event | Delta]: ...
+
+    async def send(self, tree: str, run: int, text: str, *, source: str) -> Receipt: ...
+
+    async def cancel(self, tree: str) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Hosting:
-    """What of the host a watcher needs. `project` and `state` are its own folders, `find` gives a profile of its own by
-    name, `say` is for its user, `begun` is told of each tree that was started."""
+    """The host's part of an outbox. `project` and `state` are its own folders, `find` returns one of its profiles by
+    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned."""
 
     outbox: Path
     roots: Sequence[Path]
@@ -42,77 +80,87 @@ class Hosting:
     limits: Limits
     timeouts: Timeouts
     say: Callable[[str], None] = lambda _: None
-    begun: Callable[[Node], None] = lambda _: None
+    begun: Callable[[RunRef, str], None] = lambda _, __: None
     poll: float = POLL_SECONDS
 
 
-class Turns:
-    """Lets one request at a time copy a folder, there or back: none of ours sees half of what another brings back."""
+class FolderLocks:
+    """A lock for each folder that requests name, so that no request copies a folder while another one writes it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def of(self, folder: str) -> asyncio.Lock:
+    def lock_of(self, folder: str) -> asyncio.Lock:
         lock = self._locks.get(folder)
         if lock is None:
             lock = self._locks[folder] = asyncio.Lock()
         return lock
 
 
-class Errand:
-    """One request that is ours to run. `stage` is where its copies go, named as it is; `owner` is whose file it was."""
+class DelegationRequest:
+    """One claimed request. `stage` is the folder for its copies, named like the request; `owner` is the user id of the
+    request file."""
 
     def __init__(
-        self, supervisor: Supervisor, host: Hosting, box: Mailbox, roots: Roots, turns: Turns, stage: Path
+        self, control: HostControl, host: Hosting, box: Mailbox, roots: Roots, locks: FolderLocks, stage: Path
     ) -> None:
-        self._supervisor, self._host, self._box, self._roots, self._turns = supervisor, host, box, roots, turns
+        self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
         self._stage, self._name = stage, stage.name
         self._taken: Taken = {}
         self._notes: list[str] = []
         self._lines = 0
         self.owner: int | None = None
 
-    async def response(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
-        """Runs it, if that may be; `trees` is told which tree it is, `stopping` says that none is to be started."""
+    async def serve(self, trees: dict[str, str], stopping: Callable[[], bool]) -> wire.Response:
+        """Run the request, if it is allowed, and return its response. Puts the id of its tree into `trees`; starts
+        nothing once `stopping` returns True."""
         name = self._name
         try:
-            data, self.owner = self._box.read(
-                wire.request_name(name), most=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid())
-            )
-            request = wire.parse_request(data, name)
-            if self._box.exists(wire.cancel_name(name)):
-                return failed(name, STOPPED, "cancelled")
+            request = self._read_request()
+            if self._is_cancelled():
+                return failure_response(name, STOPPED, "cancelled")
             profile = self._host.find(request.profile)
-            async with self._turns.of(request.workspace):
-                readable = await asyncio.to_thread(self._take, request)
-            await self._supervisor.prepare(profile)
+            async with self._locks.lock_of(request.workspace):
+                readable = await asyncio.to_thread(self._copy_in, request)
+            await self._control.prepare(profile)
             reached("checked")
-            if stopping() or self._box.exists(wire.cancel_name(name)):
-                return failed(name, STOPPED, "cancelled")
-            node = self._spawn(request, profile, readable)
+            if stopping() or self._is_cancelled():
+                return failure_response(name, STOPPED, "cancelled")
+            run = await self._spawn(request, profile, readable)
         except FileNotFoundError:
-            return failed(name, "the request went away while it was looked at")
+            return failure_response(name, "the request went away while it was looked at")
         except Unreadable as error:
-            return failed(name, f"the request {error}")
+            return failure_response(name, f"the request {error}")
         except RetinueError as error:
-            return failed(name, str(error))
-        trees[name] = node.ref.tree
+            return failure_response(name, str(error))
+        trees[name] = run.ref.tree
         reached("spawned")
         try:
-            self._host.begun(node)
-            await self._stream(node)
+            self._host.begun(run.ref, request.task)
+            await self._stream(run.ref.tree)
         except BaseException:
-            node.stop("cancelled")  # nobody would tell how it goes on
+            await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
             raise
-        await node.join()
-        result = node.result()
-        async with self._turns.of(request.workspace):
-            await asyncio.to_thread(self._give, request, Path(node.folders.path))
+        await run.join()
+        async with self._locks.lock_of(request.workspace):
+            await asyncio.to_thread(self._copy_back, request, Path(run.folders.path))
         reached("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
+        return self._response(run.result())
+
+    def _read_request(self) -> wire.Request:
+        file = wire.request_name(self._name)
+        owners = (self._box.owner, os.geteuid())
+        data, self.owner = self._box.read(file, most=wire.REQUEST_BYTES, owners=owners)
+        return wire.parse_request(data, self._name)
+
+    def _is_cancelled(self) -> bool:
+        return self._box.exists(wire.cancel_name(self._name))
+
+    def _response(self, result: Result[Any]) -> wire.Response:
         return wire.Response(
-            id=name,
+            id=self._name,
             status=result.status,
             final_response=result.final_response,
             error_details=result.error_details,
@@ -122,14 +170,14 @@ class Errand:
             events=self._lines,
         )
 
-    def _take(self, request: wire.Request) -> list[tuple[str, str]]:
-        """Copies of what the run gets: its workspace, and each context path with where it is now."""
+    def _copy_in(self, request: wire.Request) -> list[tuple[str, str]]:
+        """Copy the workspace and the context paths; return each context path with the path of its copy."""
         try:
-            return self._copies(request)
+            return self._copy_folders(request)
         except OSError as error:
             raise Outside(f"its files could not be copied: {error.strerror or error}") from None
 
-    def _copies(self, request: wire.Request) -> list[tuple[str, str]]:
+    def _copy_folders(self, request: wire.Request) -> list[tuple[str, str]]:
         copier, found = Copier(never=self._roots.never), []
         self._stage.mkdir(mode=0o700)
         with self._roots.opened(request.workspace, what="workspace") as fd:
@@ -143,9 +191,9 @@ class Errand:
             found.append((path, str(copy)))
         return found
 
-    def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> Node:
-        """The run: a primary of ours with a copy as its workspace. It is as narrow as the request and as our limits. Of
-        the network it has what our own profile of that name says, and nothing where that says nothing."""
+    async def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> HostRun:
+        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. It reaches
+        the hosts that our own profile of that name allows, and none if that profile says nothing."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -154,28 +202,27 @@ class Errand:
             include_parent_workspace=False,
             subagent_id=self._name,
             label=self._name,
-            timeout_seconds=_seconds(request, profile.limits, self._host),
+            timeout_seconds=_timeout_of(request, profile.limits, self._host),
         )
-        depth = Limits(depth=_depth(request, profile.limits, self._host.limits))
-        given = replace(profile, workspace="scratch", network=profile.network or "none")
-        node = self._supervisor.spawn(given, task, limits=depth)
+        placed = replace(profile, workspace="scratch", network=profile.network or "none")
+        run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
         try:
-            private_folder(node.folders.own)
-            (self._stage / "workspace").rename(node.folders.path)  # before its task has run at all
+            private_folder(run.folders.own)
+            (self._stage / "workspace").rename(run.folders.path)  # no step of the run comes before this
         except (OSError, RetinueError) as error:
-            node.stop("cancelled")
+            await self._control.cancel(run.ref.tree)
             raise Outside(f"its workspace could not be made: {error}") from None
-        return node
+        return run
 
-    async def _stream(self, node: Node) -> None:
-        """Writes what happens, without what only the host should know; a run is not held up by it."""
+    async def _stream(self, tree: str) -> None:
+        """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""
         fd: int | None = None
         try:
             fd = self._box.create(wire.events_name(self._name), reader=self.owner)
         except OSError as error:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:
-            async for event in self._supervisor.watch(node.ref.tree):
+            async for event in self._control.watch(tree):
                 if isinstance(event, Delta) or fd is None:
                     continue
                 try:
@@ -190,7 +237,8 @@ class Errand:
             if fd is not None:
                 os.close(fd)
 
-    def _give(self, request: wire.Request, workspace: Path) -> None:
+    def _copy_back(self, request: wire.Request, workspace: Path) -> None:
+        """Bring the changes of the run back. The run wins; the notes say what it replaced."""
         back: Return | None = None
         try:
             with self._roots.opened(request.workspace, what="workspace") as target:
@@ -209,17 +257,12 @@ class Errand:
             self._notes += back.notes()
 
 
-def failed(name: str, text: str, status: str = "failed") -> wire.Response:
+def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:
     return wire.Response(id=name, status=status, final_response=text, error_details=text)
 
 
-def _depth(request: wire.Request, own: Limits, host: Limits) -> int:
-    allowed = own.depth if own.depth is not UNSET else host.depth
-    return min(request.depth, DEFAULT_DEPTH if allowed is UNSET else allowed)
-
-
-def _seconds(request: wire.Request, own: Limits, host: Hosting) -> float | None:
-    """What was asked, never more than a person on the host has set for the profile or for all."""
+def _timeout_of(request: wire.Request, own: Limits, host: Hosting) -> float | None:
+    """Return the seconds that were asked for, at most those that a person on the host has set."""
     set_here = [limits.seconds for limits in (own, host.limits) if limits.seconds is not UNSET]
     bounds = [seconds for seconds in set_here if seconds is not None]
     if request.timeout_seconds is not None:
@@ -230,6 +273,7 @@ def _seconds(request: wire.Request, own: Limits, host: Hosting) -> float | None:
 
 
 def _line(event: Event) -> bytes:
+    """Encode an event without the fields that only the host may know."""
     body = event.body
     if isinstance(body, RunSpawned):
         body = msgspec.structs.replace(body, profile={}, tools=[], workspace="", task_context="")

@@ -1,8 +1,8 @@
-"""The host's side of an outbox: takes requests, runs them as trees of this supervisor, and answers each once.
+"""The watcher of an outbox on the host: claims requests, has each served as a tree of ours, and answers each once.
 
-Nothing in the folder is believed. A request names a task, a profile of ours and folders below the allowed roots, of
-which the run gets copies; what it changed is copied back. What was claimed and answered is kept in our own state, so
-that an id has one effect and one answer, whoever is killed when.
+Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots; the run
+gets copies of them, and its changes are copied back. Claims and answers are kept in the state folder of the host, so
+that an id has one effect and one answer, whichever process is killed when. Uses the commands of `HostControl` only.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ import asyncio
 import fcntl
 import hashlib
 import os
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import UNSET
 
+from retinue.control.delegation_request import (
+    STOPPED,
+    DelegationRequest,
+    FolderLocks,
+    HostControl,
+    Hosting,
+    failure_response,
+)
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.protocol import outbox as wire
 from retinue.remote.mailbox import Mailbox, Unreadable, reached
-from retinue.supervisor import steering
-from retinue.supervisor.delegation_request import STOPPED, Errand, Hosting, Turns, failed
-from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.trees import Tree
 from retinue.workspaces.copy_in import Roots, remove, sweep
 from retinue.workspaces.run_folders import private_folder
 
@@ -38,10 +44,10 @@ FALLEN = "the watcher that ran it ended; what the run had done until then is not
 
 
 class Watcher:
-    """One outbox. `watch` serves it until it is cancelled, `close` ends what it runs and answers it."""
+    """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
 
-    def __init__(self, supervisor: Supervisor, hosting: Hosting) -> None:
-        self._supervisor = supervisor
+    def __init__(self, control: HostControl, hosting: Hosting) -> None:
+        self._control = control
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
         try:
@@ -54,28 +60,28 @@ class Watcher:
             self._box.close()
             raise
         self._stage = private_folder(hosting.state / "outbox" / f"{key}.copies")
-        self._turns = Turns()
+        self._locks = FolderLocks()
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
-        self._heard: dict[str, int] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._steers: dict[str, int] = {}
+        self._commands: set[asyncio.Task[None]] = set()
         self._odd: set[str] = set()
         self._said: set[str] = set()
         self._stopping = False
 
     async def watch(self) -> None:
-        """Waits for the folder to be ours, answers what a watcher before us has left, then serves."""
-        told = False
-        while not self._lock():
-            if not told:
+        """Wait for the lock on the folder, answer the requests that an earlier watcher left open, then serve."""
+        is_told = False
+        while not self._take_lock():
+            if not is_told:
                 self._host.say(HELD)
-                told = True
+                is_told = True
             await asyncio.sleep(self._host.poll)
         self._recover()
         while True:
             changed = self._box.changed()
             try:
-                self.look()
+                self.look_once()
             except OSError as error:
                 self._complain(f"the outbox cannot be used: {error.strerror or error}")
             for _ in range(max(1, round(self._host.poll / GLANCE_SECONDS))):
@@ -84,10 +90,10 @@ class Watcher:
                     break
 
     async def close(self) -> None:
-        """Cancels what runs and waits for the answers; what was not taken stays for the next watcher."""
+        """Cancel the runs and wait for their answers. Requests that were not claimed stay for the next watcher."""
         self._stopping = True
         for tree in list(self._trees.values()):
-            await self._supervisor.cancel(tree)
+            await self._control.cancel(tree)
         serving = list(self._serving.values())
         if serving:
             await asyncio.wait(serving, timeout=STOP_SECONDS)
@@ -96,13 +102,13 @@ class Watcher:
         for box in (self._box, self._kept, self._roots):
             box.close()
 
-    def look(self) -> None:
-        """One look into the folder: starts what is new, cancels what is to stop."""
+    def look_once(self) -> None:
+        """Look into the folder once: start new requests, cancel and steer those at work."""
         for name in list(self._serving):
             self._obey_cancel(name)
         files = self._box.names()
         for file in files:
-            self._hear(file)
+            self._read_steer(file)
         asked = [name for name in map(wire.asked_id, files) if name is not None]
         self._odd &= set(asked)
         if asked and len(self._kept.names()) >= MOST_KEPT:
@@ -115,9 +121,9 @@ class Watcher:
                 continue
             if most is None or len(self._serving) < max(most, 1):
                 task = self._serving[name] = asyncio.create_task(self._serve(name))
-                task.add_done_callback(partial(self._served, name))
-            elif self._box.exists(wire.cancel_name(name)) and self._answer_of(name) is None:
-                self._answer(failed(name, STOPPED, "cancelled"))
+                task.add_done_callback(partial(self._forget_task, name))
+            elif self._box.exists(wire.cancel_name(name)) and self._kept_answer(name) is None:
+                self._answer(failure_response(name, STOPPED, "cancelled"))
         awaited = {*asked, *self._serving}
         for file in files:
             about = wire.stopped_id(file) or wire.steered_id(file)
@@ -125,15 +131,15 @@ class Watcher:
                 self._box.remove(file)  # it came too late
 
     def _complain(self, text: str) -> None:
-        """Once, however often it is tried again."""
+        """Tell the user once, however often the same thing fails."""
         if text not in self._said:
             self._said.add(text)
             self._host.say(text)
 
-    def _served(self, name: str, _: asyncio.Task[None]) -> None:
+    def _forget_task(self, name: str, _: asyncio.Task[None]) -> None:
         self._serving.pop(name, None)
 
-    def _lock(self) -> bool:
+    def _take_lock(self) -> bool:
         try:
             fcntl.flock(self._box.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -141,30 +147,30 @@ class Watcher:
         return True
 
     def _recover(self) -> None:
-        """We hold the folder, so whoever claimed something that is not answered is gone."""
+        """Answer the claims of dead watchers: we hold the lock, so whoever claimed and did not answer is gone."""
         self._box.sweep()
         self._kept.sweep()
         for path in self._stage.iterdir():
             remove(path)
         for name in self._kept.names():
-            if self._answer_of(name) == b"":
-                self._sweep(name)
-                self._answer(failed(name, FALLEN, "disconnected"))
+            if self._kept_answer(name) == b"":
+                self._sweep_workspace(name)
+                self._answer(failure_response(name, FALLEN, "disconnected"))
             elif self._kept.age(name) > UNREAD_SECONDS and not self._box.exists(wire.request_name(name)):
                 for file in (wire.response_name(name), wire.events_name(name)):
                     self._box.remove(file)  # nobody has come for it
                 if self._kept.age(name) > RETENTION_DAYS * 24 * 3600:
                     self._kept.remove(name)
 
-    def _sweep(self, name: str) -> None:
-        """What a watcher that was killed had half written into the workspace of a request."""
+    def _sweep_workspace(self, name: str) -> None:
+        """Remove what a killed watcher has left half written in the workspace of a request."""
         with suppress(OSError, Unreadable, RetinueError):  # without it nobody can tell where that was
             request = wire.parse_request(self._box.read(wire.request_name(name), most=wire.REQUEST_BYTES)[0], name)
             with self._roots.opened(request.workspace, what="workspace") as fd:
                 sweep(fd)
 
-    def _answer_of(self, name: str) -> bytes | None:
-        """What is kept of an id: nothing, that it is claimed (no bytes), or its answer."""
+    def _kept_answer(self, name: str) -> bytes | None:
+        """Return the answer kept for an id, no bytes for one that is claimed, None for an unknown one."""
         try:
             return self._kept.read(name, most=2 * wire.RESPONSE_BYTES)[0]
         except FileNotFoundError:
@@ -176,20 +182,21 @@ class Watcher:
         tree = self._trees.get(name)
         if tree is not None and self._box.exists(wire.cancel_name(name)):
             reached("cancel_seen")
-            node = self._supervisor.trees.get(tree)
-            if node is not None and node.nodes[0].stop("cancelled"):
-                self._host.say(f"{name}: cancelled by the side that asked")
+            self._start_command(self._cancel(name, tree))
 
-    def _hear(self, file: str) -> None:
-        """Words of the side that asked, for a run of the tree that its request has become. Who takes the file away has
-        them: we, or the one who wrote it and waited too long."""
+    async def _cancel(self, name: str, tree: str) -> None:
+        if await self._control.cancel(tree):
+            self._host.say(f"{name}: cancelled by the side that asked")
+
+    def _read_steer(self, file: str) -> None:
+        """Send the words in a steer file to the run they are for. Whoever removes the file has the words: we, or the
+        side that wrote it and waited too long."""
         name = wire.steered_id(file)
-        tree = None if name is None else self._supervisor.trees.get(self._trees.get(name, ""))
-        if name is None or tree is None:
+        if name is None or name not in self._trees:
             return
-        heard = self._heard[name] = self._heard.get(name, 0) + 1
+        count = self._steers[name] = self._steers.get(name, 0) + 1
         try:
-            if heard > wire.MOST_STEERS:
+            if count > wire.MOST_STEERS:
                 raise Unreadable(f"is more than the {wire.MOST_STEERS} words that a request may send")
             data, _ = self._box.read(file, most=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
             run, text = wire.parse_steer(data)
@@ -200,38 +207,43 @@ class Watcher:
             self._box.remove(file)
             return
         if self._box.remove(file):
-            task = asyncio.create_task(self._tell(tree, run, text))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self._start_command(self._send(self._trees[name], run, text))
 
-    async def _tell(self, tree: Tree, run: int, text: str) -> None:
+    async def _send(self, tree: str, run: int, text: str) -> None:
         try:
-            await steering.send(tree, run, text, source=wire.ASKER)
+            await self._control.send(tree, run, text, source=wire.ASKER)
         except RetinueError as error:
-            self._complain(f"{tree.id}: words for it are not read: {error}")
+            self._complain(f"{tree}: words for it are not read: {error}")
+
+    def _start_command(self, command: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(command)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
 
     async def _serve(self, name: str) -> None:
-        """One request to its response; whatever happens, it is one."""
+        """Serve one request and answer it, whatever happens."""
         try:
-            answer = self._answer_of(name)
+            answer = self._kept_answer(name)
             if answer:
                 self._deliver(name, answer, None)
                 return
             if answer == b"" or not self._claim(name):
-                self._answer(failed(name, FALLEN, "disconnected"))
+                self._answer(failure_response(name, FALLEN, "disconnected"))
                 return
-            errand = Errand(self._supervisor, self._host, self._box, self._roots, self._turns, self._stage / name)
+            request = DelegationRequest(
+                self._control, self._host, self._box, self._roots, self._locks, self._stage / name
+            )
             try:
-                response = await errand.response(self._trees, lambda: self._stopping)
+                response = await request.serve(self._trees, lambda: self._stopping)
             except Exception as error:  # noqa: BLE001 - a request is answered whatever happens here
                 self._complain(f"{name}: {type(error).__name__}: {error}")
-                response = failed(name, f"the watcher failed ({type(error).__name__}); its user was told why")
-            self._answer(response, errand.owner)
+                response = failure_response(name, f"the watcher failed ({type(error).__name__}); its user was told why")
+            self._answer(response, request.owner)
         except OSError as error:
             self._complain(f"{name}: the outbox cannot be used: {error.strerror or error}")
         finally:
             self._trees.pop(name, None)
-            self._heard.pop(name, None)
+            self._steers.pop(name, None)
             remove(self._stage / name)
 
     def _claim(self, name: str) -> bool:
@@ -252,7 +264,7 @@ class Watcher:
         self._deliver(response.id, data, owner)
 
     def _deliver(self, name: str, data: bytes, owner: int | None) -> None:
-        """The response in its place, then the request out of the way."""
+        """Put the response in its place, then remove the request."""
         file = wire.response_name(name)
         there = b""
         with suppress(FileNotFoundError, Unreadable):
