@@ -18,7 +18,7 @@ settings.load_profile("retinue")
 
 
 def pytest_configure() -> None:
-    """Restore the default signals: `nohup` and background shells start us with some ignored, and children inherit that."""
+    """Restore the default signals: `nohup` and background shells ignore some, and child processes inherit that."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
