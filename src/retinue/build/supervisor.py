@@ -19,10 +19,10 @@ from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
 from retinue.supervisor.approvals import Terms
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 from retinue.workspaces.tree_workspaces import Spaces

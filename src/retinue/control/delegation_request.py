@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
-from retinue.core.limits import Limits
+from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
@@ -27,7 +27,6 @@ from retinue.core.results import Result
 from retinue.protocol import outbox as wire
 from retinue.protocol.inherited_limits import Caller, narrower
 from retinue.remote.mailbox import Mailbox, Unreadable, reached
-from retinue.supervisor.timeouts import Timeouts
 from retinue.workspaces.copy_back import Return
 from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
 from retinue.workspaces.run_folders import RunFolders, private_folder

@@ -78,7 +78,7 @@ def may_ask_ahead(tree: Tree, node: Node) -> bool:
         and plan.runtime.name == "inherited"
         and node.folders.space is None
         and node.past is None
-        and node.place is None
+        and not node.slot.is_queued
     )
 
 
@@ -125,7 +125,7 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
         plan.model_name,
         order.call_id,
         order.background,
-        node.place is not None,
+        node.slot.is_queued,
         node.seconds,
         node.max_turns,
         None if own is None else own.tokens,
