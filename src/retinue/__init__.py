@@ -1,8 +1,8 @@
 """Retinue: a runtime for subagents. See and approve everything they do, at any depth, and get one clean result each.
 
 General layout: `core` is the vocabulary, `log` keeps what happened, `supervisor` owns the tree of runs, `agent` is the
-loop, `runtime` is where runs live, `surfaces` are the doors. The names below are the public face; each is loaded when
-it is first used, so that importing retinue costs next to nothing.
+loop, `runtime` is where runs live, `surfaces` are the ways in and out. The names below are the public face; each is
+loaded when it is first used, so that importing retinue costs next to nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retinue.core.approvals import Allow, Approval, Deny
     from retinue.core.context import Context
-    from retinue.core.errors import ConfigError, RetinueError, RunFailed, SpawnRefused, ToolError
+    from retinue.core.errors import ConfigError, RetinueError, SpawnRefused, ToolError
     from retinue.core.events import Event
     from retinue.core.limits import Limits
     from retinue.core.profiles import Profile, Task
-    from retinue.core.results import Result, Status
+    from retinue.core.results import Result, RunFailed, Status
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
     from retinue.surfaces.library import Retinue, Run, open, run_sync
@@ -38,7 +38,7 @@ _HOMES = {
     "Retinue": "surfaces.library",
     "RetinueError": "core.errors",
     "Run": "surfaces.library",
-    "RunFailed": "core.errors",
+    "RunFailed": "core.results",
     "SpawnRefused": "core.errors",
     "Status": "core.results",
     "Task": "core.profiles",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from retinue.build.logs import is_telemetry_wanted
 from retinue.build.parts import Parts
 from retinue.config.resolve import detected, merged, outbox_of, setup_of
-from retinue.core.limits import Limits
+from retinue.core.limits import Limits, Timeouts
 from retinue.core.profiles import RuntimeName
-from retinue.supervisor.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from retinue.config.project import Project

@@ -9,15 +9,15 @@ from typing import Any
 from retinue import build
 from retinue.agent.plans import ProfilePlanner
 from retinue.build.models import LatePrices
+from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import Terms
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timeouts import Timeouts
+from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 

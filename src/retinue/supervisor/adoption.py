@@ -22,8 +22,8 @@ from retinue.core.ports import Clock, Link, Outcome
 from retinue.core.profiles import RUNTIMES, Profile, Task
 from retinue.core.results import STATUSES, Ending, Status, ending_texts
 from retinue.protocol.reports import SOMEBODY, Reported, arguments
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.stalls import stall_of
+from retinue.supervisor.nodes import Node, stall_timer
+from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import RunFolders
 
@@ -166,9 +166,9 @@ def adopt(ground: Ground, tree: Tree | None, above: int, event: Reported, server
     ref = RunRef(tree.id, number, f"{parent.ref.path}/{agent}-{number}", label, agent, event.run_id)
     task = event.payload or "" if event.type == "subagent_start" else ""
     folders = RunFolders(ground.state.run_folder(tree.id, number), "", ())
-    node = ForeignNode(ref, _PLAN, Task(task), parent, folders, parent.policy, depth=parent.depth + 1)
+    node = ForeignNode(ref, _PLAN, Task(task), parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
     node.tree, node.clock, node.started = tree, ground.clock, ground.clock.monotonic()
-    node.stall = stall_of(node, None, ground.clock, tree.write)
+    node.stall = stall_timer(node, None, ground.clock, tree.write)
     tree.nodes.append(node)
     parent.children += (node,)
     tree.open(

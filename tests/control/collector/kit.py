@@ -18,9 +18,9 @@ from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.loopback.kit import Response, knock
 from tests.surfaces.cli.shell import environment

@@ -21,7 +21,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 
 

@@ -21,7 +21,7 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of
 from tests.control.collector.peers import peer, reviewed, root, started

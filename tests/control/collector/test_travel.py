@@ -22,9 +22,9 @@ from retinue.core.results import Result
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.inherited_limits import NOBODY, Caller, narrower
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import hall
 

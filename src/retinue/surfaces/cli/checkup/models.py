@@ -15,7 +15,7 @@ from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.usage import Usage
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 
