@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,9 @@ def test_the_tables_of_the_settings_page_are_those_of_the_declarations() -> None
     assert render_reference() in (ROOT / "docs/settings.md").read_text()
 
 
-def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
+def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
     found = []
-    for config in snippets(ROOT / "docs/walls.md", "yaml"):
+    for config in snippets(ROOT / "docs/sandbox.md", "yaml"):
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
     isolated, caps, network, container = found
@@ -111,7 +112,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
 
 
 def test_the_python_of_going_on_runs(tmp_path: Path) -> None:
-    [code] = snippets(ROOT / "docs/going-on.md", "python")
+    [code] = snippets(ROOT / "docs/resume.md", "python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "nothing to do\n"
 
@@ -144,3 +145,14 @@ def test_the_config_of_the_page_of_workspaces_loads(tmp_path: Path) -> None:
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     [coder] = [profile for profile in project.profiles if profile.name == "coder"]
     assert (coder.workspace, project.settings.workspace_setup) == ("worktree", "npm ci")
+
+
+def test_the_architecture_page_lists_the_packages_in_the_linter_s_order() -> None:
+    """The page cannot drift from the import rules: same packages, same order."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each["name"] == "Packages import downwards only"]
+    in_linter = [set(re.findall(r"\w+", layer)) for layer in layers]
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page[page.index("| package | contents |") : page.index("## One run")]
+    on_page = [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines()[2:] if row]
+    assert on_page == in_linter
