@@ -11,7 +11,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Event
 from retinue.core.ports import Log
 from retinue.core.traces import Telemetry, traceparent_of
-from retinue.workspaces.run_folders import private_folder
+from retinue.files.private import make_private_folder
 
 
 def open_log(state: Path | None, file: Path | None = None) -> Log:
@@ -23,7 +23,7 @@ def open_log(state: Path | None, file: Path | None = None) -> Log:
     from retinue.log.archive import unlinked
     from retinue.log.sqlite import SqliteLog
 
-    private_folder(unlinked(state))
+    make_private_folder(unlinked(state))
     ignore = state / ".gitignore"
     try:
         if not ignore.exists():

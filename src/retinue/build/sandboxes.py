@@ -17,8 +17,8 @@ from retinue.core.profiles import RuntimeName
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
 from retinue.tools.dialer import SystemDialer
-from retinue.workspaces.tree_workspaces import Spaces
-from retinue.workspaces.workspace_runtime import Spaced
+from retinue.workspaces.tree_workspaces import Workspaces
+from retinue.workspaces.workspace_runtime import WorkspaceRuntime
 
 if TYPE_CHECKING:
     import subprocess
@@ -32,10 +32,10 @@ NO_OUTBOX = (
 )
 
 
-def make_placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
+def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
     """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
     is called."""
-    spaced = partial(Spaced, setup=parts.setup, spaces=spaces or Spaces())
+    add_workspaces = partial(WorkspaceRuntime, setup=parts.setup, workspaces=workspaces or Workspaces())
 
     def delegated() -> Runtime:
         if parts.outbox is None:
@@ -45,9 +45,9 @@ def make_placement(parts: Parts, spaces: Spaces | None = None) -> Placement:
         return Delegated(parts.outbox)
 
     makers: dict[RuntimeName, Callable[..., Runtime]] = {
-        "inherited": lambda: spaced(Inherited()),
-        "isolated": lambda reach="none": spaced(_make_bubblewrap(parts, reach)),
-        "container": lambda reach="none": spaced(_make_container(parts, reach)),
+        "inherited": lambda: add_workspaces(Inherited()),
+        "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
+        "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),
         "delegated": delegated,
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)

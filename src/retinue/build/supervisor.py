@@ -25,7 +25,7 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Spaces
+from retinue.workspaces.tree_workspaces import Workspaces
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
@@ -39,11 +39,11 @@ def make_supervisor(parts: Parts) -> Supervisor:
     reporting = make_reporting(
         collects=bool(parts.mcp_servers), strict=not parts.best_effort, limits=parts.limits, clock=clock
     )
-    spaces = Spaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+    workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
     servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)
 
     async def close() -> None:
-        for each in (servers, reporting, spaces, models):
+        for each in (servers, reporting, workspaces, models):
             if each is not None:
                 await each.close()
 
@@ -52,7 +52,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
-            runtimes=make_placement(parts, spaces),
+            runtimes=make_placement(parts, workspaces),
             default_model=parts.model,
             skills=parts.skills,
             network=None if parts.network is None else parse_hosts(parts.network),

@@ -19,7 +19,7 @@ from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
 from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import context_paths
+from retinue.workspaces.run_folders import resolve_context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
@@ -63,7 +63,7 @@ def _below(ground: Ground, tree: Tree, old: Node, task: Task, *, said_after: Aft
     if at_work and (parent.ending or parent.stopping is not None):
         raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
     plan = plans.of(old.view, parent.plan)
-    readable = context_paths(task.context_paths, base=ground.state.project)
+    readable = resolve_context_paths(task.context_paths, base=ground.state.project)
     call = called.CALL.get()
     above = parent.account if call is None else call.shared(parent.account)
     account = open_account(old.name, (plan.profile.limits,), above, plan, host.prices)

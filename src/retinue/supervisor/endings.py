@@ -57,7 +57,7 @@ def body_of(node: Node, ending: Ending, *, duration_ms: int) -> RunEnded:
             text = ending.text or ending_texts("refused", name=node.name, primary=primary)[0]
             ending = Ending("refused", text, text)
         partial = node.partial or node.view.last_message
-    text, file = node.folders.fitting(ending.text)
+    text, file = node.folders.fit_event_text(ending.text)
     body = RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)
     changes = node.folders.changes
     if changes is None:

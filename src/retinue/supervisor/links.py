@@ -285,7 +285,7 @@ class RunLink(msgspec.Struct, eq=False):
         text, file = reply.text, ""
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
-                text, file = node.folders.fitting(text)
+                text, file = node.folders.fit_event_text(text)
             write(node, Message(text, not reply.calls, file))
         write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
 
@@ -299,7 +299,7 @@ class RunLink(msgspec.Struct, eq=False):
                 ToolResult(done.id, done.name, done.result, done.success, content=done.content, origin=done.origin),
             )
         for thought in reply.thoughts:
-            text, file = node.folders.fitting(thought.text)
+            text, file = node.folders.fit_event_text(thought.text)
             signed = thought.signature, file, thought.id, thought.origin, thought.layout
             write(node, Thinking(text, thought.type, *signed))
 

@@ -46,7 +46,7 @@ from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import StateFolder, context_paths
+from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 
 if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor
@@ -206,7 +206,7 @@ class Revival:
         task = task_of(spawned)
         ended = view.ended is not None or view in self.elsewhere
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
-        readable = context_paths(there, base=host.state.project)
+        readable = resolve_context_paths(there, base=host.state.project)
         as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
         folders = folders_of(host.state, ref, parent, as_then, task, readable)
         policy = host.supervisor.policy if parent is None else parent.policy
@@ -282,7 +282,7 @@ class Revival:
         link = node.link = ResumedLink(self.ground.supervisor, tree, node, node.ref)
         node.call_ids = known.call_ids or None
         node.inbox = tuple(known.thread.waiting)
-        node.folders.go_on()
+        node.folders.resume_spilling()
         past, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
             tool = node.plan.by_name.get(call.name)

@@ -24,6 +24,7 @@ from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
+from retinue.files.private import make_private_folder
 from retinue.protocol.inherited_limits import NOBODY, Caller
 from retinue.protocol.reports import Reported
 from retinue.supervisor import adoption as adopting
@@ -44,7 +45,7 @@ from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.timers import Deadline
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import StateFolder, context_paths, private_folder
+from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
@@ -141,7 +142,7 @@ class Supervisor:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)
         account = open_account("", (whole, own), None, plan, self.prices)
-        readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
+        readable = resolve_context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
         tree = tree_for(self.log, self._clock, require_set(merged.concurrent), trace)
         node = tree.root = self._add(tree, None, plan, task, readable, SlotHolder(None))
         node.max_depth, node.max_turns = require_set(merged.depth), require_set(merged.turns)
@@ -174,7 +175,7 @@ class Supervisor:
                 order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
-            readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
+            readable = resolve_context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
             above = parent.account if call is None else call.shared(parent.account)
             account = open_account(name, (plan.profile.limits,), above, plan, self.prices)
         except ConfigError as error:
@@ -300,7 +301,7 @@ class Supervisor:
         if started is not None and (past is None or node.view.place != started):
             tree.write(node, started)
         if self.files.keeps(tree.id, node.ref.run):
-            private_folder(node.folders.path)
+            make_private_folder(node.folders.path)
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
             CURRENT.set(context_of(node))
