@@ -6,7 +6,6 @@ who recorded the calls, or why.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from retinue.config.files import exists, read_text
 from retinue.core.errors import ConfigError
 from retinue.core.messages import AssistantTurn, Reply, ToolSpec, Turn
 from retinue.core.records import Exchange, RecordedRequest
+from retinue.files.atomic import replace_file
 
 VERSION = 1
 HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue-record=all` records them anew.\n"
@@ -108,11 +108,9 @@ def write_cassette(path: Path, exchanges: Iterable[Exchange]) -> None:
         allow_unicode=True,
         width=110,
     )
-    temporary = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(HEAD + text, encoding="utf-8")
-        os.replace(temporary, path)  # noqa: PTH105 - it must be one step
+        replace_file(path, (HEAD + text).encode(), mode=None)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
