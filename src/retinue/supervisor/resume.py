@@ -16,13 +16,21 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.errors import ConfigError, NotFound
-from retinue.core.events import ApprovalAsked, Event, RunResumed, RunSpawned, ToolResult, UsageReported, Warned
+from retinue.core.events import (
+    ApprovalAsked,
+    Event,
+    RunResumed,
+    RunSpawned,
+    ToolResult,
+    UsageReported,
+    Warned,
+    decode_raw,
+)
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Profile, RuntimeName, Task
-from retinue.core.records import plain
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
@@ -306,7 +314,7 @@ class Revival:
 
 
 def _runtime(view: RunView) -> object:
-    return plain(view.spawned.profile).get("runtime")
+    return decode_raw(view.spawned.profile).get("runtime")
 
 
 def task_of(spawned: RunSpawned) -> Task:
