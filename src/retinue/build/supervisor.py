@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
-from retinue.build.logs import open_observed_log
+from retinue.build.logs import StoredLogs, open_observed_log
 from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
@@ -19,6 +19,7 @@ from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
 from retinue.supervisor.approvals import Terms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
@@ -68,6 +69,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        stored_logs=None if parts.state is None else StoredLogs(parts.state),
         trace=trace,
         on_close=close,
     )
@@ -79,6 +81,11 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
     wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor
+
+
+def open_control(parts: Parts) -> LocalControl:
+    """Build a supervisor and return its Control, which owns it."""
+    return LocalControl(make_supervisor(parts))
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:

@@ -18,14 +18,13 @@ from typing import Any
 
 from retinue.control.address_files import DoorFile
 from retinue.control.watch_stream import stream
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.http.listener import Listener
 from retinue.http.server import HttpError, Request, ServerConnection
-from retinue.log.archive import Archive
 from retinue.protocol import control as wire
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.trees import Tree
 
@@ -150,14 +149,11 @@ class DoorServer(Listener):
         await self._supervisor.prepare()
         return await self._begun(self._supervisor.continue_run(order.tree, order.run, order.text, given))
 
-    def _given(self, order: wire.Resume | wire.Continue) -> Given:
+    def _given(self, order: wire.Resume | wire.Continue) -> ResumeOverrides:
         """What a tree continues may be in another file than its own."""
         if not order.unasked and getattr(self._supervisor.policy, "mode", "") == "yes":
             raise ConfigError(UNASKED.format(pid=os.getpid(), tree=order.tree))
-        archive = Archive(self._folder.parent)
-        return Given(
-            model=order.model, read=lambda tree: self._supervisor.log_of(tree).read(tree) or archive.read(tree)
-        )
+        return ResumeOverrides(model=order.model)
 
     async def _begun(self, node: Node) -> wire.Begun:
         """Said when it is in the log, so that whoever reads the log finds it alive."""

@@ -12,6 +12,7 @@ from typing import Any
 from retinue import build
 from retinue.control import address_files as files
 from retinue.control.client import DoorClient
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
@@ -24,7 +25,6 @@ from retinue.log.runs import Runs
 from retinue.protocol.control import Begun
 from retinue.supervisor import client_run as clients
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import control_clients as doors
 from retinue.surfaces.cli.live import Shown
@@ -34,10 +34,9 @@ from retinue.surfaces.cli.run import finish, printer_of, see
 Through = Callable[[DoorClient, bool], Awaitable[Begun]]
 
 
-def given(args: argparse.Namespace, project: Any) -> Given:
+def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
     profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    read = build.open_reader(project.folder / ".retinue")
-    return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
+    return ResumeOverrides(profiles=profiles, limits=limits_of(args), model=model_of(args), runtime=args.runtime)
 
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
