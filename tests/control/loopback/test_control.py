@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.control import Control
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, TurnStarted, encode
 from retinue.core.messages import ToolTurn, UserTurn
-from retinue.core.control import Control
 from retinue.log.threads import thread
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 
