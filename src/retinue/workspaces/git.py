@@ -47,7 +47,8 @@ def find_git() -> str:
     """Return the path of git. Looked for once, on the path of this process, never in a workspace."""
     for folder in os.get_exec_path():
         found = Path(folder, "git")
-        if found.is_absolute() and found.is_file() and os.access(found, os.X_OK):
+        # `access` first: `is_file` raises in a folder on PATH that this user may not enter.
+        if found.is_absolute() and os.access(found, os.X_OK) and found.is_file():
             return str(found)
     raise ConfigError(NO_GIT)
 

@@ -86,7 +86,7 @@ def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
     network = given.settings.network
     assert network is not None and parse_hosts(network) == ()
     doctor = project.retinue("doctor").stdout
-    assert "ok    network   none: commands behind a wall reach nothing" in doctor
+    assert "ok    network   none: sandboxed commands reach nothing" in doctor
     assert project.retinue("trust", "--yes").returncode == 0
     assert ("warn  network   full" in project.retinue("doctor").stdout) is (said == "full")
 
