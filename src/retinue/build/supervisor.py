@@ -12,6 +12,7 @@ from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.core import secrets
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.messages import RunRef
@@ -74,6 +75,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         on_close=close,
     )
     supervisor.servers = servers
+    LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
@@ -83,9 +85,9 @@ def make_supervisor(parts: Parts) -> Supervisor:
     return supervisor
 
 
-def open_control(parts: Parts) -> LocalControl:
+def open_control(parts: Parts) -> Control:
     """Build a supervisor and return its Control, which owns it."""
-    return LocalControl(make_supervisor(parts))
+    return make_supervisor(parts).control
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:

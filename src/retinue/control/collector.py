@@ -21,8 +21,8 @@ from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
-from retinue.protocol.control import BadBody
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported
+from retinue.protocol.strict_json import InvalidBody
 from retinue.supervisor.adoption import ForeignNode
 
 MOST_CONNECTIONS = 1024
@@ -155,7 +155,7 @@ class Collector(Listener):
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
             event = collected.decode(body)
-        except BadBody as error:
+        except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         self._take(server, event, len(body))
         connection.send_response(200, b"{}")

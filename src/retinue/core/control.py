@@ -40,8 +40,8 @@ class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
 class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What replaces the past when a tree is resumed or a run continued: `profiles` that the log cannot keep, `limits`
     over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on. `seconds` is the
-    timeout of a continued run; `files` keeps its log and status as files. `unasked` says that the user wants this even
-    in a process that asks nobody."""
+    timeout of a continued run; `files` keeps its log and status as files. `unattended`
+    accepts another process that asks nobody."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -49,7 +49,7 @@ class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName | None = None
     seconds: float | None = None
     files: bool = False
-    unasked: bool = False
+    unattended: bool = False
 
 
 NO_OVERRIDES = ResumeOverrides()
@@ -100,12 +100,14 @@ class Control(Protocol):
         task: Task,
         *,
         limits: Limits | None = None,
+        narrow: Limits | None = None,
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
     ) -> RunHandle:
         """Start a primary run in a tree of its own, or a run `below` another one. Raises ConfigError for a wrong
-        profile, model or path and SpawnRefused for what the limits forbid; then no run exists. A `caller` elsewhere
-        gives the run one of the levels, and the time and budget, that are left to it."""
+        profile, model or path and SpawnRefused for what the limits forbid; then no run exists. `limits` replace those
+        of the project, `narrow` holds beside them: the smaller number counts. A `caller` elsewhere gives the run one
+        of the levels, and the time and budget, that are left to it."""
         ...
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:

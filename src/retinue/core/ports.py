@@ -133,7 +133,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Link(Protocol):
-    """The one door between a run and the supervisor. In process these are plain calls."""
+    """The one way between a run and the supervisor. In process these are plain calls."""
 
     @property
     def ref(self) -> RunRef: ...

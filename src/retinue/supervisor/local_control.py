@@ -59,18 +59,19 @@ class LocalControl:
         task: Task,
         *,
         limits: Limits | None = None,
+        narrow: Limits | None = None,
         below: SpawnBelow | None = None,
         caller: Caller | None = None,
     ) -> RunHandle:
         if below is not None:
-            return self._spawn_below(profile, task, limits, below)
+            if limits is not None or narrow is not None:
+                raise ConfigError("a run below another one has the limits of its profile: give it no others")
+            return self._spawn_below(profile, task, below)
         if self.supervisor.servers is not None:
             await self.supervisor.prepare(profile)
-        return self.handle_of(self.supervisor.spawn(profile, task, limits=limits, caller=caller))
+        return self.handle_of(self.supervisor.spawn(profile, task, limits=limits, narrow=narrow, caller=caller))
 
-    def _spawn_below(self, profile: Profile | str, task: Task, limits: Limits | None, below: SpawnBelow) -> RunHandle:
-        if limits is not None:
-            raise ConfigError("the limits of a run below another one are those of its profile")
+    def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:
         tree = self.supervisor.trees.get(below.tree)
         parent = None if tree is None or not 0 <= below.run < len(tree.nodes) else tree.nodes[below.run]
         if tree is None or parent is None:

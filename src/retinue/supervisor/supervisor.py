@@ -120,6 +120,11 @@ class Supervisor:
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
         self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
 
+    @property
+    def is_unattended(self) -> bool:
+        """True if nothing asks here: the mode is `yes`."""
+        return getattr(self.policy, "mode", "") == "yes"
+
     # Spawning
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
@@ -134,6 +139,7 @@ class Supervisor:
         task: Task,
         *,
         limits: Limits | None = None,
+        narrow: Limits | None = None,
         after: After | None = None,
         caller: Caller | None = None,
     ) -> Node:
@@ -150,6 +156,9 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         trace, kept = self._trace, limits
+        if narrow is not None:
+            whole, merged = narrow.narrow(whole), narrow.narrow(merged)
+            kept = narrow.narrow(limits or Limits())
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)

@@ -135,7 +135,7 @@ def _parse_run(run: RunHandle | Result[Any] | str) -> tuple[str, int]:
     return tree, int(number or 0)
 
 
-def open(  # noqa: PLR0913 - the one front door
+def open(  # noqa: PLR0913 - the one entry point
     path: str | Path | None = None,
     *,
     approver: Approver | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
 from retinue.log.lookup import at_home
@@ -70,5 +71,7 @@ def run(args: argparse.Namespace) -> int:
         archive,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda door, unasked: door.continue_run(tree.tree, found.run, text, model=model_of(args), unasked=unasked),
+        lambda client, unasked: client.continue_run(
+            tree.tree, found.run, text, ResumeOverrides(model=model_of(args), unattended=unasked)
+        ),
     )

@@ -75,7 +75,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
-    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     add_options(parser)
 
 
@@ -230,7 +230,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
-        door=not args.no_door,
+        control=not args.no_control,
     )
     return host.Host, wish
 

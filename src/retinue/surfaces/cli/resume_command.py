@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from retinue import build
-from retinue.control import address_files as files
-from retinue.control.client import DoorClient
-from retinue.core.control import ResumeOverrides
+from retinue.control.address_files import find_address
+from retinue.control.client import ControlClient
+from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
@@ -22,16 +22,15 @@ from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
 from retinue.log.runs import Runs
-from retinue.protocol.control import Begun
 from retinue.supervisor import client_run as clients
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import limits_of, model_of
 from retinue.surfaces.cli.run import finish, printer_of, see
 
-Through = Callable[[DoorClient, bool], Awaitable[Begun]]
+Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 
 def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
@@ -55,26 +54,31 @@ def in_tree(
     begin: Callable[[Supervisor], Node],
     through: Through,
 ) -> int:
-    """Goes on with a tree here if nobody writes its file, else through the door of who does."""
+    """Goes on with a tree here if nobody writes its file, else through the control server of the process that does."""
     try:
         return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
     except HeldElsewhere:
         unasked = (parts.mode or parts.rules.mode) == "yes"
-        return asyncio.run(_elsewhere(args, archive, found, lambda door: through(door, unasked)))
+        return asyncio.run(_elsewhere(args, archive, found, lambda client: through(client, unasked)))
 
 
 async def _elsewhere(
-    args: argparse.Namespace, archive: Archive, found: Listing, through: Callable[[DoorClient], Awaitable[Begun]]
+    args: argparse.Namespace,
+    archive: Archive,
+    found: Listing,
+    through: Callable[[ControlClient], Awaitable[RunHandle]],
 ) -> int:
     pid = (holder(found.stored.file) or (0, 0))[0]
-    address = files.find(doors.doors_of(archive), pid)
+    address = find_address(control_clients.control_folder(archive), pid)
     if address is None:
-        raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+        raise ConfigError(
+            f"the log of {found.tree} is being written by process {pid}, which has no control server: try later"
+        )
     if limits_of(args) != Limits():
         raise ConfigError(
             f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
         )
-    begun = await through(DoorClient(address))
+    begun = await through(ControlClient(address))
     if args.detach:
         print(begun.tree)
         return 0
@@ -88,9 +92,9 @@ async def _elsewhere(
             event = event_of(line, found.stored.file)
             runs.apply(event)
             (printer.show if event.seq > found.last_seq else printer.recall)(event)
-            if event.run == begun.run and isinstance(event.body, RunEnded):
+            if event.run == begun.number and isinstance(event.body, RunEnded):
                 break
-    view = runs.runs.get(begun.run)
+    view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
     return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)

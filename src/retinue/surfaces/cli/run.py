@@ -96,8 +96,8 @@ def see(
     profile: Profile | None = None,
 ) -> int:
     """Runs what `begin` begins on this terminal, or away from it. `stdin` says that it is not a person's."""
-    if args.detach and args.no_door and not args.yes:
-        raise ConfigError("--detach with --no-door can never be asked anything: give --yes, or leave --no-door out")
+    if args.detach and args.no_control and not args.yes:
+        raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
     away = detach.leave() if args.detach else None
     if isinstance(away, int):
         return away
@@ -107,7 +107,7 @@ def see(
         begin,
         printer=printer,
         terminal=away is None and not stdin and sys.stdin.isatty() and sys.stderr.isatty(),
-        door=not args.no_door,
+        control=not args.no_control,
         after=after,
         announce=None if away is None else away.announce,
         profile=profile,
