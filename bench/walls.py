@@ -15,7 +15,7 @@ from typing import Any
 
 import retinue
 from bench.table import Row
-from retinue.build import Parts, supervisor
+from retinue.build import Parts, make_supervisor
 from retinue.core.events import Delta, Inbox, TurnStarted
 from retinue.core.limits import Caps
 from retinue.core.messages import Reply
@@ -194,7 +194,7 @@ async def _speed(wall: bubblewrap.Bubblewrap, folder: Path) -> float:
 async def _spoken(
     wall: bubblewrap.Bubblewrap, folder: Path, script: str, count: int, seen: Callable[[str], None]
 ) -> None:
-    owner = supervisor(Parts(folder))
+    owner = make_supervisor(Parts(folder))
     owner._planner._runtimes._made["isolated"] = Isolated(Speaking(wall, script))  # type: ignore[attr-defined]
     profile = retinue.Profile("main", model=scripted({}), runtime="isolated", workspace="scratch")
     nodes = [owner.spawn(profile, Task("go")) for _ in range(count)]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retinue.core.approvals import Allow, Approval, Deny
     from retinue.core.context import Context
-    from retinue.core.errors import ConfigError, RetinueError, RunFailed, SpawnRefused, ToolError
+    from retinue.core.errors import ConfigError, RetinueError, SpawnRefused, ToolError
     from retinue.core.events import Event
     from retinue.core.limits import Limits
     from retinue.core.profiles import Profile, Task
-    from retinue.core.results import Result, Status
+    from retinue.core.results import Result, RunFailed, Status
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
     from retinue.surfaces.library import Retinue, Run, open, run_sync
@@ -38,7 +38,7 @@ _HOMES = {
     "Retinue": "surfaces.library",
     "RetinueError": "core.errors",
     "Run": "surfaces.library",
-    "RunFailed": "core.errors",
+    "RunFailed": "core.results",
     "SpawnRefused": "core.errors",
     "Status": "core.results",
     "Task": "core.profiles",

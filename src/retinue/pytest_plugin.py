@@ -106,13 +106,12 @@ _KEY = pytest.StashKey[RetinueCassette]()
 @pytest.fixture
 def retinue_cassette(request: pytest.FixtureRequest) -> Iterator[RetinueCassette]:
     """Records this test's model calls to a file beside it, or plays them from there (see --retinue-record)."""
-    build: Any = importlib.import_module("retinue.build")
+    use_cassette = importlib.import_module("retinue.build.models").use_cassette
     node = request.node
     made = RetinueCassette(node.nodeid, _path(node), request.config.getoption("--retinue-record"))
     node.stash[_KEY] = made
-    before, build.cassette = build.cassette, made.tape
-    yield made
-    build.cassette = before
+    with use_cassette(made.tape):
+        yield made
 
 
 @pytest.hookimpl(wrapper=True)

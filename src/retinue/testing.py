@@ -15,7 +15,7 @@ from retinue.core.ports import Clock
 from retinue.core.usage import Usage
 from retinue.log.memory import MemoryLog
 from retinue.models.scripted import ScriptedModel
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 
 __all__ = ["FixedPrices", "ManualClock", "MemoryLog", "allow_all", "deny_all", "scripted"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.models.providers import ProviderModel
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from tests.models.server import Answer, Server
 
 REF = RunRef("t", 0, "/main", "main", "main", "main_1")

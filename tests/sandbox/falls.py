@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import Event, Profile, Result
-from retinue.build import Parts, supervisor
+from retinue.build import Parts, make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
@@ -49,7 +49,7 @@ async def play(
     assert runtime != "inherited", "these are for runs behind a wall only: they take what they can get"
     folder = project()
     parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
-    owner = supervisor(parts)
+    owner = make_supervisor(parts)
     node = owner.spawn(main({"main": replies}, workspace="scratch"), Task("go"))
     events: list[Event] = []
     async for event in owner.watch(node.ref.tree):
@@ -245,7 +245,7 @@ async def hosts(runtime: str) -> Facts:
     folder = project()
     async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
         reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
-        owner = supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
+        owner = make_supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
         node = owner.spawn(main(agents, workspace="scratch"), Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await node.join()

@@ -13,7 +13,7 @@ from typing import Any
 
 import retinue
 from retinue import Event, Limits, Profile, Result
-from retinue.build import Parts, named_profile, supervisor
+from retinue.build import Parts, find_profile, make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import decode, encode
@@ -47,14 +47,14 @@ async def host(
     wanted = {"mode": "yes", "runtime": runtime, **options}
     parts = Parts(project, project / ".retinue", limits=limits or Limits(), **wanted)
     known = {profile.name: profile for profile in profiles}
-    owner = supervisor(parts)
+    owner = make_supervisor(parts)
     here = Host(folder, outbox, owner, [], [])
     hosting = Hosting(
         outbox=outbox,
         roots=roots,
         project=project,
         state=project / ".retinue",
-        find=lambda name: known.get(name) or named_profile(parts, name),
+        find=lambda name: known.get(name) or find_profile(parts, name),
         limits=parts.limits,
         timeouts=parts.timeouts,
         say=here.said.append,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import retinue
-from retinue.build import Parts, placement
+from retinue.build import Parts, make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolCall, ToolResult
@@ -39,12 +39,12 @@ def bare() -> Iterator[str]:
 
 def test_an_image_without_our_python_is_refused(bare: str) -> None:
     with pytest.raises(ConfigError, match=rf"has no {image.PYTHON}.*retinue doctor --build-image"):
-        placement(Parts(Path("/none"), image=bare)).runtime("container")
+        make_placement(Parts(Path("/none"), image=bare)).runtime("container")
 
 
 def test_an_image_that_is_not_here_is_not_pulled() -> None:
     with pytest.raises(ConfigError, match=r"there is no image localhost/none:1 here.*retinue doctor --build-image"):
-        placement(Parts(Path("/none"), image="localhost/none:1")).runtime("container")
+        make_placement(Parts(Path("/none"), image="localhost/none:1")).runtime("container")
 
 
 @pytest.mark.parametrize("flag", ["--privileged", "--cap-add=SYS_ADMIN", "--network=host", "--user=0", "--pid=host"])
@@ -52,7 +52,7 @@ def test_flags_of_the_host_do_not_open_the_wall(flag: str) -> None:
     """Refused, or without effect."""
     make_image()
     try:
-        started = placement(Parts(Path("/none"), container_flags=[flag])).runtime("container").started
+        started = make_placement(Parts(Path("/none"), container_flags=[flag])).runtime("container").started
     except ConfigError as error:
         assert "holes" in str(error) or "cannot start" in str(error)
     else:

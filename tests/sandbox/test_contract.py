@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.golden.kit import check_golden
 from tests.sandbox.places import ELSEWHERE, PLACES, Place
 from tests.sandbox.scenes import SCENES, in_process
+
+
+@pytest.mark.parametrize("scene", SCENES)
+async def test_a_scene_in_process_has_its_frozen_facts(scene: str) -> None:
+    """Shows a regression that all places share, which comparing them with each other cannot."""
+    check_golden(f"scenes/{scene}", await in_process(scene))
 
 
 @pytest.mark.requirement("CODEY-6", "MASS-6", "MASS-19", "MASS-22")

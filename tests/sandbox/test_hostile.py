@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retinue.build import Parts, supervisor
+from retinue.build import Parts, make_supervisor
 from retinue.core.approvals import Approval, Deny
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
@@ -81,7 +81,7 @@ class NoWallAtAll:
 async def played(script: str) -> list[Event]:
     """A parent in this process with one child whose worker is the script; then the child once more, honest."""
     folder = Path.cwd()
-    owner = supervisor(Parts(folder, mode="yes"))
+    owner = make_supervisor(Parts(folder, mode="yes"))
     owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
     child = Profile("child", model=scripted({"child": [call("list_agents"), {"text": "x"}]}), runtime="isolated",
                     tools=["list_agents", "shell"])  # fmt: skip
@@ -111,7 +111,7 @@ async def test_a_command_is_shown_as_it_is_whatever_the_worker_would_have_shown(
         asked.append(question)
         return Deny()
 
-    owner = supervisor(Parts(Path.cwd(), approver=sees))
+    owner = make_supervisor(Parts(Path.cwd(), approver=sees))
     owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
     model = scripted({"main": [call("shell", command="rm -r src")]})
     owner.spawn(Profile("main", model=model, runtime="isolated", tools=["shell"]), Task("go"))
@@ -129,7 +129,7 @@ async def test_no_more_turns_than_were_given_whatever_the_worker_counts() -> Non
         "        say(Begin(9, call.id, False)); hear(); say(Finish(call.id, '', False, 1))\n"
         "    say(Fact(TurnEnded(turn)))\n"
     )
-    owner = supervisor(Parts(Path.cwd(), mode="yes"))
+    owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
     owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
     profile = Profile("main", model=scripted({"main": [call("list_agents")] * 9}), runtime="isolated")
     node = owner.spawn(profile, Task("go"), limits=Limits(turns=3))
@@ -142,7 +142,7 @@ async def test_no_more_turns_than_were_given_whatever_the_worker_counts() -> Non
 @pytest.mark.requirement("P8")
 async def test_what_a_worker_says_on_stderr_never_holds_it_up(tmp_path: Path) -> None:
     script = HELLO + "sys.stderr.write('x' * 3_000_000); sys.stderr.flush(); say(End('failed', 'said it all')); rest()"
-    owner = supervisor(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
+    owner = make_supervisor(Parts(tmp_path, tmp_path / ".retinue", mode="yes"))
     owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
     node = owner.spawn(Profile("main", model=scripted({}), runtime="isolated"), Task("go"))
     await node.join()

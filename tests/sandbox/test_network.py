@@ -19,7 +19,7 @@ from tests.tools.web.kit import Web
 
 
 async def play(parts: build.Parts, profile: Profile) -> list[Any]:
-    owner = build.supervisor(parts)
+    owner = build.make_supervisor(parts)
     try:
         return [event async for event in Run(owner, owner.spawn(profile, Task("go"))).events()]
     finally:
@@ -50,7 +50,7 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
 @needs_bubblewrap
 async def test_the_socket_of_a_running_run_has_no_name_that_a_killed_process_could_leave(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    owner = build.supervisor(
+    owner = build.make_supervisor(
         build.Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes")
     )
     node = owner.spawn(main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go"))

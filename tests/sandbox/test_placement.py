@@ -11,7 +11,7 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Profile
-from retinue.build import Parts, placement, project_parts
+from retinue.build import Parts, load_project_parts, make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
@@ -125,7 +125,7 @@ async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_p
 def test_wrong_settings_are_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "retinue.yaml").write_text(text + "\n")
     with pytest.raises(ConfigError, match="retinue") as caught:
-        project_parts(tmp_path, config=tmp_path / "retinue.yaml")
+        load_project_parts(tmp_path, config=tmp_path / "retinue.yaml")
     assert said in str(caught.value)
 
 
@@ -138,7 +138,7 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
     (shown / "hello").write_text("#!/bin/sh\necho tool\n")
     (shown / "hello").chmod(0o755)
     parts = Parts(tmp_path / "none", expose=[str(shown)])
-    assert placement(parts).runtime("isolated").started.walls
+    assert make_placement(parts).runtime("isolated").started.walls
     agents = {"main": [call("shell", command=f"{shown}/hello; : >> {shown}/hello"), {"text": "x"}]}
     (tmp_path / "retinue.yaml").write_text(f"expose_paths: [{shown}]\n")
     _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)

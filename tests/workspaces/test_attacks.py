@@ -12,11 +12,10 @@ import pytest
 from retinue.core.errors import RetinueError
 from retinue.supervisor import apply_changes as takeover
 from retinue.workspaces import atomic_apply as swapping
-from retinue.workspaces import ignores, walk
+from retinue.workspaces import ignores, tree_workspaces, walk
 from retinue.workspaces import merge as merging
-from retinue.workspaces import tree_workspaces as spaces
 from retinue.workspaces.store import Import, Store
-from retinue.workspaces.walk import Entry, Walker, forbidden, open_entry
+from retinue.workspaces.walk import Entry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
 from tests.supervisor.tree.kit import call
@@ -189,7 +188,7 @@ async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, mon
     monkeypatch.setattr(walk, "DEEPEST", 256)
     whole = await work(project, "mkfifo x", kind="copy")
     monkeypatch.setattr(walk, "DEEPEST", 2)
-    assert spaces.settle(copied(whole).space)[0].count == 0
+    assert tree_workspaces.record_changes(copied(whole).workspace)[0].count == 0
 
 
 @pytest.mark.requirement("P31")
@@ -213,23 +212,23 @@ async def test_patterns_made_to_take_for_ever_are_given_up_on(tmp_path: Path, mo
     [".git", ".GIT", ".Git", "git~1", ".git ", ".git.", ".git::$INDEX", ".g\u200cit", ".ｇit", ".retinue", ".RETINUE"],
 )
 def test_names_that_are_gits_or_ours_in_any_spelling_are_never_written(name: str, tmp_path: Path) -> None:
-    assert forbidden(name)
-    store = Store(str(tmp_path / "s")).made()
+    assert is_reserved_name(name)
+    store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
-        held = merging.Held("100644", into.keep(b"x"))
-    made = merging.plan(str(tmp_path), [({}, {f"sub/{name}/hooks/x": held})], store)
+        held = merging.StoredFile("100644", into.add_bytes(b"x"))
+    made = merging.plan_changes(str(tmp_path), [({}, {f"sub/{name}/hooks/x": held})], store)
     assert [conflict.why for conflict in made.conflicts] == ["is a name that no run may write"]
 
 
 def test_names_that_lead_up_are_never_written(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "s")).made()
+    store = Store(str(tmp_path / "s")).ensure_created()
     with Import(store) as into:
-        held = merging.Held("100644", into.keep(b"x"))
+        held = merging.StoredFile("100644", into.add_bytes(b"x"))
     plan = merging.Plan(str(tmp_path))
     for path in ("../x", "a/../../x", "/etc/x", "a//b", "./x", "a\0b"):
         merging._check(merging.Change(path, None, held), plan, store)
     assert len(plan.conflicts) == 6
-    gitlink = merging.Held("160000", held.oid)
+    gitlink = merging.StoredFile("160000", held.oid)
     merging._check(merging.Change("sub", None, gitlink), plan, store)
     assert plan.conflicts[-1].why == "is neither a file nor a link"
 
@@ -275,25 +274,25 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
         (folder / "a.txt").write_text(LINES)
         (folder / "f").write_text("own\n")
         (folder / "d/inner/file").write_text("own\n")
-    store = Store(str(tmp_path / "space/runs/t/spaces.git")).made()
-    begun = spaces.Space("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
-    base, _ = spaces.look(begun, store, {}, ref=begun.base)
+    store = Store(str(tmp_path / "space/runs/t/workspaces.git")).ensure_created()
+    begun = tree_workspaces.Workspace("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
+    base, _ = tree_workspaces.record_files(begun, store, {}, ref=begun.base)
     outside_before, number, worked = hashed(away), 0, 0
-    forbidden_content = spaces.name_of(len(SECRET), iter((SECRET.encode(),)))
+    forbidden_content = tree_workspaces.hash_content(len(SECRET), iter((SECRET.encode(),)))
     with swapping_paths(space, away, seed) as first, swapping_paths(target, away, seed + 1) as second:
         while min(first[0], second[0]) < swaps:
             number += 1
-            for entry in Walker(str(space), foreign=True).entries():
+            for entry in Walker(str(space), foreign=True).walk_entries():
                 assert SECRET.encode() not in content_of(entry)
-            end, _ = spaces.look(begun, store, base, ref=begun.end)
+            end, _ = tree_workspaces.record_files(begun, store, base, ref=begun.end)
             assert forbidden_content not in {held.oid for held in end.values()}
             with Import(store) as into:
-                new = merging.Held("100644", into.keep(b"%d\n" % number))
+                new = merging.StoredFile("100644", into.add_bytes(b"%d\n" % number))
             wanted = {**base, "d/inner/file": new, "a.txt": new, f"d/inner/new{number}": new}
-            made = merging.plan(str(target), [(base, wanted)], store)
+            made = merging.plan_changes(str(target), [(base, wanted)], store)
             try:
                 if not made.conflicts:
-                    swapping.swap(str(target), made.changes, store, aside=str(tmp_path / "aside"))
+                    swapping.apply_changes(str(target), made.changes, store, aside=str(tmp_path / "aside"))
                     worked += 1
             except RetinueError:
                 pass

@@ -25,7 +25,7 @@ async def test_what_a_tree_with_changes_continues_stays_too(tmp_path: Path) -> N
     async with retinue.open(state, mode="yes") as r:
         third = await (await r.continue_run(second, "again", profiles=[plain])).result()
         assert third.status == "done"
-    (state / "runs" / second.tree / "0/space.json").write_text("{")
+    (state / "runs" / second.tree / "0/workspace.json").write_text("{")
     report = collect(state, before=later, wanted=unapplied)
     assert (report.removed, report.kept) == ([third.tree], {second.tree: [second.tree]}), "what cannot be told stays"
     assert sorted(collect(state, before=later).removed) == sorted([first.tree, second.tree])

@@ -14,8 +14,8 @@ from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.places import default_kind
 from retinue.testing import scripted
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Spaces, settle
-from retinue.workspaces.workspace import Space
+from retinue.workspaces.tree_workspaces import Workspaces, record_changes
+from retinue.workspaces.workspace import Workspace
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import LINES, changes, copied, git, hashed, repository, seen, shell, work
@@ -234,7 +234,7 @@ async def test_a_child_of_a_child_starts_from_its_parents_state(tmp_path: Path) 
     assert not (made / "t.o").exists()
     assert changes(child) == {"theirs.txt": "added"}
     assert changes(coder) == {"mine.txt": "added", "a.txt": "modified"}
-    assert copied(child).space.source == coder.workspace
+    assert copied(child).workspace.source == coder.workspace
     assert git(made, "log", "--format=%s") == "first\n"  # the parent's own `.git` is not asked
     assert hashed(project) == before
 
@@ -249,7 +249,7 @@ async def test_a_worktree_below_a_scratch_run_is_one_of_the_project(tmp_path: Pa
     result, _ = await seen(project, agents, profiles=[CODER])
     [lead] = result.children
     [coder] = lead.children
-    assert copied(coder).space.source == str(project)
+    assert copied(coder).workspace.source == str(project)
     assert changes(coder) == {"a.txt": "modified"} and lead.changed_files == ()
 
 
@@ -302,7 +302,7 @@ async def test_many_copies_of_one_project_are_kept_once(tmp_path: Path) -> None:
     }  # fmt: skip
     result, _ = await seen(project, agents, profiles=[CODER])
     assert [changes(child) for child in result.children] == [{f"file{n}": "added"} for n in range(6)]
-    store = project / ".retinue/runs" / result.tree / "spaces.git"
+    store = project / ".retinue/runs" / result.tree / "workspaces.git"
     size = sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(store) for name in names)
     assert size < 4 * 2_000_000
     model = scripted({"main": [{"text": "x"}]})
@@ -315,25 +315,25 @@ def test_a_workspace_that_is_there_is_used_and_a_half_made_one_is_made_anew(tmp_
     """As a resumed run finds it."""
     project = repository(tmp_path / "p")
     own = project / ".retinue/runs/t/0"
-    space = Space("worktree", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    workspace = Workspace("worktree", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
     (own / "workspace/half").mkdir(parents=True)
-    Spaces().open(space, threading.Event())
+    Workspaces().prepare(workspace, threading.Event())
     assert sorted(os.listdir(own / "workspace")) == [".git", "a.txt"]
     (own / "workspace/work").write_text("done so far")
-    Spaces().open(space, threading.Event())
+    Workspaces().prepare(workspace, threading.Event())
     assert (own / "workspace/work").read_text() == "done so far"
-    fact, changed = settle(space)
+    fact, changed = record_changes(workspace)
     assert (fact.count, changed) == (1, {"work"})
 
 
 def test_making_one_can_be_stopped(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     own = project / ".retinue/runs/t/0"
-    space = Space("copy", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
+    workspace = Workspace("copy", "t", 0, str(own), str(own / "workspace"), str(project), str(project))
     stop = threading.Event()
     stop.set()
     with pytest.raises(RetinueError, match="stopped"):
-        Spaces().open(space, stop)
+        Workspaces().prepare(workspace, stop)
     assert not (own / "workspace").exists()
 
 

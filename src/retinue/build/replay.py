@@ -8,16 +8,16 @@ from typing import Any
 
 from retinue import build
 from retinue.agent.plans import ProfilePlanner
-from retinue.build import sources
+from retinue.build.models import LatePrices
+from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import Terms
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timeouts import Timeouts
+from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 
@@ -45,7 +45,7 @@ def replayer(played: Any, project: Path) -> Supervisor:
     """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
     played.runtime = importlib.import_module("retinue.sandbox.replayed").Replayed(played)
     made = Supervisor(
-        build.log(None),
+        build.open_log(None),
         planner=played,
         state=StateFolder(None, project=project),
         clock=SystemClock(),
@@ -55,7 +55,7 @@ def replayer(played: Any, project: Path) -> Supervisor:
         book=None,
         limits=played.limits,
         timeouts=Timeouts(),
-        prices=sources.LatePrices(),
+        prices=LatePrices(),
     )
     played.answer = made.answer
     return made

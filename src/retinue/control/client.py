@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -15,13 +15,14 @@ from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.errors import NotFound, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.core.ports import Receipt
+from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, Response, ResponseError
+from retinue.http.listener import HOST
 from retinue.protocol import control as wire
 
-HOST = "127.0.0.1"
 ANSWER_SECONDS = 15.0
 ATTEMPTS = 2
 SILENT_SECONDS = 20.0
-BUFFERED = 64 * 1024
+ANSWER_BYTES = 256 * 1024 * 1024
 T = TypeVar("T")
 
 
@@ -79,20 +80,19 @@ class DoorClient:
     async def lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
         """The same as it came: events exactly as they are stored, deltas as `{"delta": ...}`."""
         query = urlencode({"tree": tree, "after": after, "deltas": int(deltas)})
-        reader, writer = await self._connect()
+        connection = await self._connect()
         try:
-            writer.write(self._request("GET", f"{wire.WATCH}?{query}", b""))
-            status = await self._head(reader)
-            if status != 200:
-                raise _error(status, await self._read(reader.read()))
+            response = await self._request(connection, "GET", f"{wire.WATCH}?{query}")
+            if response.status != 200:
+                raise _error(response.status, await self._read(connection.read_body(ANSWER_BYTES)))
             rest = b""
-            while piece := await self._chunk(reader):
-                *lines, rest = (rest + piece).split(b"\n")
+            while chunk := await self._read(connection.read_chunk(), SILENT_SECONDS):
+                *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     if line:
                         yield line
         finally:
-            writer.close()
+            connection.close()
 
     async def _ask(self, method: str, path: str, shape: type[T], order: object = None) -> T:
         """One answer. A command whose answer did not come is sent again with the same key: it has one effect."""
@@ -105,64 +105,50 @@ class DoorClient:
         return await self._ask_once(method, path, shape, order, key)
 
     async def _ask_once(self, method: str, path: str, shape: type[T], order: object, key: str) -> T:
-        reader, writer = await self._connect()
+        connection = await self._connect()
         try:
-            writer.write(self._request(method, path, b"" if order is None else wire.encode(order), key))
-            status = await self._head(reader)
-            body = await self._read(reader.read())
+            response = await self._request(connection, method, path, b"" if order is None else wire.encode(order), key)
+            body = await self._read(connection.read_body(ANSWER_BYTES))
         finally:
-            writer.close()
-        if status != 200:
-            raise _error(status, body)
+            connection.close()
+        if response.status != 200:
+            raise _error(response.status, body)
         try:
             return msgspec.json.decode(body, type=shape)
         except msgspec.MsgspecError:
             raise AnswerLost(f"process {self.address.pid} broke off its answer") from None
 
-    def _request(self, method: str, path: str, body: bytes, key: str = "") -> bytes:
-        lines = [
-            f"{method} {path} HTTP/1.1",
-            f"Host: {HOST}:{self.address.port}",
-            f"Authorization: Bearer {self.address.token}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-        ]
+    async def _request(
+        self, connection: ClientConnection, method: str, path: str, body: bytes = b"", key: str = ""
+    ) -> Response:
+        headers = {
+            "Host": f"{HOST}:{self.address.port}",
+            "Authorization": f"Bearer {self.address.token}",
+            "Content-Type": "application/json",
+            "Connection": "close",
+        }
         if key:
-            lines.append(f"{wire.KEY_HEADER}: {key}")
-        return "\r\n".join([*lines, "", ""]).encode() + body
+            headers[wire.KEY_HEADER] = key
+        connection.send_request(method, path, headers, body)
+        return await self._read(connection.read_response())
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> ClientConnection:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.open_connection(HOST, self.address.port, limit=BUFFERED)
+                return ClientConnection(*await asyncio.open_connection(HOST, self.address.port))
         except (OSError, TimeoutError):
             raise DoorGone(f"process {self.address.pid} does not open its door") from None
 
-    async def _head(self, reader: asyncio.StreamReader) -> int:
-        head: bytes = await self._read(reader.readuntil(b"\r\n\r\n"))
-        words = head.split(b" ", 2)
-        if len(words) < 3 or not words[1].isdigit():
-            raise DoorGone(f"what answers for process {self.address.pid} is no door")
-        return int(words[1])
-
-    async def _chunk(self, reader: asyncio.StreamReader) -> bytes:
-        line = await self._read(reader.readuntil(b"\r\n"), SILENT_SECONDS)
-        try:
-            size = int(line, 16)
-        except ValueError:
-            raise DoorGone(f"what answers for process {self.address.pid} is no door") from None
-        return (await self._read(reader.readexactly(size + 2), SILENT_SECONDS))[:-2]
-
-    async def _read(self, reading: object, seconds: float = ANSWER_SECONDS) -> bytes:
+    async def _read(self, reading: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:
         try:
             async with asyncio.timeout(seconds):
-                data: bytes = await reading  # type: ignore[misc]
-                return data
+                return await reading
         except TimeoutError:
             raise AnswerLost(f"process {self.address.pid} does not answer") from None
-        except (OSError, EOFError, asyncio.LimitOverrunError):
+        except (OSError, NoResponse, IncompleteResponse):
             raise AnswerLost(f"process {self.address.pid} is gone") from None
+        except ResponseError:
+            raise DoorGone(f"what answers for process {self.address.pid} is no door") from None
 
 
 def _error(status: int, body: bytes) -> RetinueError:

@@ -7,20 +7,18 @@ A request's Host, Origin, path, method, type and size are checked before its bod
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from retinue.control import http
-from retinue.control.http import Head, Refused
-from retinue.control.listener import HOST, Listener
 from retinue.control.server_limits import Downward, mint
 from retinue.core.events import Gap
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
 from retinue.core.secrets import forget, hide
+from retinue.http.listener import HOST, Listener
+from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
 from retinue.protocol.control import BadBody
@@ -36,8 +34,6 @@ SWEPT = 4096
 IDLE_SECONDS = 120.0
 END = "subagent_end"
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
-_OK = http.response(200, b"{}", Connection="keep-alive")
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Server:
@@ -74,7 +70,7 @@ class Collector(Listener):
     it. Made in the event loop of the supervisor, by `build`."""
 
     def __init__(self, down: Downward) -> None:
-        super().__init__("the collector", most=MOST_CONNECTIONS, idle=IDLE_SECONDS)
+        super().__init__("the collector", max_connections=MOST_CONNECTIONS, idle_seconds=IDLE_SECONDS)
         self._down = down
         self._port = 0
         self._paths: dict[str, _Server] = {}
@@ -154,26 +150,24 @@ class Collector(Listener):
         for secret in self._secrets:
             forget(secret)
 
-    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        server, length = self._server(head), http.body_length(head, collected.BODY_BYTES)
-        if head.headers.get("expect", "").lower() == "100-continue":
-            writer.write(_CONTINUE)
+    async def respond(self, request: Request, connection: ServerConnection) -> None:
+        server = self._server(request)
+        body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
-            event = collected.decode(await http.read_rest(reader, length))
+            event = collected.decode(body)
         except BadBody as error:
-            raise Refused(400, str(error)) from None
-        self._take(server, event, length)
-        writer.write(http.response(200, b"{}") if head.last else _OK)
-        await writer.drain()
-        return not head.last
+            raise HttpError(400, str(error)) from None
+        self._take(server, event, len(body))
+        connection.send_response(200, b"{}")
+        await connection.drain()
 
-    def _server(self, head: Head) -> _Server:
-        """Whose path it is; nothing of the body has been read yet."""
-        server = self._paths.get(head.path)
+    def _server(self, request: Request) -> _Server:
+        """Return the server whose path it is. Nothing of the body was read yet."""
+        server = self._paths.get(request.path)
         if server is None:
-            raise Refused(404, "there is no such address")
-        if head.method != "POST":
-            raise Refused(405, "this address takes POST only", Allow="POST")
+            raise HttpError(404, "there is no such address")
+        if request.method != "POST":
+            raise HttpError(405, "this address takes POST only", Allow="POST")
         return server
 
     # What arrives
@@ -185,10 +179,10 @@ class Collector(Listener):
             if event.type == END:
                 return  # nothing was reported of it, so there is nothing to end
         elif run.server is not server:
-            raise Refused(403, NOT_YOURS.format(run=event.run_id))
+            raise HttpError(403, NOT_YOURS.format(run=event.run_id))
         if run.over or (run.node is not None and run.node.ending):
             if event.type != END:
-                raise Refused(409, f"run '{event.run_id}' has ended{_how(run.node)}: it is not wanted any more")
+                raise HttpError(409, f"run '{event.run_id}' has ended{_how(run.node)}: it is not wanted any more")
             return
         if not self._may_say(run, size) and event.type != END:
             return
@@ -207,7 +201,7 @@ class Collector(Listener):
         if above is not None and above.server is server:
             return _Run(server, above.tree, above.below())
         if place is None:
-            raise Refused(403, NOT_YOURS.format(run=event.run_id))
+            raise HttpError(403, NOT_YOURS.format(run=event.run_id))
         return _Run(server, *place)
 
     def _adopted(self, run: _Run, event: Reported) -> ForeignNode | None:
@@ -215,7 +209,7 @@ class Collector(Listener):
         tree = self._down.supervisor.trees.get(run.tree)
         parent = None if tree is None else tree.nodes[run.parent]
         if parent is not None and parent.depth >= DEEPEST:
-            raise Refused(403, f"runs are nested deeper than {DEEPEST}")
+            raise HttpError(403, f"runs are nested deeper than {DEEPEST}")
         key = run.server.name, run.tree
         self._made[key] += 1
         if self._made[key] > MOST_RUNS and parent is not None and tree is not None:
@@ -225,7 +219,7 @@ class Collector(Listener):
             return None
         node = self._down.supervisor.adopt(run.tree, run.parent, event, server=run.server.name)
         if node is None:
-            raise Refused(409, f"the run that made the call of '{event.run_id}' has ended: it is not wanted any more")
+            raise HttpError(409, f"the run that made the call of '{event.run_id}' has ended: it is not wanted any more")
         self._runs[event.run_id], node.give_up = run, run.give_up
         return node
 

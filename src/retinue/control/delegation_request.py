@@ -19,18 +19,19 @@ from msgspec import UNSET
 
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
-from retinue.core.limits import Limits
+from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
 from retinue.protocol import outbox as wire
 from retinue.protocol.inherited_limits import Caller, narrower
-from retinue.remote.mailbox import Mailbox, Unreadable, reached
-from retinue.supervisor.timeouts import Timeouts
 from retinue.workspaces.copy_back import Return
 from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
-from retinue.workspaces.run_folders import RunFolders, private_folder
+from retinue.workspaces.run_folders import RunFolders
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
@@ -123,18 +124,18 @@ class DelegationRequest:
             async with self._locks.lock_of(request.workspace):
                 readable = await asyncio.to_thread(self._copy_in, request)
             await self._control.prepare(profile)
-            reached("checked")
+            reach_failpoint("checked")
             if stopping() or self._is_cancelled():
                 return failure_response(name, STOPPED, "cancelled")
             run = await self._spawn(request, profile, readable)
         except FileNotFoundError:
             return failure_response(name, "the request went away while it was looked at")
-        except Unreadable as error:
+        except UnreadableMessage as error:
             return failure_response(name, f"the request {error}")
         except RetinueError as error:
             return failure_response(name, str(error))
         trees[name] = run.ref.tree
-        reached("spawned")
+        reach_failpoint("spawned")
         try:
             self._host.begun(run.ref, request.task)
             await self._stream(run.ref.tree)
@@ -144,7 +145,7 @@ class DelegationRequest:
         await run.join()
         async with self._locks.lock_of(request.workspace):
             await asyncio.to_thread(self._copy_back, request, Path(run.folders.path))
-        reached("copied_back")
+        reach_failpoint("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
         return self._response(run.result())
@@ -152,11 +153,11 @@ class DelegationRequest:
     def _read_request(self) -> wire.Request:
         file = wire.request_name(self._name)
         owners = (self._box.owner, os.geteuid())
-        data, self.owner = self._box.read(file, most=wire.REQUEST_BYTES, owners=owners)
+        data, self.owner = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=owners)
         return wire.parse_request(data, self._name)
 
     def _is_cancelled(self) -> bool:
-        return self._box.exists(wire.cancel_name(self._name))
+        return self._box.has_entry(wire.cancel_name(self._name))
 
     def _response(self, result: Result[Any]) -> wire.Response:
         return wire.Response(
@@ -182,7 +183,7 @@ class DelegationRequest:
         self._stage.mkdir(mode=0o700)
         with self._roots.opened(request.workspace, what="workspace") as fd:
             self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
-        context = private_folder(self._stage / "context")
+        context = make_private_folder(self._stage / "context")
         for index, path in enumerate(request.context_paths):
             what = f"context_paths[{index}]"
             copy = context / f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
@@ -207,7 +208,7 @@ class DelegationRequest:
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
         run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
         try:
-            private_folder(run.folders.own)
+            make_private_folder(run.folders.own)
             (self._stage / "workspace").rename(run.folders.path)  # no step of the run comes before this
         except (OSError, RetinueError) as error:
             await self._control.cancel(run.ref.tree)
@@ -218,7 +219,7 @@ class DelegationRequest:
         """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""
         fd: int | None = None
         try:
-            fd = self._box.create(wire.events_name(self._name), reader=self.owner)
+            fd = self._box.create_stream(wire.events_name(self._name), reader=self.owner)
         except OSError as error:
             self._notes.append(f"its events could not be written: {error.strerror or error}")
         try:
@@ -232,7 +233,7 @@ class DelegationRequest:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
                     os.close(fd)
                     fd = None
-                reached("event_written")
+                reach_failpoint("event_written")
         finally:
             if fd is not None:
                 os.close(fd)

@@ -29,10 +29,11 @@ from retinue.control.delegation_request import (
 )
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
 from retinue.protocol import outbox as wire
-from retinue.remote.mailbox import Mailbox, Unreadable, reached
 from retinue.workspaces.copy_in import Roots, remove, sweep
-from retinue.workspaces.run_folders import private_folder
 
 SIDE = "watches"
 UNREAD_SECONDS = 24 * 3600.0
@@ -55,11 +56,11 @@ class Watcher:
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
-            self._kept = Mailbox(private_folder(hosting.state / "outbox" / key), SIDE)
+            self._kept = Mailbox(make_private_folder(hosting.state / "outbox" / key), SIDE)
         except BaseException:
             self._box.close()
             raise
-        self._stage = private_folder(hosting.state / "outbox" / f"{key}.copies")
+        self._stage = make_private_folder(hosting.state / "outbox" / f"{key}.copies")
         self._locks = FolderLocks()
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
@@ -79,14 +80,14 @@ class Watcher:
             await asyncio.sleep(self._host.poll)
         self._recover()
         while True:
-            changed = self._box.changed()
+            changed = self._box.modified_at()
             try:
                 self.look_once()
             except OSError as error:
                 self._complain(f"the outbox cannot be used: {error.strerror or error}")
             for _ in range(max(1, round(self._host.poll / GLANCE_SECONDS))):
                 await asyncio.sleep(GLANCE_SECONDS)
-                if self._box.changed() != changed:
+                if self._box.modified_at() != changed:
                     break
 
     async def close(self) -> None:
@@ -106,12 +107,12 @@ class Watcher:
         """Look into the folder once: start new requests, cancel and steer those at work."""
         for name in list(self._serving):
             self._obey_cancel(name)
-        files = self._box.names()
+        files = self._box.list_names()
         for file in files:
             self._read_steer(file)
         asked = [name for name in map(wire.asked_id, files) if name is not None]
         self._odd &= set(asked)
-        if asked and len(self._kept.names()) >= MOST_KEPT:
+        if asked and len(self._kept.list_names()) >= MOST_KEPT:
             self._complain(f"{MOST_KEPT} requests are remembered in {self._kept.folder}; no more are taken")
             return
         most = self._host.limits.concurrent
@@ -122,13 +123,13 @@ class Watcher:
             if most is None or len(self._serving) < max(most, 1):
                 task = self._serving[name] = asyncio.create_task(self._serve(name))
                 task.add_done_callback(partial(self._forget_task, name))
-            elif self._box.exists(wire.cancel_name(name)) and self._kept_answer(name) is None:
+            elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
         awaited = {*asked, *self._serving}
         for file in files:
             about = wire.stopped_id(file) or wire.steered_id(file)
-            if about is not None and about not in awaited and self._kept.exists(about):
-                self._box.remove(file)  # it came too late
+            if about is not None and about not in awaited and self._kept.has_entry(about):
+                self._box.remove_entry(file)  # it came too late
 
     def _complain(self, text: str) -> None:
         """Tell the user once, however often the same thing fails."""
@@ -148,40 +149,42 @@ class Watcher:
 
     def _recover(self) -> None:
         """Answer the claims of dead watchers: we hold the lock, so whoever claimed and did not answer is gone."""
-        self._box.sweep()
-        self._kept.sweep()
+        self._box.remove_leftovers()
+        self._kept.remove_leftovers()
         for path in self._stage.iterdir():
             remove(path)
-        for name in self._kept.names():
+        for name in self._kept.list_names():
             if self._kept_answer(name) == b"":
                 self._sweep_workspace(name)
                 self._answer(failure_response(name, FALLEN, "disconnected"))
-            elif self._kept.age(name) > UNREAD_SECONDS and not self._box.exists(wire.request_name(name)):
+            elif self._kept.entry_age(name) > UNREAD_SECONDS and not self._box.has_entry(wire.request_name(name)):
                 for file in (wire.response_name(name), wire.events_name(name)):
-                    self._box.remove(file)  # nobody has come for it
-                if self._kept.age(name) > RETENTION_DAYS * 24 * 3600:
-                    self._kept.remove(name)
+                    self._box.remove_entry(file)  # nobody has come for it
+                if self._kept.entry_age(name) > RETENTION_DAYS * 24 * 3600:
+                    self._kept.remove_entry(name)
 
     def _sweep_workspace(self, name: str) -> None:
         """Remove what a killed watcher has left half written in the workspace of a request."""
-        with suppress(OSError, Unreadable, RetinueError):  # without it nobody can tell where that was
-            request = wire.parse_request(self._box.read(wire.request_name(name), most=wire.REQUEST_BYTES)[0], name)
+        with suppress(OSError, UnreadableMessage, RetinueError):  # without it nobody can tell where that was
+            request = wire.parse_request(
+                self._box.read_message(wire.request_name(name), limit=wire.REQUEST_BYTES)[0], name
+            )
             with self._roots.opened(request.workspace, what="workspace") as fd:
                 sweep(fd)
 
     def _kept_answer(self, name: str) -> bytes | None:
         """Return the answer kept for an id, no bytes for one that is claimed, None for an unknown one."""
         try:
-            return self._kept.read(name, most=2 * wire.RESPONSE_BYTES)[0]
+            return self._kept.read_message(name, limit=2 * wire.RESPONSE_BYTES)[0]
         except FileNotFoundError:
             return None
-        except Unreadable:
+        except UnreadableMessage:
             return b""
 
     def _obey_cancel(self, name: str) -> None:
         tree = self._trees.get(name)
-        if tree is not None and self._box.exists(wire.cancel_name(name)):
-            reached("cancel_seen")
+        if tree is not None and self._box.has_entry(wire.cancel_name(name)):
+            reach_failpoint("cancel_seen")
             self._start_command(self._cancel(name, tree))
 
     async def _cancel(self, name: str, tree: str) -> None:
@@ -197,16 +200,16 @@ class Watcher:
         count = self._steers[name] = self._steers.get(name, 0) + 1
         try:
             if count > wire.MOST_STEERS:
-                raise Unreadable(f"is more than the {wire.MOST_STEERS} words that a request may send")
-            data, _ = self._box.read(file, most=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
+                raise UnreadableMessage(f"is more than the {wire.MOST_STEERS} words that a request may send")
+            data, _ = self._box.read_message(file, limit=wire.REQUEST_BYTES, owners=(self._box.owner, os.geteuid()))
             run, text = wire.parse_steer(data)
         except FileNotFoundError:
             return
-        except (Unreadable, wire.RequestError) as error:
+        except (UnreadableMessage, wire.RequestError) as error:
             self._complain(f"{name}: words for it are not read: the file {error}")
-            self._box.remove(file)
+            self._box.remove_entry(file)
             return
-        if self._box.remove(file):
+        if self._box.remove_entry(file):
             self._start_command(self._send(self._trees[name], run, text))
 
     async def _send(self, tree: str, run: int, text: str) -> None:
@@ -247,17 +250,17 @@ class Watcher:
             remove(self._stage / name)
 
     def _claim(self, name: str) -> bool:
-        self._kept.mark(name)
+        self._kept.create_mark(name)
         os.fsync(self._kept.fd)
-        reached("claimed")
-        marked = self._box.mark(wire.claim_name(name))
-        reached("marked")
+        reach_failpoint("claimed")
+        marked = self._box.create_mark(wire.claim_name(name))
+        reach_failpoint("marked")
         return marked
 
     def _answer(self, response: wire.Response, owner: int | None = None) -> None:
         data = wire.encode_response(response)
-        self._kept.put(response.id, data)
-        reached("answer_kept")
+        self._kept.put_message(response.id, data)
+        reach_failpoint("answer_kept")
         self._host.say(
             ": ".join(filter(None, (response.id, response.status, response.error_details, response.warning)))
         )
@@ -267,15 +270,15 @@ class Watcher:
         """Put the response in its place, then remove the request."""
         file = wire.response_name(name)
         there = b""
-        with suppress(FileNotFoundError, Unreadable):
-            there = self._box.read(file, most=len(data), owners=(os.geteuid(),))[0]
+        with suppress(FileNotFoundError, UnreadableMessage):
+            there = self._box.read_message(file, limit=len(data), owners=(os.geteuid(),))[0]
         if there != data:
             reader = self._box.owner if owner is None else owner
-            self._box.put(file, data, reader=reader, half="response_half_written")
-        reached("response_written")
-        self._box.remove(wire.request_name(name))
-        reached("request_removed")
+            self._box.put_message(file, data, reader=reader, failpoint="response_half_written")
+        reach_failpoint("response_written")
+        self._box.remove_entry(wire.request_name(name))
+        reach_failpoint("request_removed")
         for mark in (wire.claim_name(name), wire.cancel_name(name)):
-            self._box.remove(mark)
-        if self._box.exists(wire.request_name(name)):
+            self._box.remove_entry(mark)
+        if self._box.has_entry(wire.request_name(name)):
             self._odd.add(name)

@@ -16,13 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from retinue.control import http
 from retinue.control.address_files import DoorFile
-from retinue.control.http import Head, Refused
-from retinue.control.listener import Listener
 from retinue.control.watch_stream import stream
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.secrets import forget, hide
+from retinue.http.listener import Listener
+from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.log.archive import Archive
 from retinue.protocol import control as wire
 from retinue.supervisor.nodes import Node
@@ -45,7 +44,7 @@ class DoorServer(Listener):
     """`async with DoorServer(supervisor, state_folder)`: open inside, closed and its file gone after."""
 
     def __init__(self, supervisor: Supervisor, state: Path) -> None:
-        super().__init__("this door", most=MOST_CONNECTIONS)
+        super().__init__("this door", max_connections=MOST_CONNECTIONS)
         self._supervisor = supervisor
         self._folder = state / "doors"
         self._token = secrets.token_urlsafe(32)
@@ -73,53 +72,52 @@ class DoorServer(Listener):
         await self.end_connections(LAST_WORDS_SECONDS)  # a watcher of a tree that has ended gets them
         forget(self._token)
 
-    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        self._check(head)
-        if head.path == wire.WATCH and head.method == "GET":
-            await stream(self._supervisor, head.query, reader, writer)
+    async def respond(self, request: Request, connection: ServerConnection) -> None:
+        self._check(request)
+        if request.path == wire.WATCH and request.method == "GET":
+            await stream(self._supervisor, request.query, connection)
         else:
-            writer.write(http.response(200, wire.encode(await self._do(head, reader))))
-        return False
+            connection.send_response(200, wire.encode(await self._do(request, connection)))
 
-    def _check(self, head: Head) -> None:
+    def _check(self, request: Request) -> None:
         """Before anything else of the request is looked at."""
-        scheme, _, token = head.headers.get("authorization", "").partition(" ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+            raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
         known = wire.WATCH, *self._get, *self._post
-        if head.path not in known:
-            raise Refused(404, "there is no such route")
-        allowed = "POST" if head.path in self._post else "GET"
-        if head.method != allowed:
-            raise Refused(405, f"this route takes {allowed} only", Allow=allowed)
+        if request.path not in known:
+            raise HttpError(404, "there is no such route")
+        allowed = "POST" if request.path in self._post else "GET"
+        if request.method != allowed:
+            raise HttpError(405, f"this route takes {allowed} only", Allow=allowed)
 
-    async def _do(self, head: Head, reader: asyncio.StreamReader) -> Any:
+    async def _do(self, request: Request, connection: ServerConnection) -> Any:
         try:
-            if head.method == "GET":
-                return self._get[head.path](head.query)
-            if head.query:
-                raise Refused(400, "this route takes no parameters in its address")
-            return await self._once(head, await http.read_body(reader, head))
+            if request.method == "GET":
+                return self._get[request.path](request.query)
+            if request.query:
+                raise HttpError(400, "this route takes no parameters in its address")
+            return await self._once(request, await connection.read_json_body(request))
         except (wire.BadBody, RetinueError) as error:
-            raise Refused(400, str(error)) from None
+            raise HttpError(400, str(error)) from None
 
-    async def _once(self, head: Head, body: bytes) -> Any:
+    async def _once(self, request: Request, body: bytes) -> Any:
         """The answer to a command. One that comes again with the same key, also while the first is still at work, gets
         the first one's answer and has no effect of its own."""
-        command, key = self._post[head.path], head.headers.get(wire.KEY_HEADER.lower(), "")
+        command, key = self._post[request.path], request.headers.get(wire.KEY_HEADER.lower(), "")
         if not key:
             return await command(body)
         if len(key) > wire.LONGEST_KEY:
-            raise Refused(400, f"{wire.KEY_HEADER} is longer than {wire.LONGEST_KEY} characters")
+            raise HttpError(400, f"{wire.KEY_HEADER} is longer than {wire.LONGEST_KEY} characters")
         known = self._commands.get(key)
         if known is None:
-            known = self._commands[key] = (head.path, body, asyncio.ensure_future(command(body)))
+            known = self._commands[key] = (request.path, body, asyncio.ensure_future(command(body)))
             known[2].add_done_callback(lambda done: done.cancelled() or done.exception())
             if len(self._commands) > REMEMBERED:
                 del self._commands[next(iter(self._commands))]
         path, asked, answer = known
-        if (path, asked) != (head.path, body):
-            raise Refused(409, f"this {wire.KEY_HEADER} belongs to another command")
+        if (path, asked) != (request.path, body):
+            raise HttpError(409, f"this {wire.KEY_HEADER} belongs to another command")
         return await asyncio.shield(answer)
 
     # The commands
@@ -182,7 +180,7 @@ class DoorServer(Listener):
 def _only(query: dict[str, str], *known: str) -> None:
     for name in query:
         if name not in known:
-            raise Refused(400, f"unknown parameter {name[: wire.LONGEST_NAME]!r}")
+            raise HttpError(400, f"unknown parameter {name[: wire.LONGEST_NAME]!r}")
 
 
 def _live(tree: Tree) -> wire.LiveTree:

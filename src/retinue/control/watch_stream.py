@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.control import http
-from retinue.control.http import Refused
 from retinue.core.events import Delta, Event, encode
+from retinue.http.server import HttpError, ServerConnection
 from retinue.protocol.control import LONGEST_NAME, encode_delta
 from retinue.supervisor.supervisor import Supervisor
 
@@ -22,16 +21,14 @@ BUFFERED = 64 * 1024
 TURN = 64
 
 
-async def stream(
-    supervisor: Supervisor, query: dict[str, str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    """Writes the whole response; returns when the tree has ended, or the peer is gone."""
+async def stream(supervisor: Supervisor, query: dict[str, str], connection: ServerConnection) -> None:
+    """Send the whole response. Returns when the tree has ended, or the peer is gone."""
     items = _items(supervisor, query)
-    writer.write(http.start(200, **{"Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}))
+    connection.start_response(200, {"Content-Type": "application/x-ndjson"})
     tasks = [
-        asyncio.create_task(_write(items, writer)),
-        asyncio.create_task(_beat(writer)),
-        asyncio.create_task(reader.read(1)),  # nothing more is expected: whatever comes is the end
+        asyncio.create_task(_write(items, connection)),
+        asyncio.create_task(_beat(connection)),
+        asyncio.create_task(connection.wait_for_peer()),
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -44,19 +41,19 @@ async def stream(
 def _items(supervisor: Supervisor, query: dict[str, str]) -> AsyncIterator[Event | Delta]:
     unknown = set(query) - {"tree", "after", "deltas"}
     if unknown:
-        raise Refused(400, f"unknown parameter {min(unknown)[:LONGEST_NAME]!r}")
+        raise HttpError(400, f"unknown parameter {min(unknown)[:LONGEST_NAME]!r}")
     tree, after, deltas = query.get("tree", ""), query.get("after", "0"), query.get("deltas", "0")
     if not tree:
-        raise Refused(400, "the parameter 'tree' is missing")
+        raise HttpError(400, "the parameter 'tree' is missing")
     if not (after.isascii() and after.isdigit() and len(after) <= 18):
-        raise Refused(400, "'after' must be the number of an event, 0 or more")
+        raise HttpError(400, "'after' must be the number of an event, 0 or more")
     if deltas not in ("0", "1"):
-        raise Refused(400, "'deltas' must be 0 or 1")
+        raise HttpError(400, "'deltas' must be 0 or 1")
     if tree in supervisor.trees:
         return supervisor.watch(tree, after=int(after), deltas=deltas == "1")
     if tree in supervisor.log_of(tree).trees():
         return _stored(supervisor, tree, int(after))
-    raise Refused(404, "there is no such tree here")
+    raise HttpError(404, "there is no such tree here")
 
 
 async def _stored(supervisor: Supervisor, tree: str, after: int) -> AsyncIterator[Event | Delta]:
@@ -65,23 +62,23 @@ async def _stored(supervisor: Supervisor, tree: str, after: int) -> AsyncIterato
         yield event
 
 
-async def _write(items: AsyncIterator[Event | Delta], writer: asyncio.StreamWriter) -> None:
+async def _write(items: AsyncIterator[Event | Delta], connection: ServerConnection) -> None:
     written = 0
     async with aclosing(items):  # type: ignore[type-var]
         async for item in items:
             line = encode_delta(item) if isinstance(item, Delta) else encode(item)
-            writer.write(http.chunk(line + b"\n"))
+            connection.send_chunk(line + b"\n")
             written += 1
-            if writer.transport.get_write_buffer_size() > BUFFERED:
+            if connection.unsent_bytes > BUFFERED:
                 async with asyncio.timeout(STUCK_SECONDS):
-                    await writer.drain()
+                    await connection.drain()
             elif written % TURN == 0:
-                await asyncio.sleep(0)  # a long past read by a fast peer: runs have their turn in between
-    writer.write(http.chunk(b""))
+                await asyncio.sleep(0)  # lets runs have their turn while a fast peer reads a long history
+    connection.end_response()
 
 
-async def _beat(writer: asyncio.StreamWriter) -> None:
+async def _beat(connection: ServerConnection) -> None:
     while True:
         await asyncio.sleep(BEAT_SECONDS)
-        if not writer.transport.get_write_buffer_size():
-            writer.write(http.chunk(b"\n"))
+        if not connection.unsent_bytes:
+            connection.send_chunk(b"\n")

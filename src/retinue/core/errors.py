@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from retinue.core.usage import NO_USAGE, Usage
-
-if TYPE_CHECKING:
-    from retinue.core.results import Result
 
 DEPTH_EXCEEDED = (
     "Subagent depth limit exceeded ({depth}/{limit}). "
@@ -33,14 +28,6 @@ class NotFound(ConfigError):
 
 class LogError(RetinueError):
     """The log cannot be written or read; nothing after the last acknowledged event is promised."""
-
-
-class RunFailed(RetinueError):
-    """Raised by `Result.output()` for a run that has no output to give."""
-
-    def __init__(self, result: Result[Any]) -> None:
-        super().__init__(result.error_details or f"run {result.path} ended {result.status}")
-        self.result = result
 
 
 class SpawnRefused(RetinueError):

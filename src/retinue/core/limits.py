@@ -68,6 +68,14 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         )
 
 
+class Timeouts(msgspec.Struct, frozen=True, gc=False):
+    """Seconds of spawned runs: the default, and the bounds of a timeout that a model asks for."""
+
+    default: float = SPAWNED_SECONDS
+    minimum: float = MODEL_ASKED_SECONDS[0]
+    maximum: float = MODEL_ASKED_SECONDS[1]
+
+
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one run's processes may use: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how
     many files each has open, and bytes of its whole workspace."""

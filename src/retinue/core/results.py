@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
-from retinue.core.errors import RunFailed
+from retinue.core.errors import RetinueError
 from retinue.core.usage import Usage
 
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
@@ -113,6 +113,14 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
                 del fields[name]
         fields["children"] = [child.to_json() for child in self.children]
         return fields
+
+
+class RunFailed(RetinueError):
+    """Raised by `Result.output()` for a run that has no output to give."""
+
+    def __init__(self, result: Result[Any]) -> None:
+        super().__init__(result.error_details or f"run {result.path} ended {result.status}")
+        self.result = result
 
 
 def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """A provider's model behind our port: one adapter over `pydantic_ai.direct`, for every provider that library knows.
 
-Built by `build.py`, which loads this module only when a run wants such a model: it takes seconds to import. Retries are
-not made here (the SDKs' own are off); keys and base URLs are read by the SDKs from their own environment variables.
+Built by `build/models.py`, which loads this module only when a run wants such a model: it takes seconds to import.
+Retries are not made here (the SDKs' own are off); keys and base URLs are read by the SDKs from their own environment
+variables.
 """
 
 from __future__ import annotations

@@ -24,10 +24,12 @@ from retinue.core.plans import Job
 from retinue.core.ports import Link, Receipt
 from retinue.core.profiles import Profile
 from retinue.core.results import Ending
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.mailbox import Mailbox, UnreadableMessage
+from retinue.files.private import make_private_folder
 from retinue.protocol import outbox as wire
-from retinue.remote.mailbox import Mailbox, Unreadable, reached
 from retinue.remote.mirror import CHARACTERS, Child, HostLink, Mirror, checked
-from retinue.workspaces.run_folders import RunFolders, private_folder
+from retinue.workspaces.run_folders import RunFolders
 
 SIDE = "asks"
 POLL_SECONDS = 0.05
@@ -76,7 +78,7 @@ class _Errand:
         self._job, self._link, self._mirrors = job, link, mirrors
         self._box = Mailbox(folder, SIDE)
         assert isinstance(job.folders, RunFolders)
-        self._own = private_folder(job.folders.own)
+        self._own = make_private_folder(job.folders.own)
         self._id, asked = self._asked_as()
         past = job.past
         self._unseen = asked and past is not None and (past.reply is not None or len(past.thread) > 1)
@@ -91,12 +93,12 @@ class _Errand:
         asks for nothing twice."""
         kept = Mailbox(self._own, SIDE)
         try:
-            if kept.exists(KEPT):
-                return kept.read(KEPT, most=CHARACTERS)[0].decode(), True
+            if kept.has_entry(KEPT):
+                return kept.read_message(KEPT, limit=CHARACTERS)[0].decode(), True
             ref = self._job.ref
             agent = "".join(c if c.isascii() and c.isalnum() else "-" for c in ref.agent.lower())[:20]
             name = f"{agent}-{ref.tree}-{ref.run}-{secrets.token_hex(4)}"
-            kept.put(KEPT, name.encode())
+            kept.put_message(KEPT, name.encode())
             return name, False
         finally:
             kept.close()
@@ -135,7 +137,9 @@ class _Errand:
         assert isinstance(job.folders, RunFolders)
         if self._unseen:
             self._link.emit(Warned(UNSEEN, code="unseen"))
-        if any(self._box.exists(name(self._id)) for name in (wire.request_name, wire.claim_name, wire.response_name)):
+        if any(
+            self._box.has_entry(name(self._id)) for name in (wire.request_name, wire.claim_name, wire.response_name)
+        ):
             return
         depth, seconds = self._link.left()
         task = job.task
@@ -153,8 +157,8 @@ class _Errand:
         data = wire.encode_request(request)
         if len(data) > wire.REQUEST_BYTES:
             raise RetinueError(f"the task is larger than the {wire.REQUEST_BYTES} bytes of a request to the host")
-        self._box.put(wire.request_name(self._id), data, reader=self._box.owner)
-        reached("request_renamed")
+        self._box.put_message(wire.request_name(self._id), data, reader=self._box.owner)
+        reach_failpoint("request_renamed")
 
     def _before(self) -> str:
         """What was said in the run that this one continues: the host has it only from us."""
@@ -176,12 +180,12 @@ class _Errand:
             raise RetinueError(f"the words are larger than the {wire.REQUEST_BYTES} bytes of a message to the host")
         self._steers += 1
         try:
-            self._box.put(name, data, reader=self._box.owner)
+            self._box.put_message(name, data, reader=self._box.owner)
         except OSError as error:
             return Receipt("too_late", why=f"cannot write to the outbox: {error.strerror or error}")
         place = mirror.told(text)
         await asyncio.wait([place], timeout=STEER_SECONDS)
-        if not place.done() and self._box.remove(name):
+        if not place.done() and self._box.remove_entry(name):
             mirror.taken_back(place)
             return Receipt("too_late", why=UNTAKEN.format(seconds=STEER_SECONDS))
         await asyncio.wait([place], timeout=STEER_SECONDS)
@@ -218,15 +222,15 @@ class _Errand:
 
     def _response(self) -> wire.Response | None:
         try:
-            data, _ = self._box.read(wire.response_name(self._id), most=wire.RESPONSE_BYTES)
+            data, _ = self._box.read_message(wire.response_name(self._id), limit=wire.RESPONSE_BYTES)
         except FileNotFoundError:
             return None
-        except Unreadable as error:
+        except UnreadableMessage as error:
             raise wire.RequestError(f"the response {error}") from None
         return wire.parse_response(data, self._id)
 
     def _is_unclaimed(self) -> bool:
-        return self._events is None and not self._box.exists(wire.claim_name(self._id))
+        return self._events is None and not self._box.has_entry(wire.claim_name(self._id))
 
     def _new_events(self) -> bool:
         """Takes a piece of what is new; whether there was one."""
@@ -234,10 +238,10 @@ class _Errand:
             return False  # nobody knows which of it was written here
         if self._events is None:
             try:
-                self._events = self._box.open(wire.events_name(self._id))
+                self._events = self._box.open_message(wire.events_name(self._id))
             except FileNotFoundError:
                 return False
-            except Unreadable as error:
+            except UnreadableMessage as error:
                 raise wire.RequestError(f"the file of events {error}") from None
         piece = os.read(self._events, PIECE_BYTES)
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -278,7 +282,7 @@ class _Errand:
     async def _cancel(self, reading: asyncio.Task[None]) -> None:
         """Asks the host to stop, and waits for what it says: the run there is what has to be stopped."""
         with suppress(OSError):
-            self._box.mark(wire.cancel_name(self._id))
+            self._box.create_mark(wire.cancel_name(self._id))
         await asyncio.wait([reading], timeout=self._job.plan.runtime.grace - ANSWER_SECONDS / 2)
         self._runs[0].drain(self._link)
 
@@ -287,10 +291,10 @@ class _Errand:
         box, name = self._box, self._id
         with suppress(OSError):
             if not self._answered:
-                box.mark(wire.cancel_name(name))
-                if box.exists(wire.claim_name(name)):
+                box.create_mark(wire.cancel_name(name))
+                if box.has_entry(wire.claim_name(name)):
                     return
             for number in range(self._steers):
-                box.remove(wire.steer_name(name, number))
+                box.remove_entry(wire.steer_name(name, number))
             for file in (wire.request_name, wire.response_name, wire.events_name, wire.cancel_name):
-                box.remove(file(name))
+                box.remove_entry(file(name))

@@ -24,6 +24,7 @@ from retinue.core.plans import Job
 from retinue.core.ports import Link
 from retinue.core.results import Ending
 from retinue.core.rules import CODE_MODE
+from retinue.files.private import make_private_folder
 from retinue.protocol import link as wire
 from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
 from retinue.sandbox.channel import Channel
@@ -31,8 +32,8 @@ from retinue.sandbox.hints import Starved, hint, offline_hint
 from retinue.sandbox.near import NearEnd
 from retinue.sandbox.process import REAP_SECONDS, Process
 from retinue.sandbox.proxy_socket import Gate, Proxies
-from retinue.workspaces.run_folders import RunFolders, private_folder
-from retinue.workspaces.workspace import SPACE, SpaceFact, read_fact
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 1.0
@@ -195,9 +196,9 @@ class HostFolders:
 
 def box_of(job: Job, folders: RunFolders, caps: Caps) -> Box:
     """What the run sees, all of it there; resolved, so that no link in a path leads elsewhere inside."""
-    own = Path(os.path.realpath(private_folder(folders.own)))
-    made = {name: str(private_folder(own / name)) for name in ("outputs", "lent")}
-    private_folder(own.parent / "snapshots")
+    own = Path(os.path.realpath(make_private_folder(folders.own)))
+    made = {name: str(make_private_folder(own / name)) for name in ("outputs", "lent")}
+    make_private_folder(own.parent / "snapshots")
     workspace = os.path.realpath(folders.workspace)
     readable = [os.path.realpath(path) for path in folders.readable]
     return Box(
@@ -216,7 +217,7 @@ def box_of(job: Job, folders: RunFolders, caps: Caps) -> Box:
 
 def _objects(folders: RunFolders) -> Iterator[str]:
     """The folders that a worktree's git reads its history from."""
-    made = None if folders.space is None else read_fact(folders.own, SPACE, SpaceFact)
+    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
     for path in made.objects if made is not None else ():
         if Path(path).is_dir():
             yield os.path.realpath(path)

@@ -40,9 +40,9 @@ from retinue.remote.runtime import RemoteRuntime
 from retinue.remote.validator import Bounds, Rejected, ReportValidator, clean_name
 from retinue.supervisor.approvals import Desk
 from retinue.supervisor.budgets import NOTHING, Account, Amount
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.nodes import Node, stall_timer
 from retinue.supervisor.questions import judged
-from retinue.supervisor.stalls import stall_of
+from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
@@ -368,10 +368,7 @@ def make_adopted(
         runtime=RemoteRuntime(runtime, grace=0.0),
         floor=RUNTIMES[-1],
     )
-    node = AdoptedRun(ref, plan, task, parent, folders, parent.policy, depth=parent.depth + 1)
+    node = AdoptedRun(ref, plan, task, parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
     node.tree, node.clock, node.started = tree, clock, clock.monotonic()
-    node.stall = stall_of(node, None, clock, tree.write)
+    node.stall = stall_timer(node, None, clock, tree.write)
     return node
-
-
-Adopting = Callable[[str, Peer, RemoteRun, Bounds | None], Adoption | None]

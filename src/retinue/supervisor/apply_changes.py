@@ -17,18 +17,18 @@ from retinue.core.ports import Outcome
 from retinue.core.results import ChangedFile
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import merge as merging
-from retinue.workspaces import tree_workspaces as spaces
+from retinue.workspaces import tree_workspaces
 from retinue.workspaces.merge import Plan
 from retinue.workspaces.workspace import (
-    APPLIED,
-    CHANGES,
-    SPACE,
-    AppliedFact,
-    ChangesFact,
-    Space,
-    SpaceFact,
-    read_fact,
-    write_fact,
+    APPLIED_FILE,
+    CHANGES_FILE,
+    WORKSPACE_FILE,
+    ApplyRecord,
+    ChangesRecord,
+    Workspace,
+    WorkspaceRecord,
+    read_record,
+    write_record,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ _STATUS = {"A": "added", "D": "deleted"}
 class Copied:
     """One run's copied workspace and what is known of it. `changes` is None for a run that nobody saw end."""
 
-    space: Space
+    workspace: Workspace
     name: str
-    changes: ChangesFact | None
-    applied: AppliedFact | None
+    changes: ChangesRecord | None
+    applied: ApplyRecord | None
 
     @property
     def open(self) -> bool:
@@ -66,11 +66,16 @@ class Copied:
 def copied(state: str, tree: str, run: int) -> Copied | None:
     """The copied workspace of a run; None when it had none."""
     own = f"{state}/runs/{tree}/{run}"
-    fact = read_fact(own, SPACE, SpaceFact)
+    fact = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
     if fact is None:
         return None
-    space = Space(fact.kind, tree, run, own, fact.path, fact.source, fact.project)
-    return Copied(space, f"{tree}/{run}", read_fact(own, CHANGES, ChangesFact), read_fact(own, APPLIED, AppliedFact))
+    workspace = Workspace(fact.kind, tree, run, own, fact.path, fact.source, fact.project)
+    return Copied(
+        workspace,
+        f"{tree}/{run}",
+        read_record(own, CHANGES_FILE, ChangesRecord),
+        read_record(own, APPLIED_FILE, ApplyRecord),
+    )
 
 
 def copied_by(node: Node) -> Copied | None:
@@ -98,22 +103,22 @@ def unapplied(folder: Path) -> list[str]:
     return [one.name for one in found if one.open]
 
 
-def changes_of(one: Copied) -> ChangesFact:
+def changes_of(one: Copied) -> ChangesRecord:
     """What a run that has ended changed; looked at now if nobody has."""
     if one.changes is not None:
         return one.changes
-    return spaces.settle(one.space)[0]
+    return tree_workspaces.record_changes(one.workspace)[0]
 
 
 def diff(one: Copied, *options: str, live: bool = False) -> bytes:
     """What git shows of a run's changes; of a `live` one, those so far."""
-    store, ref = spaces.store_of(one.space.own), one.space.end
+    store, ref = tree_workspaces.find_store(one.workspace.own), one.workspace.end
     if live:
-        ref = f"refs/runs/{one.space.run}/now"
-        spaces.look(one.space, store, store.files(one.space.base), ref=ref)
+        ref = f"refs/runs/{one.workspace.run}/now"
+        tree_workspaces.record_files(one.workspace, store, store.list_files(one.workspace.base), ref=ref)
     else:
         changes_of(one)
-    return store.diff(one.space.base, ref, *options)
+    return store.diff(one.workspace.base, ref, *options)
 
 
 def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
@@ -132,11 +137,11 @@ def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
 
 def plan(runs: Sequence[Copied], target: str) -> Plan:
     """What taking over the changes of these runs, one after the other, would do to the folder."""
-    store = spaces.store_of(runs[0].space.own)
+    store = tree_workspaces.find_store(runs[0].workspace.own)
     for one in runs:
         changes_of(one)
-    steps = [(store.files(one.space.base), store.files(one.space.end)) for one in runs]
-    return merging.plan(target, steps, store)
+    steps = [(store.list_files(one.workspace.base), store.list_files(one.workspace.end)) for one in runs]
+    return merging.plan_changes(target, steps, store)
 
 
 def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
@@ -144,9 +149,11 @@ def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
     if made.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.refusal()))
     if made.changes:
-        swapping.swap(made.target, made.changes, spaces.store_of(runs[0].space.own), aside=aside)
+        swapping.apply_changes(
+            made.target, made.changes, tree_workspaces.find_store(runs[0].workspace.own), aside=aside
+        )
     for one in runs:
-        write_fact(one.space.own, APPLIED, AppliedFact(made.target, time.time(), changes_of(one).count))
+        write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(made.target, time.time(), changes_of(one).count))
 
 
 def take_over(one: Copied) -> Sequence[ChangedFile]:
@@ -155,16 +162,16 @@ def take_over(one: Copied) -> Sequence[ChangedFile]:
     if one.applied is not None:
         raise RetinueError(why)
     if not why:
-        source = one.space.source
-        aside = f"{source}/.retinue/applying" if source == one.space.project else f"{Path(source).parent}/applying"
-        swapping.recover(aside)
+        source = one.workspace.source
+        aside = f"{source}/.retinue/applying" if source == one.workspace.project else f"{Path(source).parent}/applying"
+        swapping.recover_folder(aside)
         carry_out(plan([one], source), [one], aside=aside)
     return changes_of(one).files
 
 
 def recover(aside: str) -> bool:
     """Puts back what a process that died had half taken over; whether there was such a thing."""
-    return swapping.recover(aside)
+    return swapping.recover_folder(aside)
 
 
 def why_not(one: Copied) -> str:
@@ -236,7 +243,7 @@ def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
     why = why_not(one)
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    swapping.recover(_aside(node))
+    swapping.recover_folder(_aside(node))
     return one, plan([one], node.folders.path)
 
 
@@ -249,4 +256,4 @@ def _child(node: Node, wanted: str) -> Node:
 
 def _aside(node: Node) -> str:
     folders = node.folders
-    return f"{folders.own}/applying" if folders.space is not None else f"{folders.path}/.retinue/applying"
+    return f"{folders.own}/applying" if folders.workspace_copy is not None else f"{folders.path}/.retinue/applying"

@@ -1,43 +1,51 @@
-"""What a tree may spend, by reservation. Pure accounts: knows no model, no price and no clock.
+"""Budgets: what a run and everything below it may spend. Knows no run and no clock.
 
 Each model call first reserves its worst case in the account of its run and in all accounts above, and settles
-afterwards for what it really spent. What does not fit waits, in order, until calls in flight have settled. A call that
-does not fit even then runs when none is in flight; so an account is overdrawn by one call at most. Once an account is
-spent, whatever still wants to spend from it ends. A call that spent more than its worst case makes all later ones
+afterwards for what it really spent. A call that does not fit waits, in order, until calls in flight have settled. A
+call that does not fit even then runs when none is in flight; so an account is overdrawn by one call at most. Once an
+account is spent, every further call raises Limited. A call that spent more than its worst case makes all later ones
 reserve that much more.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from retinue.core.errors import Limited
+from retinue.core.errors import ConfigError, Limited
+from retinue.core.limits import Limits
+from retinue.core.messages import Request
+from retinue.core.plans import Plan
+from retinue.core.ports import Prices
+from retinue.core.usage import NO_USAGE, Usage
 
-NOTHING = Decimal(0)
+NO_COST = Decimal(0)
+BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so the estimate is rather too high than too low
+_encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
     """Tokens and US dollars."""
 
     tokens: int = 0
-    cost: Decimal = NOTHING
+    cost: Decimal = NO_COST
 
     @property
-    def least(self) -> int:
+    def minimum_tokens(self) -> int:
         return self.tokens
 
 
-class Need(Protocol):
-    """The worst case of one call, at `least` so many tokens. An amount, or what works it out when it is asked, which is
-    when somebody else wants to spend beside it, so mostly never."""
+class Reservation(Protocol):
+    """The worst case of one call: at least `minimum_tokens`. Either an Amount, or a CallReservation that computes its
+    amount when asked, which is only needed when another call wants to spend at the same time."""
 
     @property
-    def least(self) -> int: ...
+    def minimum_tokens(self) -> int: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -45,11 +53,20 @@ class Need(Protocol):
 
 
 class Account:
-    """What one run and everything below it may spend, inside what its parent may. `None` is no limit."""
+    """What one run and everything below it may spend, inside its parent's account. `None` is no limit."""
 
     __slots__ = (
-        "_excess", "_flying", "_line", "_most", "_owner", "_spent_cost", "_spent_tokens", "chain", "cost",
-        "counts_cost", "tokens",
+        "_excess",
+        "_in_flight",
+        "_owner",
+        "_queue",
+        "_quick_limit",
+        "_spent_cost",
+        "_spent_tokens",
+        "chain",
+        "cost",
+        "counts_cost",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -57,13 +74,14 @@ class Account:
     ) -> None:
         self._owner = owner
         self.tokens = tokens
-        self._most = -inf if cost is not None else inf if tokens is None else tokens  # a quick look says yes up to here
+        # Below this a call fits without a closer look.
+        self._quick_limit = -inf if cost is not None else inf if tokens is None else tokens
         self.cost = cost
         self._spent_tokens = 0
-        self._spent_cost = NOTHING
-        self._flying: list[Need] = []
+        self._spent_cost = NO_COST
+        self._in_flight: list[Reservation] = []
         self.chain: tuple[Account, ...] = (self,) if parent is None else (self, *parent.chain)
-        self._line: list[tuple[Account, Need, asyncio.Future[None]]] = [] if parent is None else parent._line
+        self._queue: list[tuple[Account, Reservation, asyncio.Future[None]]] = [] if parent is None else parent._queue
         self.counts_cost: bool = cost is not None or (parent is not None and parent.counts_cost)
         self._excess: Decimal | None = None
 
@@ -73,15 +91,16 @@ class Account:
 
     @property
     def in_flight(self) -> int:
-        return len(self._flying)
+        return len(self._in_flight)
 
     @property
-    def held(self) -> Amount:
-        """What calls in flight have reserved."""
-        return Amount(sum(need.tokens for need in self._flying), sum((n.cost for n in self._flying), NOTHING))
+    def reserved(self) -> Amount:
+        """The sum of the reservations of calls in flight."""
+        tokens = sum(each.tokens for each in self._in_flight)
+        return Amount(tokens, sum((each.cost for each in self._in_flight), NO_COST))
 
     def check(self) -> None:
-        """Raises Limited when this account, or one above it, is spent."""
+        """Raise Limited if this account, or one above it, is spent."""
         for account in self.chain:
             tokens, cost = account.tokens, account.cost
             if tokens is not None and account._spent_tokens >= tokens:
@@ -91,94 +110,218 @@ class Account:
                 used = f"${account._spent_cost:f} used"
                 raise Limited(f"the budget of ${cost:f} of {account._owner} is spent ({used})")
 
-    def count(self, spent: Amount) -> None:
-        """What was spent before, by another process."""
+    def add_spent(self, spent: Amount) -> None:
+        """Count what an earlier process has spent."""
         for account in self.chain:
             account._spent_tokens += spent.tokens
             account._spent_cost += spent.cost
 
-    def reserve(self, need: Need) -> asyncio.Future[None] | None:
-        """Reserves at once and gives None, or gives what to `wait` for; raises Limited when there is nothing left."""
+    def reserve(self, reservation: Reservation) -> asyncio.Future[None] | None:
+        """Reserve at once and return None, or return the request to `wait` for. Raises Limited if nothing is left."""
         chain = self.chain
         for account in chain:
-            if account._flying or account._spent_tokens >= account._most or account._line:
+            if account._in_flight or account._spent_tokens >= account._quick_limit or account._queue:
                 self.check()
-                if self._line or self._obstacle(need) is not None:
-                    return self._line_up(need)
+                if self._queue or self._find_full_account(reservation) is not None:
+                    return self._enqueue(reservation)
                 break
         for account in chain:
-            account._flying.append(need)
+            account._in_flight.append(reservation)
         return None
 
-    def _line_up(self, need: Need) -> asyncio.Future[None]:
-        place = asyncio.get_running_loop().create_future()
-        self._line.append((self, need, place))
-        self._serve()
-        return place
+    def _enqueue(self, reservation: Reservation) -> asyncio.Future[None]:
+        request = asyncio.get_running_loop().create_future()
+        self._queue.append((self, reservation, request))
+        self._serve_queue()
+        return request
 
-    async def wait(self, need: Need, place: asyncio.Future[None]) -> None:
-        """Until the reservation is made; whoever is cancelled meanwhile holds nothing."""
+    async def wait(self, reservation: Reservation, request: asyncio.Future[None]) -> None:
+        """Wait until the reservation is made. If the wait is cancelled, nothing stays reserved."""
         try:
-            await place
+            await request
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self.settle(need)
+            if request.done() and not request.cancelled() and request.exception() is None:
+                self.settle(reservation)
             else:
-                self._line[:] = [waiting for waiting in self._line if waiting[2] is not place]
+                self._queue[:] = [entry for entry in self._queue if entry[2] is not request]
             raise
 
-    def settle(self, need: Need, tokens: int = 0, cost: Decimal = NOTHING) -> None:
-        """The call is over: gives its reservation back and counts what it spent, be it nothing."""
+    def settle(self, reservation: Reservation, tokens: int = 0, cost: Decimal = NO_COST) -> None:
+        """Give the reservation of a finished call back and count what the call spent."""
         for account in self.chain:
-            account._flying.remove(need)
+            account._in_flight.remove(reservation)
             account._spent_tokens += tokens
-            if cost is not NOTHING:
+            if cost is not NO_COST:
                 account._spent_cost += cost
-        if (cost is not NOTHING or tokens > need.least) and (tokens > need.tokens or cost > need.cost):
-            self._learn(max(_ratio(tokens, need.tokens), _ratio(cost, need.cost)))
-        if self._line:
-            self._serve()
+        may_exceed = cost is not NO_COST or tokens > reservation.minimum_tokens
+        if may_exceed and (tokens > reservation.tokens or cost > reservation.cost):
+            self._raise_excess(max(_ratio(tokens, reservation.tokens), _ratio(cost, reservation.cost)))
+        if self._queue:
+            self._serve_queue()
 
-    def _learn(self, excess: Decimal) -> None:
+    def _raise_excess(self, excess: Decimal) -> None:
         for account in self.chain:
             account._excess = excess if account._excess is None else max(account._excess, excess)
 
-    def _obstacle(self, need: Need) -> Account | None:
-        """The first account of the chain in which it does not fit while others are in flight."""
+    def _find_full_account(self, reservation: Reservation) -> Account | None:
+        """Return the first account of the chain that has calls in flight and no room for this one."""
         for account in self.chain:
-            if account._flying and not account._fits(need):
+            if account._in_flight and not account._fits(reservation):
                 return account
         return None
 
-    def _fits(self, need: Need) -> bool:
-        held, excess = self.held, self._excess or 1
-        if self.tokens is not None and self._spent_tokens + (held.tokens + need.tokens) * excess > self.tokens:
+    def _fits(self, reservation: Reservation) -> bool:
+        reserved, excess = self.reserved, self._excess or 1
+        tokens = (reserved.tokens + reservation.tokens) * excess
+        if self.tokens is not None and self._spent_tokens + tokens > self.tokens:
             return False
-        return self.cost is None or self._spent_cost + (held.cost + need.cost) * excess <= self.cost
+        return self.cost is None or self._spent_cost + (reserved.cost + reservation.cost) * excess <= self.cost
 
-    def _serve(self) -> None:
-        """Lets in who fits, in order: nobody overtakes one who waits for the same account."""
+    def _serve_queue(self) -> None:
+        """Make the reservations that fit, in order: none overtakes another that waits for the same account."""
         closed: set[Account] = set()
-        waiting: list[tuple[Account, Need, asyncio.Future[None]]] = []
-        for account, need, place in self._line:
-            if place.done():
+        waiting: list[tuple[Account, Reservation, asyncio.Future[None]]] = []
+        for account, reservation, request in self._queue:
+            if request.done():
                 continue
             try:
                 account.check()
             except Limited as spent:
-                place.set_exception(spent)
+                request.set_exception(spent)
                 continue
-            obstacle = account._obstacle(need)
-            if obstacle is not None:
-                closed.add(obstacle)
+            full = account._find_full_account(reservation)
+            if full is not None:
+                closed.add(full)
             if closed.isdisjoint(account.chain):
                 for each in account.chain:
-                    each._flying.append(need)
-                place.set_result(None)
+                    each._in_flight.append(reservation)
+                request.set_result(None)
             else:
-                waiting.append((account, need, place))
-        self._line[:] = waiting
+                waiting.append((account, reservation, request))
+        self._queue[:] = waiting
 
 
-def _ratio(spent: int | Decimal, need: int | Decimal) -> Decimal:
-    return Decimal(spent) / Decimal(need) if need else Decimal(1)
+def _ratio(spent: int | Decimal, reserved: int | Decimal) -> Decimal:
+    return Decimal(spent) / Decimal(reserved) if reserved else Decimal(1)
+
+
+def open_account(
+    name: str, limits: Iterable[Limits], parent: Account | None, plan: Plan, prices: Prices
+) -> Account | None:
+    """Return the account a run spends from: one of its own if a limit says so (the narrowest counts), inside its
+    parent's; else its parent's; else None. A primary has the name "".
+
+    Raises ConfigError for a cost limit on a model of unknown price, and for a child of a parent with nothing left."""
+    tokens: int | None = None
+    cost: Decimal | None = None
+    for each in limits:
+        if isinstance(each.tokens, int) and (tokens is None or each.tokens < tokens):
+            tokens = each.tokens
+        if isinstance(each.cost, Decimal) and (cost is None or each.cost < cost):
+            cost = each.cost
+    if parent is not None and plan.model is not None:
+        try:
+            parent.check()
+        except Limited as spent:
+            raise ConfigError(f"Cannot spawn subagent '{name}': {spent}") from None
+    account = parent
+    if tokens is not None or cost is not None:
+        account = Account(f"'{name}'" if name else "the tree", tokens=tokens, cost=cost, parent=parent)
+    check_price(account, plan, prices)
+    return account
+
+
+def check_price(account: Account | None, plan: Plan, prices: Prices) -> None:
+    """Raise ConfigError if cost is limited and the price of the model is not known."""
+    counts = account is not None and account.counts_cost and plan.model is not None
+    if counts and prices.price(plan.model_name, Usage(1, 1)) is None:
+        raise ConfigError(
+            f"there is a cost limit, and the price of model '{plan.model_name}' is not known: "
+            "limit tokens instead, or use a model with a known price"
+        )
+
+
+Waiter = Callable[[Awaitable[None]], Awaitable[None]]
+
+
+class CallReservation(msgspec.Struct, eq=False, gc=False):
+    """The reservation of one model call. Its worst case is computed when asked for; without `prices` it has no cost.
+
+    `wait` in its methods awaits a place in the account's queue; the run passes one that pauses its stall timer."""
+
+    account: Account
+    request: Request
+    tools: msgspec.Raw
+    prices: Prices | None
+    minimum_tokens: int
+    worst_case: Amount | None = None
+    settled: Amount | None = None  # what earlier attempts of the call have spent
+    released: bool = False
+
+    @property
+    def amount(self) -> Amount:
+        if self.worst_case is None:
+            self.worst_case = estimate_worst_case(self.request, self.tools, self.prices)
+        return self.worst_case
+
+    @property
+    def tokens(self) -> int:
+        return self.amount.tokens
+
+    @property
+    def cost(self) -> Decimal:
+        return self.amount.cost
+
+    async def acquire(self, wait: Waiter) -> None:
+        """Reserve, or wait until calls in flight have left room. Raises Limited if the account is spent."""
+        request = self.account.reserve(self)
+        if request is not None:
+            await wait(self.account.wait(self, request))
+
+    async def reserve_again(self, spent: Usage, wait: Waiter) -> None:
+        """Settle the attempts so far and reserve for one more."""
+        self.settle(spent)
+        self.released = True
+        await self.acquire(wait)
+        self.released = False
+
+    def settle(self, usage: Usage) -> None:
+        """Count what the call spent, less what earlier attempts have settled, and give the rest back."""
+        if self.released:
+            return
+        tokens = usage.input_tokens + usage.output_tokens
+        if self.prices is None and self.settled is None:
+            self.account.settle(self, tokens)
+            return
+        cost = self._cost_of(usage)
+        before, self.settled = self.settled, Amount(tokens, cost)
+        if before is not None:  # nothing comes back of what earlier attempts have spent
+            tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
+        self.account.settle(self, tokens, cost)
+
+    def _cost_of(self, usage: Usage) -> Decimal:
+        """Return the cost of a call; of one that failed or was cancelled, as far as it is known."""
+        if self.prices is None or usage is NO_USAGE:
+            return NO_COST
+        known = self.prices.price(self.request.model, usage)
+        return self.cost if known is None else known
+
+
+def estimate_worst_case(request: Request, tools: msgspec.Raw, prices: Prices | None) -> Amount:
+    """Estimate everything that is sent by the bytes of its JSON, plus the longest reply. The cost assumes that all
+    input is new to the provider's cache."""
+    sent = (_json_size((request.system, request.thread)) + memoryview(tools).nbytes) // BYTES_PER_TOKEN + 1
+    output = request.max_output_tokens
+    if prices is None:
+        return Amount(sent + output)
+    usages = Usage(sent, output), Usage(sent, output, cache_write_tokens=sent)
+    costs: list[Decimal] = [cost for usage in usages if (cost := prices.price(request.model, usage)) is not None]
+    return Amount(sent + output, max(costs, default=NO_COST))
+
+
+def _json_size(sent: Any) -> int:
+    """Return the bytes of its JSON, or about as many where a text holds half a character."""
+    try:
+        return len(_encoder.encode(sent))
+    except UnicodeEncodeError:
+        return len(repr(sent))

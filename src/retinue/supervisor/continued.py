@@ -14,12 +14,12 @@ from retinue.core.profiles import Task
 from retinue.log.runs import Runs
 from retinue.log.threads import before, thread
 from retinue.supervisor import caller_limits as called
+from retinue.supervisor.budgets import open_account
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
 from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
-from retinue.supervisor.spending import account_of
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import context_paths
+from retinue.workspaces.run_folders import resolve_context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
@@ -63,10 +63,10 @@ def _below(ground: Ground, tree: Tree, old: Node, task: Task, *, said_after: Aft
     if at_work and (parent.ending or parent.stopping is not None):
         raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
     plan = plans.of(old.view, parent.plan)
-    readable = context_paths(task.context_paths, base=ground.state.project)
+    readable = resolve_context_paths(task.context_paths, base=ground.state.project)
     call = called.CALL.get()
     above = parent.account if call is None else call.shared(parent.account)
-    account = account_of(old.name, (plan.profile.limits,), above, plan, host.prices)
+    account = open_account(old.name, (plan.profile.limits,), above, plan, host.prices)
     asked = task.timeout_seconds is not None
     order = Order(plan.profile, task, background=True, asked_by_model=asked, files=files, continues=said_after.run)
     node = host.make(tree, parent, order, plan, readable, account)

@@ -39,7 +39,7 @@ def stopped(node: Node) -> Ending:
     if node.failure:
         return Ending("failed", node.failure, node.failure)
     stall = node.stall
-    if status == "timed_out" and stall is not None and stall.over and stall.seconds is not None:
+    if status == "timed_out" and stall is not None and stall.expired and stall.seconds is not None:
         return Ending(status, *stalled_texts(name=node.name, primary=node.parent is None, seconds=2 * stall.seconds))
     detail = "" if node.seconds is None else f"{round(node.seconds * 1000, 3):.3f}".rstrip("0").rstrip(".")
     return Ending(status, *ending_texts(status, name=node.name, primary=node.parent is None, detail=detail))
@@ -57,7 +57,7 @@ def body_of(node: Node, ending: Ending, *, duration_ms: int) -> RunEnded:
             text = ending.text or ending_texts("refused", name=node.name, primary=primary)[0]
             ending = Ending("refused", text, text)
         partial = node.partial or node.view.last_message
-    text, file = node.folders.fitting(ending.text)
+    text, file = node.folders.fit_event_text(ending.text)
     body = RunEnded(ending.status, text, duration_ms, ending.error, partial, ending.structured, file)
     changes = node.folders.changes
     if changes is None:

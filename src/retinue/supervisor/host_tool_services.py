@@ -27,7 +27,7 @@ class Hosted:
     def alive(self, link: Link) -> None:
         stall = _of(link).node.stall
         if stall is not None:
-            stall.touch()
+            stall.record_activity()
 
     async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
         run = _of(link)
@@ -36,7 +36,7 @@ class Hosted:
         spec = ToolSpec(name, preview, {}, host=True)
         began = time.monotonic()
         tree.write(node, ToolCall(call.id, name, own(args), host=True))
-        node.inflight += 1
+        node.slot.begin_calls()
         said, decision = NOBODY, None
         try:
             decision = await run.supervisor.desk.settle(tree, node, call, spec=spec, preview=preview, verdict=ASKS)

@@ -21,11 +21,10 @@ from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.supervisor import apply_changes as takeover
-from retinue.supervisor import seats
+from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.programs import Program
 from retinue.supervisor.questions import current, judged
-from retinue.supervisor.spending import CallNeed, reserve_again, settle
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class RunLink(msgspec.Struct, eq=False):
             call.id, call.name, own(call.args), spec.tier, spec.display_name, spec.waits, _timeout(call), spec.host,
             call.within,
         )  # fmt: skip
-        node.inflight += spec.host  # a model's calls are counted when its reply comes, all at once
+        node.slot.begin_calls(int(spec.host))  # a model's calls are counted when its reply comes, all at once
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
             # with its first reply at the latest.
@@ -74,7 +73,7 @@ class RunLink(msgspec.Struct, eq=False):
                 return _ALLOW
             return await self._settle(call, spec, preview, verdict)
         except BaseException:
-            node.inflight -= 1
+            node.slot.drop_call()
             raise
 
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
@@ -101,29 +100,23 @@ class RunLink(msgspec.Struct, eq=False):
         body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
         node = self.node
         self.tree.write(node, body)
-        node.inflight -= 1
-        if node.waiting:
-            seats.leave_if_only_waiting(self.tree, node)
+        node.slot.end_call()
 
-    async def complete(  # noqa: PLR0912 - once for each turn of each run, so in one frame
-        self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]
-    ) -> Reply:
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         node = self.node
         plan = node.plan
         if node.stopping is not None or node.ending:
             raise asyncio.CancelledError
         if plan.model is None:
             raise ModelError(f"{self.ref.agent} has no model")
-        account, need, usage = node.account, None, NO_USAGE
+        account, reservation, usage = node.account, None, NO_USAGE
         again = None if account is None else self._again
         request = Request(self.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
         if account is not None:
             prices = self.supervisor.prices if account.counts_cost else None
-            need = CallNeed(OUTPUT_TOKENS, request, plan.tools_json, prices)
-            place = account.reserve(need)
-            if place is not None:  # until calls in flight have left room for this one, which is no stall
-                await node.knowing(account.wait(need, place))
-            node.need = need
+            reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
+            await reservation.acquire(node.without_stall_timer)
+            node.reservation = reservation
         try:
             reply = await plan.model.complete(request, self._delta)
             usage = reply.usage
@@ -141,15 +134,12 @@ class RunLink(msgspec.Struct, eq=False):
         except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
-            if account is not None and need is not None:  # what it did not spend of its worst case is given back
-                node.need = None
-                if need.prices is None and need.paid is None:
-                    account.settle(need, usage.input_tokens + usage.output_tokens)
-                else:
-                    settle(account, need, usage)
+            if reservation is not None:  # what it did not spend of its worst case is given back
+                node.reservation = None
+                reservation.settle(usage)
         if reply.calls:
             reply = self._with_own_ids(reply)
-            node.inflight += len(reply.calls)
+            node.slot.begin_calls(len(reply.calls))
         self._report(reply, plan.model_name)
         if node.written is not None:
             written, node.written = node.written, None
@@ -159,8 +149,8 @@ class RunLink(msgspec.Struct, eq=False):
     async def _again(self, spent: Usage) -> None:
         """The call is to be made once more: it is settled, and reserved like another one."""
         node = self.node
-        if node.account is not None and node.need is not None:
-            await reserve_again(node, node.account, node.need, spent)
+        if node.reservation is not None:
+            await node.reservation.reserve_again(spent, node.without_stall_timer)
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         self._still_wanted()
@@ -184,8 +174,24 @@ class RunLink(msgspec.Struct, eq=False):
             await self.supervisor.files.begun(self.tree.id, [ticket.run for ticket in tickets])
         return tickets
 
-    def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        return seats.results(self.tree, self.node, runs, self.supervisor.files)
+    async def wait(self, runs: Sequence[int]) -> list[Result[Any]]:
+        children = self._find_children(runs)
+        if children and children[0].queues:
+            await self.node.slot.wait_without_slot(_join_all(children))
+            await self.node.without_stall_timer(self.supervisor.files.written(self.ref.tree, runs))
+        else:
+            await _join_all(children)
+        return [child.result() for child in children]
+
+    def _find_children(self, runs: Sequence[int]) -> list[Node]:
+        """Return the children with these numbers; raises ToolError for a number that is none."""
+        found, nodes = [], self.tree.nodes
+        for run in runs:
+            child = nodes[run] if 0 <= run < len(nodes) else None
+            if child is None or child.parent is not self.node:
+                raise ToolError(f"agent:{run} is not a child of this run")
+            found.append(child)
+        return found
 
     def agents(self) -> list[Row]:
         return self.supervisor.rows_below(self.tree, self.node)
@@ -202,7 +208,7 @@ class RunLink(msgspec.Struct, eq=False):
     async def children_done(self) -> bool:
         node = self.node
         if node.live_background() and not node.inbox:
-            await seats.wait_without(self.tree, node, self._news(asyncio.Event()))
+            await node.slot.wait_without_slot(self._news(asyncio.Event()))
         return bool(node.inbox)
 
     async def _news(self, news: asyncio.Event) -> None:
@@ -262,7 +268,7 @@ class RunLink(msgspec.Struct, eq=False):
         if node.ending:
             return
         if node.stall is not None:
-            node.stall.touch()
+            node.stall.record_activity()
         if kind == "retry":
             self.tree.write(node, Warned(text, code="retry"))
             return
@@ -279,7 +285,7 @@ class RunLink(msgspec.Struct, eq=False):
         text, file = reply.text, ""
         if text and not reply.refused:
             if len(text) * 4 > EVENT_BYTES:
-                text, file = node.folders.fitting(text)
+                text, file = node.folders.fit_event_text(text)
             write(node, Message(text, not reply.calls, file))
         write(node, UsageReported(model, reply.usage, self.supervisor.prices.price(model, reply.usage)))
 
@@ -293,7 +299,7 @@ class RunLink(msgspec.Struct, eq=False):
                 ToolResult(done.id, done.name, done.result, done.success, content=done.content, origin=done.origin),
             )
         for thought in reply.thoughts:
-            text, file = node.folders.fitting(thought.text)
+            text, file = node.folders.fit_event_text(thought.text)
             signed = thought.signature, file, thought.id, thought.origin, thought.layout
             write(node, Thinking(text, thought.type, *signed))
 
@@ -303,6 +309,12 @@ class RunLink(msgspec.Struct, eq=False):
             self.tree.write(self.node, UsageReported(model, error.usage, cost))
         if isinstance(error, StreamCut):
             self.node.partial = error.partial
+
+
+async def _join_all(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        if not node.finished:
+            await node.join()
 
 
 def own(args: dict[str, Any]) -> dict[str, Any]:

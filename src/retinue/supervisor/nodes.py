@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from retinue.core.context import Context
+from retinue.core.events import Body, Warned
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Past, Plan
-from retinue.core.ports import Order, Policy, Receipt, Timer
+from retinue.core.ports import Clock, Order, Policy, Receipt, Timer
 from retinue.core.profiles import Task
 from retinue.core.results import Result, Status
 from retinue.log.runs import RunView
-from retinue.supervisor.budgets import Account
-from retinue.supervisor.deadlines import Deadline
-from retinue.supervisor.stalls import Stall
+from retinue.supervisor.budgets import Account, CallReservation
+from retinue.supervisor.slots import SlotHolder
+from retinue.supervisor.timers import Deadline, StallTimer
 from retinue.workspaces.run_folders import RunFolders
 
 if TYPE_CHECKING:
     from retinue.supervisor.links import RunLink
-    from retinue.supervisor.spending import CallNeed
 
 
 class After(NamedTuple):
@@ -47,6 +49,7 @@ class Node(msgspec.Struct, eq=False):
     parent: Node | None
     folders: RunFolders
     policy: Policy
+    slot: SlotHolder
     depth: int = 0
     max_depth: int = 0
     max_turns: int | None = None
@@ -62,7 +65,7 @@ class Node(msgspec.Struct, eq=False):
     finished: bool = False
     grace: Timer | None = None
     started: float = 0.0
-    need: CallNeed | None = None  # of the model call that is being made, inside a budget
+    reservation: CallReservation | None = None  # of the model call that is being made, inside a budget
     written: asyncio.Future[None] | None = None  # what the model's first reply waits for
     driving: bool = False
     ending: bool = False
@@ -72,12 +75,8 @@ class Node(msgspec.Struct, eq=False):
     past: Past | None = None
     account: Account | None = None
     deadline: Deadline | None = None
-    stall: Stall | None = None
-    place: asyncio.Future[None] | None = None
-    holds_slot: bool = False
-    inflight: int = 0
+    stall: StallTimer | None = None
     call_ids: set[str] | None = None
-    waiting: int = 0
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
     relay: Callable[[str], Awaitable[Receipt]] | None = None  # how words reach a run that lives elsewhere
@@ -102,6 +101,7 @@ class Node(msgspec.Struct, eq=False):
         if self.ending or self.stopping is not None:
             return False
         self.stopping = status
+        self.slot.stop()
         for child in self.children:
             child.stop("cancelled")
         if self.driving and self.task is not None:
@@ -174,7 +174,7 @@ class Node(msgspec.Struct, eq=False):
             node.stall.resume()
             node = node.parent
 
-    async def knowing(self, awaited: Awaitable[None]) -> None:
+    async def without_stall_timer(self, awaited: Awaitable[None]) -> None:
         """Waits for what is known to come, which is no stall."""
         self.pause_stalls()
         try:
@@ -192,7 +192,7 @@ class Node(msgspec.Struct, eq=False):
 
     def queued_below(self) -> bool:
         """Whether the run or one below it waits for a slot."""
-        return self.place is not None or any(child.queued_below() for child in self.children)
+        return self.slot.is_queued or any(child.queued_below() for child in self.children)
 
     def tell(self, words: UserTurn) -> None:
         """Puts words in the inbox, to be read at the next turn."""
@@ -205,3 +205,18 @@ class Node(msgspec.Struct, eq=False):
 
     def live_background(self) -> bool:
         return bool(self.children) and any(child.background and not child.finished for child in self.children)
+
+
+def stall_timer(
+    node: Node, seconds: float | UnsetType | None, clock: Clock, write: Callable[[Node, Body], object]
+) -> StallTimer | None:
+    """Return the stall timer of a run. Inherits the parent's budget if unset. A run without a budget below one that has
+    it gets a timer that only reports activity upward."""
+    parent = None if node.parent is None else node.parent.stall
+    if seconds is UNSET:
+        seconds = None if parent is None else parent.seconds
+    if seconds is None and parent is None:
+        return None
+    text = f"stalled: nothing has happened in it for {seconds or 0:g} s; it ends after as long again"
+    warn = partial(write, node, Warned(text, code="stalled"))
+    return StallTimer(seconds, clock, parent=parent, is_queued=node.queued_below, warn=warn, on_expire=node.time_out)

@@ -14,7 +14,7 @@ from retinue.log.runs import RunView
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder
-from retinue.workspaces.workspace import Space
+from retinue.workspaces.workspace import Workspace
 
 COPIED = "a copy of {source}: what you change is in your copy only, until it is taken over"
 
@@ -39,9 +39,9 @@ def folders_of(
         snapshots = ""  # it has no siblings
     if kind == "scratch":
         return RunFolders(own, workspace, others, None, snapshots)
-    begun, source = _source(state, parent, kind)
-    space = Space(kind, ref.tree, ref.run, own, workspace, source, state.project, begun)
-    return RunFolders(own, workspace, others, space, snapshots)
+    source_workspace, source = _source(state, parent, kind)
+    copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
+    return RunFolders(own, workspace, others, copy, snapshots)
 
 
 def default_kind(state: StateFolder, *, walled: bool, primary: bool) -> WorkspaceName:
@@ -53,13 +53,13 @@ def default_kind(state: StateFolder, *, walled: bool, primary: bool) -> Workspac
     return "copy" if primary else "scratch"
 
 
-def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Space | None, str]:
+def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Workspace | None, str]:
     """The folder a copy starts from: the parent's. A worktree starts from the nearest one that is the project's."""
     node = parent
     while node is not None:
-        space, folders = node.folders.space, node.folders
-        if space is not None:
-            return space, space.path
+        copy, folders = node.folders.workspace_copy, node.folders
+        if copy is not None:
+            return copy, copy.path
         is_scratch = folders.path == f"{folders.own}/workspace"
         if is_scratch and kind == "copy":
             return None, folders.path
@@ -76,9 +76,9 @@ def may_ask_ahead(tree: Tree, node: Node) -> bool:
         tree.log.ahead
         and plan.model is not None
         and plan.runtime.name == "inherited"
-        and node.folders.space is None
+        and node.folders.workspace_copy is None
         and node.past is None
-        and node.place is None
+        and not node.slot.is_queued
     )
 
 
@@ -90,7 +90,9 @@ def system_of(node: Node) -> str:
         parts.append(node.wish.context)
     if plan.tools:
         readable = ", ".join(folders.readable) or "nothing else"
-        copied = "" if folders.space is None else f" It is {COPIED.format(source=folders.space.source)}."
+        copied = (
+            "" if folders.workspace_copy is None else f" It is {COPIED.format(source=folders.workspace_copy.source)}."
+        )
         parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")
     return "\n\n".join(parts)
 
@@ -125,7 +127,7 @@ def spawned_of(tree: Tree, node: Node, order: Order) -> RunSpawned:
         plan.model_name,
         order.call_id,
         order.background,
-        node.place is not None,
+        node.slot.is_queued,
         node.seconds,
         node.max_turns,
         None if own is None else own.tokens,

@@ -113,7 +113,7 @@ class Program:
         self._asking[call.id] = call
         decision = await self._link.begin(call, spec, preview)
         if self._asking.pop(call.id, None) is None:
-            node.inflight -= 1
+            node.slot.drop_call()
             raise asyncio.CancelledError
         self._running[call.id] = call
         if problem:

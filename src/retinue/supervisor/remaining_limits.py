@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retinue.core.ports import Clock
 from retinue.protocol.inherited_limits import Caller
-from retinue.supervisor.budgets import NOTHING
+from retinue.supervisor.budgets import NO_COST
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -18,7 +18,7 @@ def left_to(tree: Tree, node: Node, clock: Clock) -> Caller:
         depth=max(0, node.max_depth - node.depth),
         deadline=_deadline(node, clock),
         tokens=max(0, min(tokens)) if tokens else None,
-        cost=max(NOTHING, min(costs)) if costs else None,
+        cost=max(NO_COST, min(costs)) if costs else None,
         traceparent=f"00-{tree.trace_id}-{node.view.spawned.span_id}-01",
     )
 
@@ -29,6 +29,6 @@ def _deadline(node: Node, clock: Clock) -> float | None:
     above: Node | None = node
     while above is not None:
         if above.deadline is not None:
-            found.append(above.deadline.left)
+            found.append(above.deadline.seconds_left)
         above = above.parent
     return clock.wall() + max(0.0, min(found)) if found else None

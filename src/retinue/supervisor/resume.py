@@ -29,18 +29,16 @@ from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
 from retinue.supervisor import steering
 from retinue.supervisor.adoption import left_open
-from retinue.supervisor.budgets import NOTHING, Account, Amount
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.nodes import Node, stall_timer
 from retinue.supervisor.places import folders_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.rebuilt import DELEGATED, Plans, placed, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
-from retinue.supervisor.slots import Slots
-from retinue.supervisor.spending import check_price
-from retinue.supervisor.stalls import stall_of
+from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import StateFolder, context_paths
+from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 
 if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor
@@ -176,7 +174,7 @@ class Revival:
             desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
         concurrent = self._whole(given.limits, tree.nodes[0]).concurrent
         assert concurrent is not UNSET
-        tree.slots = Slots(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))
+        tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._slots_held(tree)))
         return tree
 
     def _needed(self, planned: int | None) -> set[int]:
@@ -200,11 +198,13 @@ class Revival:
         task = task_of(spawned)
         ended = view.ended is not None or view in self.elsewhere
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
-        readable = context_paths(there, base=host.state.project)
+        readable = resolve_context_paths(there, base=host.state.project)
         as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
         folders = folders_of(host.state, ref, parent, as_then, task, readable)
         policy = host.supervisor.policy if parent is None else parent.policy
-        node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, host.state.project))
+        policy = narrowed(policy, plan.profile.approvals, host.state.project)
+        slot = SlotHolder(None if parent is None else tree.slots)
+        node = Node(ref, plan, task, parent, folders, policy, slot)
         lost = folders.path != spawned.workspace and not Path(spawned.workspace).is_dir()
         if lost and not ended and not host.state.temporary:
             raise ConfigError(f"{self.id}/{view.number} cannot go on: its workspace {spawned.workspace} is gone")
@@ -249,13 +249,13 @@ class Revival:
             node.account = Account(owner, tokens=tokens, cost=cost, parent=above)
         if not node.ended:
             check_price(node.account, node.plan, host.supervisor.prices)
-        node.stall = stall_of(node, spawned.stall_seconds, host.clock, tree.write)
+        node.stall = stall_timer(node, spawned.stall_seconds, host.clock, tree.write)
 
     def _count_spent(self, tree: Tree) -> None:
         for event in self._events:
             account = tree.nodes[event.run].account
             if account is not None and isinstance(event.body, UsageReported):
-                account.count(Amount(event.body.usage.total_tokens, event.body.cost or NOTHING))
+                account.add_spent(Amount(event.body.usage.total_tokens, event.body.cost or NO_COST))
 
     def _slots_held(self, tree: Tree) -> int:
         """How many runs hold a slot and wait for a child that holds one too: fewer slots would never move again."""
@@ -274,7 +274,7 @@ class Revival:
         link = node.link = ResumedLink(self.ground.supervisor, tree, node, node.ref)
         node.call_ids = known.call_ids or None
         node.inbox = tuple(known.thread.waiting)
-        node.folders.go_on()
+        node.folders.resume_spilling()
         past, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
             tool = node.plan.by_name.get(call.name)
@@ -302,8 +302,7 @@ class Revival:
         """Those that were at work get their slots before those that never had one."""
         for node in sorted(nodes, key=lambda node: (not self.known[node.ref.run].started, node.ref.run)):
             if node.parent is not None:
-                node.holds_slot = tree.slots.take_now()
-                node.place = None if node.holds_slot else tree.slots.line_up()
+                node.slot.acquire_or_enqueue()
 
 
 def _runtime(view: RunView) -> object:

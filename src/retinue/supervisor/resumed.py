@@ -28,7 +28,7 @@ class ResumedLink(RunLink, eq=False):
 
     def go_on(self, calls: Mapping[str, OpenCall]) -> None:
         self.open = dict(calls)
-        self.node.inflight = len(self.open)
+        self.node.slot.begin_calls(len(self.open))
 
     async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
         before = self.open.pop(call.id, None)
@@ -38,7 +38,7 @@ class ResumedLink(RunLink, eq=False):
         try:
             return await self._begin_again(before, call, spec, preview)
         except BaseException:
-            self.node.inflight -= 1
+            self.node.slot.drop_call()
             raise
 
     async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: str) -> Decision:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +18,11 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
 from retinue.core.ports import Log
+from retinue.files.atomic import replace_file
+from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
 from retinue.log.transcripts import transcript
-from retinue.workspaces.run_folders import StateFolder, private_folder
+from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)
@@ -102,19 +103,18 @@ class RunFiles:
     def _write(self, tree: str, run: RunView, event: Event, events: list[Event]) -> None:
         folder = Path(self._state.run_folder(tree, run.number))
         line = encode(event) + b"\n"
-        live = private_folder(folder / "live_logs") / "events.ndjson"
-        anew = 0 if events else os.O_TRUNC  # a run that goes on after a crash is told from its beginning
-        with os.fdopen(os.open(live, os.O_CREAT | os.O_APPEND | os.O_WRONLY | anew, 0o600), "ab") as file:
-            file.write(line)
+        live = make_private_folder(folder / "live_logs") / "events.ndjson"
+        write_private_file(live, line, append=bool(events))  # a run that resumes after a crash starts its file anew
         events.append(event)
         full = folder / "full_logs"
         if len(events) == 1 or isinstance(event.body, _STATUS_KINDS):
-            _replace(
-                private_folder(full) / "status.json", msgspec.json.format(msgspec.json.encode(status_of(tree, run)))
+            replace_file(
+                make_private_folder(full) / "status.json",
+                msgspec.json.format(msgspec.json.encode(status_of(tree, run))),
             )
         if isinstance(event.body, RunEnded):
-            _replace(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
-            _replace(full / "transcript.md", transcript(events).encode())
+            replace_file(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
+            replace_file(full / "transcript.md", transcript(events).encode())
 
     def _summarise(self, tree: str, runs: Runs) -> None:
         views = list(runs.runs.values())
@@ -128,8 +128,8 @@ class RunFiles:
             "usage": msgspec.to_builtins(usage),
             "cost": None if any(view.unpriced for view in views) else str(sum(view.cost for view in views)),
         }
-        path = private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
-        _replace(path, msgspec.json.format(msgspec.json.encode(summary)))
+        path = make_private_folder(self._state.tree_folder(tree)) / "metrics_summary.json"
+        replace_file(path, msgspec.json.format(msgspec.json.encode(summary)))
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
@@ -153,11 +153,3 @@ def status_of(tree: str, run: RunView) -> dict[str, Any]:
         "ended_at": run.ended_at,
         "error": run.ended.error_details if run.ended else None,
     }
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """The whole new content or the whole old one, never a part."""
-    temporary = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(content)
-    temporary.replace(path)

@@ -1,59 +1,158 @@
-"""How many runs of a tree run at once. Nobody waits for a slot while holding one.
+"""Concurrency slots of a tree: how many of its runs run at once. Knows no run, only the holder of a slot.
 
-A run that waits only for its children gives its slot back and is the first to get one again.
+Nobody waits for a slot while holding one: a run that only waits for its children gives its slot back, and is the first
+to get one again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+
+import msgspec
 
 
 class Slots:
-    """`limit` None is unlimited; 0 lets nothing run."""
+    """The slots of one tree. A `limit` of None is unlimited; 0 lets nothing run."""
 
-    __slots__ = ("_free", "_waiting", "limit")
+    __slots__ = ("_free", "_queue", "limit")
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self._free = limit or 0
-        self._waiting: tuple[asyncio.Future[None], ...] = ()
+        self._queue: tuple[asyncio.Future[None], ...] = ()
 
-    def take_now(self) -> bool:
-        """A slot, if one is free and nobody waits for it."""
+    def limit_to(self, limit: int | None) -> None:
+        """Set another limit, while no slot is taken."""
+        self.limit = limit
+        self._free = limit or 0
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
         if self.limit is None:
             return True
-        if self._free == 0 or self._waiting:
+        if self._free == 0 or self._queue:
             return False
         self._free -= 1
         return True
 
-    def line_up(self, *, first: bool = False) -> asyncio.Future[None]:
-        """A place in the queue; done when the slot is there. Whoever no longer wants it calls `leave`."""
-        place = asyncio.get_running_loop().create_future()
-        self._waiting = (place, *self._waiting) if first else (*self._waiting, place)
-        self._serve()
-        return place
+    def enqueue(self, *, first: bool = False) -> asyncio.Future[None]:
+        """Return a request that is done when it has got a slot. A request that is no longer wanted is withdrawn."""
+        request = asyncio.get_running_loop().create_future()
+        self._queue = (request, *self._queue) if first else (*self._queue, request)
+        self._serve_queue()
+        return request
 
-    def leave(self, place: asyncio.Future[None]) -> None:
-        """Out of the queue; a slot that had already come is given on."""
-        if place.done() and not place.cancelled():
-            self.give_back()
-        elif place in self._waiting:
-            self._waiting = tuple(other for other in self._waiting if other is not place)
-            place.cancel()
+    def withdraw(self, request: asyncio.Future[None]) -> None:
+        """Remove a request from the queue; a slot that it has got already goes to the next."""
+        if request.done() and not request.cancelled():
+            self.release()
+        elif request in self._queue:
+            self._queue = tuple(other for other in self._queue if other is not request)
+            request.cancel()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self.limit is None:
             return
         self._free += 1
-        self._serve()
+        self._serve_queue()
 
-    def _serve(self) -> None:
-        while self._waiting and (self.limit is None or self._free > 0):
-            place, *rest = self._waiting
-            self._waiting = tuple(rest)
-            if place.done():
+    def _serve_queue(self) -> None:
+        while self._queue and (self.limit is None or self._free > 0):
+            request, *rest = self._queue
+            self._queue = tuple(rest)
+            if request.done():
                 continue
             if self.limit is not None:
                 self._free -= 1
-            place.set_result(None)
+            request.set_result(None)
+
+
+class SlotHolder(msgspec.Struct, eq=False):
+    """The slot of one run: held, waited for (`slot_request`), or neither. A primary run needs none (`slots` is None).
+
+    Counts the tool calls the run has in flight and how many of them only wait for children: when all of them do, the
+    slot is free for others."""
+
+    slots: Slots | None
+    has_slot: bool = False
+    slot_request: asyncio.Future[None] | None = None
+    calls_in_flight: int = 0
+    waiting_calls: int = 0
+    stopped: bool = False
+
+    @property
+    def is_queued(self) -> bool:
+        return self.slot_request is not None
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        assert self.slots is not None
+        self.has_slot = self.slots.try_acquire()
+        return self.has_slot
+
+    def acquire_or_enqueue(self) -> None:
+        """Take a slot, or a place at the end of the queue."""
+        if self.slots is not None and not self.try_acquire():
+            self.slot_request = self.slots.enqueue()
+
+    async def acquire(self) -> None:
+        """Wait for the slot. Several calls of one run may want it back at once: one request serves them all."""
+        while self.slots is not None and not self.has_slot:
+            if self.stopped:
+                raise asyncio.CancelledError  # a run that was ended meanwhile gets none any more
+            if self.slot_request is None:
+                self.slot_request = self.slots.enqueue(first=True)
+            request = self.slot_request
+            await asyncio.wait([request])
+            if self.slot_request is request:
+                self.slot_request, self.has_slot = None, True
+
+    def stop(self) -> None:
+        """Mark that the run is stopping: it does not take its slot back."""
+        self.stopped = True
+
+    def leave(self) -> None:
+        """Give up the slot, or the place in the queue, for good."""
+        if self.slots is None:
+            return
+        if self.slot_request is not None:
+            self.slots.withdraw(self.slot_request)
+            self.slot_request = None
+        elif self.has_slot:
+            self.slots.release()
+            self.has_slot = False
+
+    def begin_calls(self, count: int = 1) -> None:
+        self.calls_in_flight += count
+
+    def end_call(self) -> None:
+        self.calls_in_flight -= 1
+        if self.waiting_calls:
+            self._release_if_only_waiting()
+
+    def drop_call(self) -> None:
+        """Forget a call that was begun and did not run."""
+        self.calls_in_flight -= 1
+
+    @property
+    def _only_waits(self) -> bool:
+        return self.waiting_calls > 0 and self.waiting_calls >= self.calls_in_flight
+
+    def _release_if_only_waiting(self) -> None:
+        if self.slots is not None and self.has_slot and self._only_waits:
+            self.slots.release()
+            self.has_slot = False
+
+    async def wait_without_slot(self, awaited: Awaitable[None]) -> None:
+        """Wait for children; while that is all the run does, its slot is free for others.
+
+        Of several waits the last to end takes the slot back, also when the wait was cancelled."""
+        self.waiting_calls += 1
+        self._release_if_only_waiting()
+        try:
+            await awaited
+        finally:
+            self.waiting_calls -= 1
+            if not self.stopped and not self._only_waits:
+                await self.acquire()

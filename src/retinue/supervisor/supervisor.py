@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
 from msgspec import UNSET
 
@@ -17,39 +18,56 @@ from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.context import CURRENT
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, Warned
-from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits
+from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
+from retinue.files.private import make_private_folder
 from retinue.protocol.inherited_limits import NOBODY, Caller
 from retinue.protocol.reports import Reported
 from retinue.supervisor import adoption as adopting
 from retinue.supervisor import caller_limits as called
-from retinue.supervisor import continued, seats, steering
+from retinue.supervisor import continued, steering
 from retinue.supervisor import resume as going_on
 from retinue.supervisor.adoption import ForeignNode
 from retinue.supervisor.approvals import Desk, Terms
-from retinue.supervisor.budgets import Account
-from retinue.supervisor.deadlines import Deadline
+from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.endings import body_of, ending_of, stopped
 from retinue.supervisor.links import RunLink
-from retinue.supervisor.nodes import After, Node
+from retinue.supervisor.nodes import After, Node, stall_timer
 from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
 from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
-from retinue.supervisor.spending import account_of
-from retinue.supervisor.stalls import stall_of
-from retinue.supervisor.timeouts import Timeouts, child_seconds, known
+from retinue.supervisor.slots import SlotHolder
+from retinue.supervisor.timers import Deadline
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import StateFolder, context_paths, private_folder
+from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
 _LOG = logging.getLogger(__name__)
+
+
+def require_set(value: Any) -> Any:
+    """Return a limit that has a value after all defaults are applied."""
+    assert value is not UNSET
+    return value
+
+
+def child_seconds(order: Order, limits: Limits, timeouts: Timeouts) -> float | None:
+    """Return the timeout of a child: the one asked for, its profile's, or the default. A model's wish is clamped."""
+    own = timeouts.default if limits.seconds is UNSET else limits.seconds
+    asked = order.task.timeout_seconds
+    if asked is None:
+        return own
+    if not order.asked_by_model:
+        return asked
+    asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
+    return asked if own is None or limits.seconds is UNSET else min(asked, own)
 
 
 class Supervisor:
@@ -123,16 +141,16 @@ class Supervisor:
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)
-        account = account_of("", (whole, own), None, plan, self.prices)
-        readable = context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
-        tree = tree_for(self.log, self._clock, known(merged.concurrent), trace)
-        node = tree.root = self._add(tree, None, plan, task, readable)
-        node.max_depth, node.max_turns = known(merged.depth), known(merged.turns)
+        account = open_account("", (whole, own), None, plan, self.prices)
+        readable = resolve_context_paths(task.context_paths, base=self._state.project) if task.context_paths else []
+        tree = tree_for(self.log, self._clock, require_set(merged.concurrent), trace)
+        node = tree.root = self._add(tree, None, plan, task, readable, SlotHolder(None))
+        node.max_depth, node.max_turns = require_set(merged.depth), require_set(merged.turns)
         seconds = merged.seconds if task.timeout_seconds is None else task.timeout_seconds
         node.seconds = caller.seconds(seconds, self._clock.wall())
         node.account = account
         if merged.stall is not UNSET:
-            node.stall = stall_of(node, merged.stall, self._clock, tree.write)
+            node.stall = stall_timer(node, merged.stall, self._clock, tree.write)
         order = Order(plan.profile, task, limits=kept)
         self._begin(tree, node, order if after is None else after.over(node, order))
         self.trees[tree.id] = tree
@@ -157,9 +175,9 @@ class Supervisor:
                 order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
-            readable = context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
+            readable = resolve_context_paths(order.task.context_paths, base=base) if order.task.context_paths else []
             above = parent.account if call is None else call.shared(parent.account)
-            account = account_of(name, (plan.profile.limits,), above, plan, self.prices)
+            account = open_account(name, (plan.profile.limits,), above, plan, self.prices)
         except ConfigError as error:
             raise SpawnRefused(str(error)) from None
         return plan, readable, account
@@ -167,26 +185,28 @@ class Supervisor:
     def make(
         self, tree: Tree, parent: Node, order: Order, plan: Plan, readable: list[str], account: Account | None
     ) -> Node:
-        has_slot = tree.slots.take_now()
-        if not has_slot and (not order.queue or tree.slots.limit == 0):
+        slot = SlotHolder(tree.slots)
+        if order.queue and tree.slots.limit != 0:
+            slot.acquire_or_enqueue()
+        elif not slot.try_acquire():
             raise NoSlot(NO_SLOT.format(name=plan.profile.name))
-        node = self._add(tree, parent, plan, order.task, readable)
-        node.holds_slot = has_slot
-        node.place = None if has_slot else tree.slots.line_up()
+        node = self._add(tree, parent, plan, order.task, readable, slot)
         limits = plan.profile.limits
         node.max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, node.depth + limits.depth)
-        node.max_turns = known(self._limits.turns) if limits.turns is UNSET else limits.turns
+        node.max_turns = require_set(self._limits.turns) if limits.turns is UNSET else limits.turns
         node.seconds = child_seconds(order, limits, self._timeouts)
         called.narrow(node, self._clock)
         node.account = account
         if limits.stall is not UNSET or parent.stall is not None:
-            node.stall = stall_of(node, limits.stall, self._clock, tree.write)
+            node.stall = stall_timer(node, limits.stall, self._clock, tree.write)
         node.background = order.background
         node.queues = order.queue
         self._begin(tree, node, order)
         return node
 
-    def _add(self, tree: Tree, parent: Node | None, plan: Plan, task: Task, readable: list[str]) -> Node:
+    def _add(
+        self, tree: Tree, parent: Node | None, plan: Plan, task: Task, readable: list[str], slot: SlotHolder
+    ) -> Node:
         number = len(tree.nodes)
         agent = plan.profile.name
         if parent is None:
@@ -198,7 +218,8 @@ class Supervisor:
         ref = RunRef(tree.id, number, path, label, agent, subagent_id)
         folders = folders_of(self._state, ref, parent, plan, task, readable)
         policy = self.policy if parent is None else parent.policy
-        node = Node(ref, plan, task, parent, folders, narrowed(policy, plan.profile.approvals, self._state.project))
+        policy = narrowed(policy, plan.profile.approvals, self._state.project)
+        node = Node(ref, plan, task, parent, folders, policy, slot)
         tree.nodes.append(node)
         if parent is not None:
             node.depth = parent.depth + 1
@@ -250,8 +271,7 @@ class Supervisor:
                     node.written = asyncio.ensure_future(written)
                 elif written is not None:
                     await written
-                if node.parent is not None and not node.holds_slot:
-                    await seats.take(tree, node)
+                await node.slot.acquire()
                 job = self._start(tree, node)
             ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
             if self.settle is not None:
@@ -281,7 +301,7 @@ class Supervisor:
         if started is not None and (past is None or node.view.place != started):
             tree.write(node, started)
         if self.files.keeps(tree.id, node.ref.run):
-            private_folder(node.folders.path)
+            make_private_folder(node.folders.path)
         plan, task = node.plan, node.wish
         if plan.host or plan.profile.call is not None:
             CURRENT.set(context_of(node))
@@ -293,6 +313,7 @@ class Supervisor:
     async def _end(self, tree: Tree, node: Node, ending: Ending) -> None:
         """Ends what is below, then the run; the ending is written before anybody is told."""
         node.ending = True
+        node.slot.stop()
         try:
             for child in node.children:
                 child.stop("cancelled")
@@ -302,7 +323,7 @@ class Supervisor:
         except asyncio.CancelledError:
             pass  # told twice; the ending below is written all the same
         node.stop_clocks()
-        seats.leave(tree, node)
+        node.slot.leave()
         if ending.status == "done" and not ending.text and ending.structured is None:
             tree.write(node, Warned("the run ended without any text", code="empty_result"))
         duration = round((self._clock.monotonic() - node.started) * 1000)

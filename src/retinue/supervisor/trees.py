@@ -69,7 +69,7 @@ class Tree:
             return None
         self.seq = seq = self.seq + 1
         if node.stall is not None:
-            node.stall.touch()
+            node.stall.record_activity()
             view.last_seq = seq
         ref, now, append = node.ref, self._now, self._append  # a call of an attribute would look for a method first
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from retinue import build
-from retinue.build.sources import servers_from
+from retinue.build.servers import parse_servers
 from retinue.core.context import CURRENT
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, RunEnded
@@ -109,7 +109,7 @@ class Retinue:
         self._supervisor: Supervisor | None = None
 
     async def __aenter__(self) -> Retinue:
-        self._supervisor = build.supervisor(self._parts())
+        self._supervisor = build.make_supervisor(self._parts())
         return self
 
     async def __aexit__(
@@ -184,13 +184,13 @@ class Retinue:
 
     def _given(self, profiles: Sequence[Profile], limits: Limits | None, model: str | None) -> Given:
         state = self._parts().state
-        return Given(profiles, limits or Limits(), model, None if state is None else build.reader(state))
+        return Given(profiles, limits or Limits(), model, None if state is None else build.open_reader(state))
 
     def _reach(self, tree: str) -> None:
         """Sees to it that the supervisor has the log the tree is in."""
         supervisor, state = self.supervisor, self._parts().state
         if state is not None and tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.log_with(state, tree)
+            supervisor.others[tree] = build.open_tree_log(state, tree)
 
     def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
         """The profile as a plain async function, for agents of any framework. Called inside a run of ours, the
@@ -285,11 +285,11 @@ def open(  # noqa: PLR0913 - the one front door
         given |= {"telemetry": telemetry or None, "network": network}
         given |= {"rules": rules, "approval_timeout": approval_timeout, "wait_approvals": wait_approvals}
         given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
-        servers = () if mcp_servers is None else servers_from(mcp_servers)
+        servers = () if mcp_servers is None else parse_servers(mcp_servers)
         if config is not None:
-            found, _ = build.project_parts(base, config=Path(config), **given)
+            found, _ = build.load_project_parts(base, config=Path(config), **given)
             found = replace(found, state=state, mcp_servers=(*found.mcp_servers, *servers))
-            return found if not profiles else build.with_profiles(found, profiles)
+            return found if not profiles else build.add_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
         return build.Parts(project=base, profiles=profiles, mcp_servers=servers, **set_values)
 

@@ -9,20 +9,25 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from retinue.core.errors import ToolError
 from retinue.core.network import Hosts, allows, canonical
-from retinue.tools.dialer import Dialer, Streams, dial
+from retinue.http.client import ClientConnection, ResponseError
+from retinue.tools.dialer import Dialer, dial
 
 TOOL = "web_fetch"
 SECONDS = 30.0
 BODY_BYTES = 2 * 1024 * 1024
 REDIRECTS = 5
 URL_CHARACTERS = 8192
-_CHUNK = 64 * 1024
+_HEADERS = {
+    "User-Agent": "retinue",
+    "Accept": "text/html, text/*;q=0.9, application/json, application/xml, */*;q=0.1",
+    "Accept-Encoding": "gzip, deflate",
+    "Connection": "close",
+}
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _SAFE = "/%:@!$&'()*+,;=~-._?[]"
 _DEFAULTS = {"http": 80, "https": 443}
@@ -110,82 +115,35 @@ def _redirected(target: Target, location: str, hosts: Hosts) -> Target:
 
 
 async def _get(target: Target, dialer: Dialer) -> tuple[Page, str | None]:
-    reader, writer = await dial(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
+    """Fetch one URL. The second value is where it redirects to, if it does."""
+    streams = await dial(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
+    connection = ClientConnection(*streams)
     try:
-        return await _exchange(target, (reader, writer))
-    except (OSError, ssl.SSLError, EOFError, ValueError, asyncio.LimitOverrunError, zlib.error) as error:
+        return await _exchange(target, connection)
+    except (OSError, ssl.SSLError, ResponseError, ValueError, zlib.error) as error:
         why = str(error) or type(error).__name__
         raise ToolError(f"{TOOL}: {target.authority} did not answer as a web server does: {why[:200]}") from None
     finally:
-        writer.transport.abort()  # also when cancelled: nothing is left open, and nobody is waited for
+        connection.abort()  # also when cancelled: nothing stays open, and nothing is waited for
 
 
-async def _exchange(target: Target, streams: Streams) -> tuple[Page, str | None]:
-    reader, writer = streams
-    head = (
-        f"GET {target.path} HTTP/1.1\r\nHost: {target.authority}\r\nUser-Agent: retinue\r\n"
-        "Accept: text/html, text/*;q=0.9, application/json, application/xml, */*;q=0.1\r\n"
-        "Accept-Encoding: gzip, deflate\r\nConnection: close\r\n\r\n"
-    )
-    writer.write(head.encode("ascii"))
-    status, reason, headers = await _head(reader)
-    if status in _MOVED and "location" in headers:
-        return Page(target.url, status, reason, "", b"", False), headers["location"]
-    body, cut = await _body(reader, headers)
-    return Page(target.url, status, reason, headers.get("content-type", ""), body, cut), None
+async def _exchange(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
+    connection.send_request("GET", target.path, {"Host": target.authority, **_HEADERS})
+    response = await connection.read_response()
+    reason = "".join(filter(str.isprintable, response.reason))[:100]
+    location = response.headers.get("location")
+    if response.status in _MOVED and location is not None:
+        return Page(target.url, response.status, reason, "", b"", False), location
+    body, cut = await _read_body(connection, response.headers.get("content-encoding", ""))
+    return Page(target.url, response.status, reason, response.headers.get("content-type", ""), body, cut), None
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, str, dict[str, str]]:
-    """The status and headers; answers that only say to wait are passed over."""
-    for _ in range(10):
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        version, _, rest = lines[0].partition(" ")
-        code, _, reason = rest.partition(" ")
-        if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit() and len(code) == 3):
-            raise ValueError("it speaks another protocol")
-        fields = (line.partition(":") for line in lines[1:] if line)
-        if int(code) >= 200:
-            headers = {name.strip().lower(): value.strip() for name, _, value in fields}
-            return int(code), "".join(filter(str.isprintable, reason))[:100], headers
-    raise ValueError("it only says to wait")
-
-
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> tuple[bytes, bool]:
-    """The body, unpacked, as far as we take it."""
-    unpack = _Unpacker(headers.get("content-encoding", "").strip().lower())
-    async for piece in _pieces(reader, headers):
-        unpack.feed(piece)
-        if unpack.full:
-            break
-    return bytes(unpack.body[:BODY_BYTES]), unpack.full
-
-
-async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    if headers.get("transfer-encoding", "").strip().lower() == "chunked":
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0].strip().decode("ascii"), 16):
-            if size < 0:
-                raise ValueError("a chunk has a negative size")
-            async for piece in _exactly(reader, size):
-                yield piece
-            await reader.readexactly(2)
-    elif "content-length" in headers:
-        length = headers["content-length"]
-        if not (length.isascii() and length.isdigit()):
-            raise ValueError("the length of its answer is no number")
-        async for piece in _exactly(reader, int(length[:20])):
-            yield piece
-    else:
-        while piece := await reader.read(_CHUNK):
-            yield piece
-
-
-async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes]:
-    while size:
-        piece = await reader.read(min(size, _CHUNK))
-        if not piece:
-            raise EOFError("the answer ends in the middle")
-        size -= len(piece)
-        yield piece
+async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:
+    """Read the body and decompress it, up to `BODY_BYTES`. The second value says that there was more."""
+    unpacker = _Unpacker(encoding.strip().lower())
+    while not unpacker.full and (chunk := await connection.read_chunk()):
+        unpacker.feed(chunk)
+    return bytes(unpacker.body[:BODY_BYTES]), unpacker.full
 
 
 class _Unpacker:

@@ -1,7 +1,7 @@
-"""Where a repository keeps objects besides its own folder: one cloned with `--shared` or `--reference` reads those of
-another, which may do the same.
+"""The object folders of a repository: one cloned with `--shared` or `--reference` also reads those of another, which
+may do the same.
 
-A walled run is shown these folders, so only what looks like a folder of objects is taken for one.
+A sandboxed run is shown these folders, so only a folder that looks like one of objects is accepted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
-def folders(objects: str) -> list[str]:
-    """That folder and all it leads to, none twice, and no link in their paths."""
+def find_object_folders(objects: str) -> list[str]:
+    """Return the folder and all it leads to, each once, with no link in their paths."""
     found = {os.path.realpath(objects): None}
     layer = list(found)
     for depth in range(DEEPEST):
@@ -28,8 +28,8 @@ def folders(objects: str) -> list[str]:
     return list(found)
 
 
-def lines(paths: Sequence[str]) -> bytes:
-    """The file that names them; one that could be read as something else is quoted."""
+def format_alternates(paths: Sequence[str]) -> bytes:
+    """Return an alternates file that names the folders; a path that git could misread is quoted."""
     return b"".join(_quoted(os.fsencode(path)) + b"\n" for path in paths)
 
 

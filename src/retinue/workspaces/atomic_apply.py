@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,10 +18,14 @@ from pathlib import Path
 import msgspec
 
 from retinue.core.errors import RetinueError
-from retinue.workspaces.merge import Change, parent
-from retinue.workspaces.run_folders import private_folder
-from retinue.workspaces.store import Held, Store, name_of
-from retinue.workspaces.walk import chunks, shown
+from retinue.files.atomic import NEW_FLAGS, replace_file
+from retinue.files.content import read_chunks
+from retinue.files.opening import open_parent, open_regular_file
+from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
+from retinue.workspaces.merge import Change
+from retinue.workspaces.store import Store, StoredFile, hash_content
+from retinue.workspaces.walk import display_path
 
 FOLDER = "applying"
 JOURNAL, DONE = "journal.json", "done"
@@ -44,28 +47,28 @@ class _Journal(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
 
 
-def swap(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
+def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
     """Makes the changes in `root`. `aside` is a folder of ours on the same file system."""
     with _alone(aside):
         _recover(aside)
-        staging = private_folder(f"{aside}/{secrets.token_hex(8)}")
+        staging = make_private_folder(f"{aside}/{secrets.token_hex(8)}")
         try:
             _stage(staging, root, changes, store)
             journal = _Journal(root, tuple(_step(change) for change in changes), tuple(_missing(root, changes)))
-            _write(staging / JOURNAL, msgspec.json.encode(journal))
+            replace_file(staging / JOURNAL, msgspec.json.encode(journal), sync=True)
             _go(staging, root, changes)
-            _write(staging / DONE, b"")
+            replace_file(staging / DONE, b"", sync=True)
         except OSError as error:
             _put_back(staging)
-            path = shown(str(error.filename or root))
+            path = display_path(str(error.filename or root))
             raise RetinueError(f"nothing was changed: {path}: {error.strerror or error}") from error
         except BaseException:
             _put_back(staging)
             raise
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_tree(staging)
 
 
-def recover(aside: str) -> bool:
+def recover_folder(aside: str) -> bool:
     """Puts back what a process that died had begun; whether there was such a thing."""
     if not Path(aside).is_dir():
         return False
@@ -77,7 +80,7 @@ def _recover(aside: str) -> bool:
     found = [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir()]
     for staging in found:
         if (staging / DONE).exists():
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_tree(staging)
         else:
             _put_back(staging)
     return bool(found)
@@ -86,7 +89,7 @@ def _recover(aside: str) -> bool:
 @contextmanager
 def _alone(aside: str) -> Iterator[None]:
     made = not Path(aside).parent.exists()
-    private_folder(aside)
+    make_private_folder(aside)
     lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -114,13 +117,13 @@ def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) ->
             continue
         place = staging / f"new-{number}"
         if change.new.mode == "120000":
-            place.symlink_to(os.fsdecode(store.read(change.new.oid)))
+            place.symlink_to(os.fsdecode(store.read_content(change.new.oid)))
             _hand_over(place, owner)
             continue
         mode = 0o777 if change.new.mode == "100755" else 0o666
-        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = os.open(place, NEW_FLAGS, mode)
         try:
-            store.write(change.new.oid, fd)
+            store.write_content(change.new.oid, fd)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -159,12 +162,12 @@ def _go(staging: Path, root: str, changes: Sequence[Change]) -> None:
 
 
 def _remove(staging: Path, number: int, root: str, change: Change) -> None:
-    with parent(root, change.path) as (folder, name):
+    with open_parent(root, change.path) as (folder, name):
         os.rename(name, staging / f"old-{number}", src_dir_fd=folder)
     _verify(staging / f"old-{number}", change)
     steps = change.path.split("/")[:-1]
     while steps:
-        with parent(root, "/".join(steps)) as (folder, name):
+        with open_parent(root, "/".join(steps)) as (folder, name):
             try:
                 os.rmdir(name, dir_fd=folder)
             except OSError:  # something is still in it
@@ -174,7 +177,7 @@ def _remove(staging: Path, number: int, root: str, change: Change) -> None:
 
 def _place(staging: Path, number: int, root: str, change: Change) -> None:
     new, old = staging / f"new-{number}", staging / f"old-{number}"
-    with parent(root, change.path, make=True) as (folder, name):
+    with open_parent(root, change.path, create=True, inherit_owner=True) as (folder, name):
         if change.old is None:
             os.link(new, name, dst_dir_fd=folder, follow_symlinks=False)  # fails where something is by now
             return
@@ -197,16 +200,16 @@ def _verify(kept: Path, change: Change) -> None:
     status = os.lstat(kept)
     if stat.S_ISLNK(status.st_mode):
         data = os.fsencode(kept.readlink())
-        found = Held("120000", name_of(len(data), iter((data,))))
+        found = StoredFile("120000", hash_content(len(data), iter((data,))))
     else:
-        fd = os.open(kept, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular_file(kept)
         try:
             mode = "100755" if status.st_mode & 0o100 else "100644"
-            found = Held(mode, name_of(os.fstat(fd).st_size, chunks(fd)))
+            found = StoredFile(mode, hash_content(os.fstat(fd).st_size, read_chunks(fd)))
         finally:
             os.close(fd)
     if found != change.old:
-        raise RetinueError(CHANGED.format(path=shown(change.path)))
+        raise RetinueError(CHANGED.format(path=display_path(change.path)))
 
 
 def _put_back(staging: Path) -> None:
@@ -214,23 +217,23 @@ def _put_back(staging: Path) -> None:
     try:
         journal = msgspec.json.decode((staging / JOURNAL).read_bytes(), type=_Journal)
     except (FileNotFoundError, msgspec.MsgspecError):
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_tree(staging)
         return
     for number, step in reversed(list(enumerate(journal.steps))):
         if step.new is not None:
             _undo_place(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
     for folder in reversed(journal.folders):
-        with suppress(OSError), parent(journal.root, os.fsdecode(bytes.fromhex(folder))) as (above, name):
+        with suppress(OSError), open_parent(journal.root, os.fsdecode(bytes.fromhex(folder))) as (above, name):
             os.rmdir(name, dir_fd=above)
     for number, step in enumerate(journal.steps):
         if step.new is None:
             _undo_remove(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
-    shutil.rmtree(staging, ignore_errors=True)
+    remove_tree(staging)
 
 
 def _undo_place(staging: Path, number: int, root: str, path: str) -> None:
     new, old = staging / f"new-{number}", staging / f"old-{number}"
-    with suppress(FileNotFoundError, NotADirectoryError), parent(root, path) as (folder, name):
+    with suppress(FileNotFoundError, NotADirectoryError), open_parent(root, path) as (folder, name):
         here = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not os.path.samestat(here, os.lstat(new)):
             return  # it was not put there yet, or somebody put another one there since
@@ -244,23 +247,8 @@ def _undo_remove(staging: Path, number: int, root: str, path: str) -> None:
     old = staging / f"old-{number}"
     if not os.path.lexists(old):
         return
-    with parent(root, path, make=True) as (folder, name):
+    with open_parent(root, path, create=True, inherit_owner=True) as (folder, name):
         try:
             os.link(old, name, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
             return
-
-
-def _write(path: Path, data: bytes) -> None:
-    """On disk before anything that relies on it happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from retinue.remote.mailbox import reached
+from retinue.files.failpoints import reach_failpoint
 from retinue.workspaces.copy_in import (
     DEEPEST,
     FILE,
@@ -179,7 +179,7 @@ class Return:
         temporary = f".retinue-{secrets.token_hex(8)}"
         try:
             self._copier.file(file, temporary, parent, WRITTEN, owner=self._owner)
-            reached("half_given")
+            reach_failpoint("half_given")
             there = about(parent, name)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:

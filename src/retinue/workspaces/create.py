@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.files.content import read_chunks, write_all
+from retinue.files.opening import open_folder, open_parent
+from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 from retinue.workspaces import alternates, git
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import private_folder
-from retinue.workspaces.store import Files, Held, Import, Store, name_of
-from retinue.workspaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
+from retinue.workspaces.store import Files, Import, Store, StoredFile, hash_content
+from retinue.workspaces.walk import Entry, Skipped, Walker, display_path, open_entry
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 TOO_LARGE = (
@@ -31,7 +32,7 @@ MIB = 1024 * 1024
 
 
 @dataclass
-class Made:
+class CreatedWorkspace:
     """What came of it. `objects` are folders the workspace's git has to be able to read."""
 
     files: Files = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Made:
     objects: tuple[str, ...] = ()
 
 
-def make(  # noqa: PLR0913 - each by name
+def create_workspace(  # noqa: PLR0913 - each by name
     workspace: str,
     *,
     kind: str,
@@ -50,29 +51,29 @@ def make(  # noqa: PLR0913 - each by name
     known: Files | None,
     limit: int,
     stop: threading.Event,
-) -> Made:
+) -> CreatedWorkspace:
     """Makes the folder and keeps how it began under `ref`. `known` are the files of a source that is itself such a
     workspace, as it began. Leaves nothing behind when it fails."""
-    repository = git.repository(project)
+    repository = git.find_repository(project)
     if kind == "worktree" and repository is None:
         raise ConfigError(NOT_A_REPOSITORY.format(project=project))
     foreign = source != project
-    tracked = git.tracked(project) if repository is not None and not foreign else list(known or ())
-    place = private_folder(workspace)
+    tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
+    place = make_private_folder(workspace)
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(source, ignored=ignores, inside_ignored=kind == "copy", foreign=foreign, stop=stop)
             files = _Copier(workspace, into, walker.skipped, limit).copy(walker)
-            into.tree(ref, files)
-        made = Made(files, walker.skipped)
+            into.add_tree(ref, files)
+        made = CreatedWorkspace(files, walker.skipped)
         if kind == "worktree" and repository is not None:
-            made.objects = tuple(alternates.folders(repository.objects))
+            made.objects = tuple(alternates.find_object_folders(repository.objects))
             _clone(workspace, project, repository, made.objects)
     except OSError as error:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
         raise RetinueError(f"cannot make the workspace {workspace}: {error.strerror or error}") from error
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
         raise
     return made
 
@@ -88,22 +89,22 @@ class _Copier:
     def copy(self, walker: Walker) -> Files:
         """Copies what the walk finds; the files that count as the workspace's own, by name."""
         files: Files = {}
-        top = os.open(self._workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        top = open_folder(self._workspace)
         try:
-            for entry in walker.entries():
+            for entry in walker.walk_entries():
                 held = self._one(entry, top)
                 if held is not None and not entry.ignored:
                     files[entry.path] = held
         finally:
             os.close(top)
-        for path in walker.linked():
+        for path in walker.list_hard_linked():
             self._skipped.add(path, "also a file elsewhere, by a hard link")
             files.pop(path, None)
             Path(self._workspace, path).unlink(missing_ok=True)
         return files
 
-    def _one(self, entry: Entry, top: int) -> Held | None:
-        with _beside(top, entry.path) as (folder, name):
+    def _one(self, entry: Entry, top: int) -> StoredFile | None:
+        with open_parent(top, entry.path) as (folder, name):
             if entry.is_folder:
                 os.mkdir(name, 0o700, dir_fd=folder)
                 return None
@@ -115,9 +116,9 @@ class _Copier:
                 return None
             if entry.is_link:
                 os.symlink(target, name, dir_fd=folder)
-                return Held(entry.mode, self._into.keep(os.fsencode(target)))
+                return StoredFile(entry.mode, self._into.add_bytes(os.fsencode(target)))
             try:
-                return Held(entry.mode, self._file(entry, source, folder, name))
+                return StoredFile(entry.mode, self._file(entry, source, folder, name))
             finally:
                 os.close(source)
 
@@ -130,62 +131,45 @@ class _Copier:
             if entry.ignored:
                 return ""
             os.lseek(target, 0, os.SEEK_SET)
-            oid = name_of(size, chunks(target))
+            oid = hash_content(size, read_chunks(target))
             os.lseek(target, 0, os.SEEK_SET)
-            self._into.content(oid, size, chunks(target))
+            self._into.add_content(oid, size, read_chunks(target))
             return oid
         finally:
             os.close(target)
 
     def _fill(self, source: int, target: int, path: str) -> int:
         size = 0
-        for chunk in chunks(source):
+        for chunk in read_chunks(source):
             size += len(chunk)
             self._left -= len(chunk)
             if self._left < 0:
-                raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=shown(path)))
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(target, view) :]
+                raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(path)))
+            write_all(target, chunk)
         return size
-
-
-@contextmanager
-def _beside(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """The open folder below `top` that is to hold the path, and the name in it. Nobody else is there yet."""
-    *steps, name = path.split("/")
-    fd = os.dup(top)
-    try:
-        for step in steps:
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        yield fd, name
-    finally:
-        os.close(fd)
 
 
 def _clone(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
     """A `.git` in the workspace, which no run has seen yet: no remote, no hooks, no settings but git's own."""
     folder = f"{workspace}/.git"
     words = ("init", "-q", "--template=", f"--object-format={repository.format}", workspace)
-    git.ours(*words, git_dir=folder, cwd=workspace)
+    git.run_in_store(*words, git_dir=folder, cwd=workspace)
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(alternates.lines(objects))
+    (info / "alternates").write_bytes(alternates.format_alternates(objects))
     if Path(repository.shallow).is_file():
         shutil.copyfile(repository.shallow, f"{folder}/shallow")
     whole = not repository.prefix
     head = repository.head if whole else _part(project, repository, folder)
     if whole and head:
         kinds = ("refs/heads", "refs/tags")
-        refs = git.theirs("for-each-ref", "--format=%(objectname) %(refname)", *kinds, project=project)
+        refs = git.run_in_project("for-each-ref", "--format=%(objectname) %(refname)", *kinds, project=project)
         Path(folder, "packed-refs").write_bytes(b"# pack-refs with: \n" + refs)
     if repository.branch:
-        git.ours("symbolic-ref", "HEAD", repository.branch, git_dir=folder)
+        git.run_in_store("symbolic-ref", "HEAD", repository.branch, git_dir=folder)
     if head:
-        git.ours("update-ref", *(() if repository.branch else ("--no-deref",)), "HEAD", head, git_dir=folder)
-        git.ours("read-tree", head, git_dir=folder, cwd=workspace)
+        git.run_in_store("update-ref", *(() if repository.branch else ("--no-deref",)), "HEAD", head, git_dir=folder)
+        git.run_in_store("read-tree", head, git_dir=folder, cwd=workspace)
 
 
 def _part(project: str, repository: git.Repository, folder: str) -> str:
@@ -194,8 +178,8 @@ def _part(project: str, repository: git.Repository, folder: str) -> str:
         return ""
     place = repository.prefix.rstrip("/")
     words = ("rev-parse", "--verify", "--quiet", f"{repository.head}:{place}")
-    tree = git.theirs(*words, project=project, good=(0, 1)).decode().strip()
+    tree = git.run_in_project(*words, project=project, good=(0, 1)).decode().strip()
     if not tree:
         return ""
     message = f"{place} at {repository.head}"
-    return git.ours("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()
+    return git.run_in_store("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()

@@ -1,4 +1,4 @@
-"""Running git so that nothing but its own code runs: no hooks, no filters, no helpers, no network, nobody's config.
+"""A git of which nothing but its own code runs: no hooks, no filters, no helpers, no network, nobody's config.
 
 Git is used in two places only: the user's own repository, to ask what is in it, and a store of ours. It is never run
 where a run could have put something: not with a workspace's `.git`, and not with a workspace as its work tree.
@@ -43,8 +43,8 @@ _ALWAYS = {
 
 
 @lru_cache(1)
-def program() -> str:
-    """Where git is. Looked for once, on the path of this process, never in a workspace."""
+def find_git() -> str:
+    """Return the path of git. Looked for once, on the path of this process, never in a workspace."""
     for folder in os.get_exec_path():
         found = Path(folder, "git")
         if found.is_absolute() and found.is_file() and os.access(found, os.X_OK):
@@ -52,22 +52,24 @@ def program() -> str:
     raise ConfigError(NO_GIT)
 
 
-def command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]:
-    """The words and the environment of a git that works on a folder of ours, and on nothing else."""
+def build_command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the environment of a git that works on a folder of ours, and on nothing else."""
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
-    return [program(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
+    return [find_git(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
 
 
-def ours(*words: str, git_dir: str, data: bytes = b"", cwd: str | None = None, good: Sequence[int] = (0,)) -> bytes:
-    """What git says about a store of ours, or about a clone that nobody but us has touched yet."""
-    line, env = command(*words, git_dir=git_dir)
+def run_in_store(
+    *words: str, git_dir: str, data: bytes = b"", cwd: str | None = None, good: Sequence[int] = (0,)
+) -> bytes:
+    """Run git on a store of ours, or on a clone that nobody but us has touched yet; return its output."""
+    line, env = build_command(*words, git_dir=git_dir)
     return _run(line, env, data, cwd or git_dir, good)
 
 
-def theirs(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
-    """What git says of the user's own repository, under the user's own settings, for commands that only read."""
+def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
+    """Run a git command that only reads in the user's repository, under the user's settings; return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return _run([program(), *_QUIET, *words], {**env, **_ALWAYS}, b"", project, good)
+    return _run([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, b"", project, good)
 
 
 def _run(line: list[str], env: dict[str, str], data: bytes, cwd: str, good: Sequence[int]) -> bytes:
@@ -103,11 +105,13 @@ class Repository:
     above: tuple[tuple[str, str], ...] = ()
 
 
-def repository(project: str) -> Repository | None:
-    """The repository the project is in; None when it is in none that git would use."""
+def find_repository(project: str) -> Repository | None:
+    """Describe the repository the project is in; None if git would use none."""
     words = ("rev-parse", "--is-inside-work-tree", "--show-prefix", "--show-object-format")
     try:
-        inside, prefix, kind, *_ = theirs(*words, project=project).decode("utf-8", "surrogateescape").split("\n")
+        inside, prefix, kind, *_ = (
+            run_in_project(*words, project=project).decode("utf-8", "surrogateescape").split("\n")
+        )
     except (RetinueError, ValueError):
         return None
     if inside != "true":
@@ -130,13 +134,15 @@ def _above(project: str, prefix: str) -> Iterator[tuple[str, str]]:
         yield "/".join(steps[: len(steps) - up]), f"{project}/{'../' * up}.gitignore"
 
 
-def tracked(project: str) -> list[str]:
-    """What the user's index holds, relative to the project."""
-    return [os.fsdecode(name) for name in theirs("ls-files", "-z", "--cached", project=project).split(b"\0") if name]
+def list_tracked(project: str) -> list[str]:
+    """Return the files in the user's index, relative to the project."""
+    return [
+        os.fsdecode(name) for name in run_in_project("ls-files", "-z", "--cached", project=project).split(b"\0") if name
+    ]
 
 
 def _word(*words: str, project: str) -> str:
-    return theirs(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
+    return run_in_project(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
 
 
 def _path(name: str, project: str) -> str:

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
+from retinue.files.content import read_chunks
 from retinue.workspaces import git
-from retinue.workspaces.walk import Entry, chunks, open_entry
+from retinue.workspaces.walk import Entry, open_entry
 
 SECONDS = 5.0
 FILE_BYTES = 256 * 1024
@@ -43,7 +44,7 @@ class Ignores:
         self._folder = tempfile.mkdtemp(prefix="retinue-ignores-")
         work, store = f"{self._folder}/work", f"{self._folder}/git"
         Path(work).mkdir()
-        git.ours("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=self._folder)
+        git.run_in_store("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=self._folder)
         Path(store, "info").mkdir(exist_ok=True)
         if self._repository is not None:
             rules = b"\n".join(_content(file) for file in self._repository.excludes)
@@ -52,7 +53,7 @@ class Ignores:
                 place = Path(work, folder)
                 place.mkdir(parents=True, exist_ok=True)
                 (place / ".gitignore").write_bytes(_content(file))
-        line, env = git.command(
+        line, env = git.build_command(
             f"--work-tree={work}", "check-ignore", "--no-index", "--stdin", "-z", "-v", "-n", git_dir=store
         )
         self._work = work
@@ -93,7 +94,7 @@ class Ignores:
         try:
             fd = open_entry(entry)
             try:
-                rules = b"".join(chunks(fd))[:FILE_BYTES]
+                rules = b"".join(read_chunks(fd))[:FILE_BYTES]
             finally:
                 os.close(fd)
             place = Path(self._work, self._prefix + entry.path)

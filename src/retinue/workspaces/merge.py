@@ -12,28 +12,27 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
+from retinue.files.content import read_chunks
+from retinue.files.opening import open_parent, open_regular_file
 from retinue.workspaces import git
-from retinue.workspaces.store import Files, Held, Import, Store
-from retinue.workspaces.walk import chunks, forbidden, shown
+from retinue.workspaces.store import Files, Import, Store, StoredFile
+from retinue.workspaces.walk import display_path, is_reserved_name
 
 MERGE_BYTES = 16 * 1024 * 1024
 SNIFF_BYTES = 8000
-_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Change(NamedTuple):
     """One file of the folder: what it must be now, and what it is to be; None is no file."""
 
     path: str
-    old: Held | None
-    new: Held | None
+    old: StoredFile | None
+    new: StoredFile | None
 
 
 class Conflict(NamedTuple):
@@ -52,10 +51,10 @@ class Plan:
     digest: str = ""
 
     def refusal(self) -> str:
-        return "\n".join(f"{shown(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
+        return "\n".join(f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
 
 
-def plan(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Plan:
+def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Plan:
     """The changes of some runs (how each workspace began, how it ended), one after the other, onto the folder."""
     made = Plan(target)
     touched = sorted({path for base, end in steps for path in _touched(base, end)})
@@ -77,19 +76,19 @@ def plan(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Pla
         made.changes = [Change(path, before[path], result[path]) for path in touched if before[path] != result[path]]
         ref = f"refs/plans/{secrets.token_hex(8)}"
         for name, files in (("before", before), ("after", result)):
-            into.tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
+            into.add_tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
     for change in made.changes:
         _check(change, made, store)
     try:
         made.diff = store.diff(f"{ref}/before", f"{ref}/after", "-M")
     finally:
-        store.drop(f"{ref}/before")
-        store.drop(f"{ref}/after")
+        store.drop_ref(f"{ref}/before")
+        store.drop_ref(f"{ref}/after")
     made.digest = hashlib.sha256(repr(made.changes).encode("utf-8", "surrogateescape")).hexdigest()
     return made
 
 
-def _touched(base: Mapping[str, Held], end: Mapping[str, Held]) -> Iterator[str]:
+def _touched(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> Iterator[str]:
     return (path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path))
 
 
@@ -100,12 +99,12 @@ class _Now:
         self._root = root
         self._gone = gone
 
-    def read(self, path: str, into: Import, made: Plan) -> Held | None:
+    def read(self, path: str, into: Import, made: Plan) -> StoredFile | None:
         try:
-            with parent(self._root, path) as (folder, name):
+            with open_parent(self._root, path) as (folder, name):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISLNK(status.st_mode):
-                    return Held("120000", into.keep(os.fsencode(os.readlink(name, dir_fd=folder))))
+                    return StoredFile("120000", into.add_bytes(os.fsencode(os.readlink(name, dir_fd=folder))))
                 if stat.S_ISREG(status.st_mode):
                     return self._file(folder, name, into)
                 if not stat.S_ISDIR(status.st_mode) or self._keeps(path):
@@ -119,11 +118,11 @@ class _Now:
                 made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
         return None
 
-    def _file(self, folder: int, name: str, into: Import) -> Held:
-        fd = os.open(name, _FILE, dir_fd=folder)
+    def _file(self, folder: int, name: str, into: Import) -> StoredFile:
+        fd = open_regular_file(name, dir_fd=folder)
         try:
             mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
-            return Held(mode, into.keep(b"".join(chunks(fd))))
+            return StoredFile(mode, into.add_bytes(b"".join(read_chunks(fd))))
         finally:
             os.close(fd)
 
@@ -143,7 +142,9 @@ class _Merger:
         self._into = into
         self._fresh: dict[str, bytes] = {}  # merged here, and not yet in the store
 
-    def merge(self, base: Held | None, here: Held | None, end: Held | None) -> Held | str | None:
+    def merge(
+        self, base: StoredFile | None, here: StoredFile | None, end: StoredFile | None
+    ) -> StoredFile | str | None:
         """What the file is to be, or why that cannot be said."""
         if here in (base, end):
             return end
@@ -160,7 +161,7 @@ class _Merger:
             return "was changed here and by the run, in the same lines"
         if not oid:
             return "was changed here and by the run, and is binary or too large to merge"
-        return Held(end.mode if end.mode != base.mode else here.mode, oid)
+        return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
     def _content(self, base: str, here: str, end: str) -> str | None:
         """The merged content's name; None for a conflict, nothing for what has no lines."""
@@ -168,7 +169,7 @@ class _Merger:
             return here
         if here == base:
             return end
-        contents = [self._fresh.get(oid) or self._store.read(oid) for oid in (here, base, end)]
+        contents = [self._fresh.get(oid) or self._store.read_content(oid) for oid in (here, base, end)]
         if any(len(content) > MERGE_BYTES or b"\0" in content[:SNIFF_BYTES] for content in contents):
             return ""
         with tempfile.TemporaryDirectory(prefix="retinue-merge-") as folder:
@@ -176,10 +177,10 @@ class _Merger:
                 Path(folder, name).write_bytes(content)
             words = ("merge-file", "-p", "-q", "here", "base", "end")
             try:
-                merged = git.ours(*words, git_dir=self._store.folder, cwd=folder)
+                merged = git.run_in_store(*words, git_dir=self._store.folder, cwd=folder)
             except RetinueError:  # the exit code is the number of conflicts
                 return None
-        oid = self._into.keep(merged)
+        oid = self._into.add_bytes(merged)
         self._fresh[oid] = merged
         return oid
 
@@ -187,35 +188,14 @@ class _Merger:
 def _check(change: Change, made: Plan, store: Store) -> None:
     """What no yes makes right: names that are git's or ours, links that lead out."""
     parts = change.path.split("/")
-    if any(part in ("", ".", "..") or "\0" in part or forbidden(part) for part in parts):
+    if any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in parts):
         made.conflicts.append(Conflict(change.path, "is a name that no run may write"))
     elif change.new is not None and change.new.mode == "120000":
-        target = os.fsdecode(store.read(change.new.oid))
+        target = os.fsdecode(store.read_content(change.new.oid))
         inside = os.path.normpath("/".join([*parts[:-1], target]))
-        if target.startswith("/") or inside.split("/")[0] == ".." or any(map(forbidden, inside.split("/"))):
-            made.conflicts.append(Conflict(change.path, f"is a link that leads out of the project, to {shown(target)}"))
+        if target.startswith("/") or inside.split("/")[0] == ".." or any(map(is_reserved_name, inside.split("/"))):
+            made.conflicts.append(
+                Conflict(change.path, f"is a link that leads out of the project, to {display_path(target)}")
+            )
     elif change.new is not None and change.new.mode not in ("100644", "100755"):
         made.conflicts.append(Conflict(change.path, "is neither a file nor a link"))
-
-
-@contextmanager
-def parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The open folder that holds a path below the root, and the name in it; no step follows a link."""
-    *steps, name = path.split("/")
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for step in steps:
-            try:
-                inner = os.open(step, _STEP, dir_fd=fd)
-            except FileNotFoundError:
-                if not make:
-                    raise
-                os.mkdir(step, dir_fd=fd)
-                inner = os.open(step, _STEP, dir_fd=fd)
-                if os.geteuid() == 0:  # what root makes is its who owns the folder
-                    os.fchown(inner, os.fstat(fd).st_uid, os.fstat(fd).st_gid)
-            os.close(fd)
-            fd = inner
-        yield fd, name
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""Where runs keep their files: made when first used, private to the user, and gone with a log that is in memory.
+"""The folders of runs below the state folder: made when first used, private to the user, removed with a log in memory.
 
 Paths are kept as text until something touches them: most runs never do, and a thousand runs should not pay for it.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.errors import ConfigError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.secrets import clean
-
-if TYPE_CHECKING:
-    from retinue.workspaces.workspace import ChangesFact, Space
+from retinue.files.private import make_private_folder, write_private_file
+from retinue.files.trees import remove_tree
+from retinue.workspaces.workspace import ChangesRecord, Workspace
 
 
 class StateFolder:
@@ -36,7 +34,7 @@ class StateFolder:
 
     @cached_property
     def in_repository(self) -> bool:
-        """Whether the project is in a git repository, as far as a look at the folders tells."""
+        """Tell whether the project seems to be in a git repository: whether a folder above it has a `.git`."""
         return any(os.path.lexists(folder / ".git") for folder in (Path(self.project), *Path(self.project).parents))
 
     def tree_folder(self, tree: str) -> str:
@@ -46,54 +44,44 @@ class StateFolder:
         return f"{self._runs}/{tree}/{run}"
 
     def snapshots(self, tree: str) -> str:
-        """The shared reference folder of a tree, where runs read what their siblings have left."""
+        """Return the shared folder of a tree in which runs read what their siblings left."""
         return f"{self._runs}/{tree}/snapshots"
 
     def remove_temporary(self) -> None:
         if self.temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def private_folder(folder: str | Path) -> Path:
-    """The folder, made with those above it for nobody but us."""
-    path = Path(folder)
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    try:
-        for parent in reversed(missing):
-            parent.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise RetinueError(f"cannot make {path}: {error.strerror or error}") from None
-    return path
+            remove_tree(self.folder)
 
 
 class RunFolders(msgspec.Struct, eq=False):
-    """What one run may touch: it writes `workspace`, reads that and the others among `roots`, nothing else. `space` is
-    what the workspace is a copy of, if it is one; `snapshots` is where what the run leaves is put for its siblings."""
+    """The folders of one run: it writes `workspace`, reads that and the other `roots`, and nothing else.
+
+    `workspace_copy` describes a workspace that is a copy; `snapshots` is where the run's files go for its siblings."""
 
     own: str
     path: str
     readable: Sequence[str]
-    space: Space | None = None
+    workspace_copy: Workspace | None = None
     snapshots: str = ""
-    changes: ChangesFact | None = None
+    changes: ChangesRecord | None = None
     _made: Path | None = None
     _spilled: int = 0
 
     @property
     def used(self) -> bool:
-        """Whether anything of the run has asked for its workspace."""
+        """True once anything of the run has asked for its workspace."""
         return self._made is not None
 
     @property
     def workspace(self) -> Path:
         if self._made is None:
-            self._made = private_folder(self.path)
+            self._made = make_private_folder(self.path)
         return self._made
 
     @property
     def searched(self) -> Sequence[Path]:
-        copied = None if self.space is None else self.space.source  # its files are in the workspace already
-        return (self.workspace, *(Path(path) for path in self.readable if path != copied))
+        # The files of a copy's source are in the workspace already.
+        source = None if self.workspace_copy is None else self.workspace_copy.source
+        return (self.workspace, *(Path(path) for path in self.readable if path != source))
 
     @property
     def roots(self) -> Sequence[Path]:
@@ -101,26 +89,25 @@ class RunFolders(msgspec.Struct, eq=False):
 
     def spill(self, name: str) -> Path:
         self._spilled += 1
-        return private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
+        return make_private_folder(f"{self.own}/full_logs") / f"{self._spilled:03d}-{name}"
 
-    def go_on(self) -> None:
-        """Files that an earlier process spilled keep their names."""
+    def resume_spilling(self) -> None:
+        """Continue the numbering of spilled files, so that those of an earlier process keep their names."""
         folder = Path(self.own, "full_logs")
         self._spilled = len(list(folder.iterdir())) if folder.exists() else 0
 
-    def fitting(self, text: str) -> tuple[str, str]:
-        """Text for an event, and the file (named by its hash) that has the whole of it where it had to be cut."""
+    def fit_event_text(self, text: str) -> tuple[str, str]:
+        """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
         if len(text) * 4 <= EVENT_BYTES or len(data := clean(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
-        path = private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(data)
+        path = make_private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
+        write_private_file(path, data)
         head = data[: EVENT_BYTES - 1024].decode("utf-8", "ignore")
         return f"{head}\n[... {len(data)} bytes in all; whole text in {path} ...]", str(path)
 
 
-def context_paths(paths: Sequence[str], *, base: str) -> list[str]:
-    """Absolute, existing paths; the error names the index and the path."""
+def resolve_context_paths(paths: Sequence[str], *, base: str) -> list[str]:
+    """Return absolute, existing paths; the error names the index and the path."""
     if isinstance(paths, str) or not isinstance(paths, Sequence):
         raise ConfigError(f"context_paths must be a list, got {type(paths).__name__}")
     found = []

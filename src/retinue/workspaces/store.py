@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
+from retinue.files.private import make_private_folder
 from retinue.workspaces import git
-from retinue.workspaces.run_folders import private_folder
 
 # What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
 _ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
@@ -26,14 +26,14 @@ WAIT_SECONDS = 0.2
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
 
-class Held(NamedTuple):
+class StoredFile(NamedTuple):
     """A file as a tree of the store has it: git's mode and the name of its content."""
 
     mode: str
     oid: str
 
 
-Files = dict[str, Held]
+Files = dict[str, StoredFile]
 
 
 class Store:
@@ -45,18 +45,18 @@ class Store:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def made(self) -> Store:
+    def ensure_created(self) -> Store:
         with self._lock:
             if not Path(self.folder, "HEAD").exists():
-                private_folder(self.folder)
+                make_private_folder(self.folder)
                 words = ("init", "-q", "--bare", "--template=", "--object-format=sha1", self.folder)
-                git.ours(*words, git_dir=self.folder)
+                git.run_in_store(*words, git_dir=self.folder)
                 Path(self.folder, "info").mkdir(exist_ok=True)
                 Path(self.folder, "info", "attributes").write_text(_ATTRIBUTES)
         return self
 
     @contextmanager
-    def alone(self, stop: threading.Event) -> Iterator[None]:
+    def hold(self, stop: threading.Event) -> Iterator[None]:
         """Waits for its turn, as long as it is wanted."""
         while not self._turn.acquire(timeout=WAIT_SECONDS):
             if stop.is_set():
@@ -66,41 +66,41 @@ class Store:
         finally:
             self._turn.release()
 
-    def knows(self, oid: str) -> bool:
+    def has_content(self, oid: str) -> bool:
         return oid in self._known
 
-    def learn(self, oids: Iterable[str]) -> None:
+    def add_known(self, oids: Iterable[str]) -> None:
         with self._lock:
             self._known.update(oids)
 
-    def files(self, ref: str) -> Files:
+    def list_files(self, ref: str) -> Files:
         """Everything in a tree."""
         found: Files = {}
-        for line in git.ours("ls-tree", "-r", "-z", "--full-tree", ref, git_dir=self.folder).split(b"\0"):
+        for line in git.run_in_store("ls-tree", "-r", "-z", "--full-tree", ref, git_dir=self.folder).split(b"\0"):
             if line:
                 about, _, name = line.partition(b"\t")
                 mode, _, oid = about.decode().split(" ")
-                found[os.fsdecode(name)] = Held(mode, oid)
+                found[os.fsdecode(name)] = StoredFile(mode, oid)
         return found
 
-    def has(self, ref: str) -> bool:
-        return bool(git.ours("rev-parse", "--verify", "--quiet", ref, git_dir=self.folder, good=(0, 1)).strip())
+    def has_ref(self, ref: str) -> bool:
+        return bool(git.run_in_store("rev-parse", "--verify", "--quiet", ref, git_dir=self.folder, good=(0, 1)).strip())
 
-    def read(self, oid: str) -> bytes:
-        return git.ours("cat-file", "blob", oid, git_dir=self.folder)
+    def read_content(self, oid: str) -> bytes:
+        return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 
-    def write(self, oid: str, fd: int) -> None:
+    def write_content(self, oid: str, fd: int) -> None:
         """The content into an open file, however large it is."""
-        line, env = git.command("cat-file", "blob", oid, git_dir=self.folder)
+        line, env = git.build_command("cat-file", "blob", oid, git_dir=self.folder)
         done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, stdout=fd, stderr=subprocess.PIPE, check=False)
         if done.returncode:
             raise RetinueError(f"the store {self.folder} has no {oid}: it is damaged")
 
     def diff(self, old: str, new: str, *options: str) -> bytes:
-        return git.ours("diff", *_DIFF, *options, old, new, "--", git_dir=self.folder)
+        return git.run_in_store("diff", *_DIFF, *options, old, new, "--", git_dir=self.folder)
 
-    def drop(self, ref: str) -> None:
-        git.ours("update-ref", "-d", ref, git_dir=self.folder)
+    def drop_ref(self, ref: str) -> None:
+        git.run_in_store("update-ref", "-d", ref, git_dir=self.folder)
 
 
 class Import:
@@ -111,7 +111,9 @@ class Import:
         self._new: set[str] = set()
 
     def __enter__(self) -> Import:
-        line, env = git.command("fast-import", "--quiet", "--done", "--force", "--depth=0", git_dir=self._store.folder)
+        line, env = git.build_command(
+            "fast-import", "--quiet", "--done", "--force", "--depth=0", git_dir=self._store.folder
+        )
         self._process = subprocess.Popen(
             line, env=env, cwd=self._store.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -131,11 +133,11 @@ class Import:
             what = " ".join(words.decode("utf-8", "replace").split())
             raise RetinueError(f"git fast-import failed: {what[:300]}")
         if error is None:
-            self._store.learn(self._new)
+            self._store.add_known(self._new)
 
-    def content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
+    def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
         """A content whose name and size are known, unless the store has it. One that is another by now ends all."""
-        if oid in self._new or self._store.knows(oid):
+        if oid in self._new or self._store.has_content(oid):
             return
         digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
         self._put(b"blob\ndata %d\n" % size)
@@ -148,13 +150,13 @@ class Import:
         self._put(b"\n")
         self._new.add(oid)
 
-    def keep(self, data: bytes) -> str:
+    def add_bytes(self, data: bytes) -> str:
         """A content at hand; its name."""
-        oid = name_of(len(data), iter((data,)))
-        self.content(oid, len(data), iter((data,)))
+        oid = hash_content(len(data), iter((data,)))
+        self.add_content(oid, len(data), iter((data,)))
         return oid
 
-    def tree(self, ref: str, files: Mapping[str, Held]) -> None:
+    def add_tree(self, ref: str, files: Mapping[str, StoredFile]) -> None:
         """A tree under the name `ref`."""
         self._put(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
         for path, held in files.items():
@@ -170,7 +172,7 @@ class Import:
             raise RetinueError(f"git fast-import failed: {words.decode('utf-8', 'replace').strip()}") from None
 
 
-def name_of(size: int, data: Iterator[bytes]) -> str:
+def hash_content(size: int, data: Iterator[bytes]) -> str:
     """What git calls this content."""
     digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     for chunk in data:

@@ -14,31 +14,42 @@ from typing import Any
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.results import ChangedFile
+from retinue.files.content import read_chunks, read_up_to
+from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 from retinue.workspaces import git
-from retinue.workspaces.create import MIB, Made, make
+from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.run_folders import private_folder
-from retinue.workspaces.store import Files, Held, Import, Store, name_of
-from retinue.workspaces.walk import Entry, Skipped, Walker, chunks, open_entry, shown
-from retinue.workspaces.workspace import APPLIED, CHANGES, SPACE, ChangesFact, Space, SpaceFact, read_fact, write_fact
+from retinue.workspaces.store import Files, Import, Store, StoredFile, hash_content
+from retinue.workspaces.walk import Entry, Skipped, Walker, display_path, open_entry
+from retinue.workspaces.workspace import (
+    APPLIED_FILE,
+    CHANGES_FILE,
+    WORKSPACE_FILE,
+    ChangesRecord,
+    Workspace,
+    WorkspaceRecord,
+    read_record,
+    write_record,
+)
 
 MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
 IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
-STORE = "spaces.git"
+STORE = "workspaces.git"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 CLOSE_SECONDS = 10.0
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
-def store_of(own: str) -> Store:
+def find_store(own: str) -> Store:
     """The store of the tree that a run's folder is of."""
     return Store(str(Path(own).parent / STORE))
 
 
-class Spaces:
+class Workspaces:
     """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
@@ -52,33 +63,41 @@ class Spaces:
         if self.at_work:
             await asyncio.wait(self.at_work, timeout=CLOSE_SECONDS)
 
-    def open(self, space: Space, stop: threading.Event) -> Made:
+    def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
         is; one that was only half made is made anew; one that has been removed since is an error, for in an empty
         folder everything would seem to be deleted. Those of a tree are made one after the other, so that what they
         have in common is kept once."""
-        if read_fact(space.own, SPACE, SpaceFact) is not None:
-            if _is_empty(space.path) and store_of(space.own).files(space.base):
-                raise RetinueError(GONE.format(path=space.path))
-            for name in (CHANGES, APPLIED):  # what was found out, or taken over, before there was more
-                Path(space.own, name).unlink(missing_ok=True)
-            return Made()
-        if Path(space.path).is_dir() and not Path(space.path).is_symlink():
-            shutil.rmtree(space.path)
+        if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
+            if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
+                raise RetinueError(GONE.format(path=workspace.path))
+            for name in (CHANGES_FILE, APPLIED_FILE):  # what was found out, or taken over, before there was more
+                Path(workspace.own, name).unlink(missing_ok=True)
+            return CreatedWorkspace()
+        if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
+            shutil.rmtree(workspace.path)
         with self._lock:
-            if space.tree not in self._stores and len(self._stores) >= REMEMBERED:
+            if workspace.tree not in self._stores and len(self._stores) >= REMEMBERED:
                 self._stores.clear()
-            store = self._stores.setdefault(space.tree, store_of(space.own))
-        private_folder(space.own)
-        store.made()
-        begun = None if space.begun is None else store.files(space.begun.base)
-        with store.alone(stop):
-            made = make(
-                space.path, kind=space.kind, source=space.source, project=space.project, store=store, ref=space.base,
-                known=begun, limit=self._limit, stop=stop,
-            )  # fmt: skip
-        fact = SpaceFact(space.kind, space.path, space.source, space.project, made.objects)
-        write_fact(space.own, SPACE, fact)
+            store = self._stores.setdefault(workspace.tree, find_store(workspace.own))
+        make_private_folder(workspace.own)
+        store.ensure_created()
+        source = workspace.source_workspace
+        known = None if source is None else store.list_files(source.base)
+        with store.hold(stop):
+            made = create_workspace(
+                workspace.path,
+                kind=workspace.kind,
+                source=workspace.source,
+                project=workspace.project,
+                store=store,
+                ref=workspace.base,
+                known=known,
+                limit=self._limit,
+                stop=stop,
+            )
+        fact = WorkspaceRecord(workspace.kind, workspace.path, workspace.source, workspace.project, made.objects)
+        write_record(workspace.own, WORKSPACE_FILE, fact)
         return made
 
 
@@ -89,28 +108,28 @@ def _is_empty(folder: str) -> bool:
         return True
 
 
-def settle(space: Space, *, stop: threading.Event | None = None) -> tuple[ChangesFact, set[str]]:
+def record_changes(workspace: Workspace, *, stop: threading.Event | None = None) -> tuple[ChangesRecord, set[str]]:
     """Looks at what a run has left and keeps it; what it came to, and the new and changed files by name. Nothing of the
     workspace's own `.git` is read."""
-    store = store_of(space.own)
-    base = store.files(space.base)
-    end, skipped = look(space, store, base, ref=space.end, stop=stop)
-    files = changed(base, end)
-    fact = ChangesFact(tuple(files[:LISTED]), len(files), str(skipped))
-    write_fact(space.own, CHANGES, fact)
+    store = find_store(workspace.own)
+    base = store.list_files(workspace.base)
+    end, skipped = record_files(workspace, store, base, ref=workspace.end, stop=stop)
+    files = list_changes(base, end)
+    fact = ChangesRecord(tuple(files[:LISTED]), len(files), str(skipped))
+    write_record(workspace.own, CHANGES_FILE, fact)
     return fact, {path for path in end if base.get(path) != end[path]}
 
 
-def look(
-    space: Space, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
+def record_files(
+    workspace: Workspace, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
 ) -> tuple[Files, Skipped]:
     """The workspace as it is now, kept under `ref`."""
     end: Files = {}
     left = MAX_CHANGED_BYTES
-    store.learn(held.oid for held in base.values())
-    with Ignores(base, git.repository(space.project)) as ignores, Import(store) as into:
-        walker = Walker(space.path, ignored=ignores, foreign=True, stop=stop)
-        for entry in walker.entries():
+    store.add_known(held.oid for held in base.values())
+    with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
+        walker = Walker(workspace.path, ignored=ignores, foreign=True, stop=stop)
+        for entry in walker.walk_entries():
             if entry.is_folder:
                 continue
             try:
@@ -120,31 +139,31 @@ def look(
                     raise OSError(None, "too large")
                 end[entry.path] = _held(entry, into)
             except OSError as error:
-                walker.leave_out(entry.path, error.strerror or str(error))
-        for path in walker.linked():
-            walker.leave_out(path, "also a file elsewhere, by a hard link")
+                walker.skip(entry.path, error.strerror or str(error))
+        for path in walker.list_hard_linked():
+            walker.skip(path, "also a file elsewhere, by a hard link")
             end.pop(path, None)
         for path in base.keys() - end.keys():
             if _is_unseen(path, walker.unseen):  # what cannot be looked at has not been deleted
                 end[path] = base[path]
         if ignores.gave_up:
             walker.skipped.add(".gitignore", "git gave up on its patterns")
-        into.tree(ref, end)
+        into.add_tree(ref, end)
     return end, walker.skipped
 
 
-def _held(entry: Entry, into: Import) -> Held:
+def _held(entry: Entry, into: Import) -> StoredFile:
     if entry.is_link:
-        return Held(entry.mode, into.keep(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
+        return StoredFile(entry.mode, into.add_bytes(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
     fd = open_entry(entry)
     try:
         size = os.fstat(fd).st_size
         if size <= IN_MEMORY_BYTES:
-            return Held(entry.mode, into.keep(_whole(fd, 2 * IN_MEMORY_BYTES)))
-        oid = name_of(size, chunks(fd))
+            return StoredFile(entry.mode, into.add_bytes(read_up_to(fd, 2 * IN_MEMORY_BYTES)))
+        oid = hash_content(size, read_chunks(fd))
         os.lseek(fd, 0, os.SEEK_SET)
-        into.content(oid, size, chunks(fd))
-        return Held(entry.mode, oid)
+        into.add_content(oid, size, read_chunks(fd))
+        return StoredFile(entry.mode, oid)
     finally:
         os.close(fd)
 
@@ -153,22 +172,13 @@ def _is_unseen(path: str, unseen: set[str]) -> bool:
     return bool(unseen) and (path in unseen or any(path[:at] in unseen for at, c in enumerate(path) if c == "/"))
 
 
-def _whole(fd: int, limit: int) -> bytes:
-    data = bytearray()
-    for chunk in chunks(fd):
-        data += chunk
-        if len(data) > limit:
-            raise RetinueError("a file grew while it was looked at")
-    return bytes(data)
-
-
-def changed(base: Mapping[str, Held], end: Mapping[str, Held]) -> list[ChangedFile]:
+def list_changes(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> list[ChangedFile]:
     """What is different, by name."""
     found = []
     for path in sorted(base.keys() | end.keys()):
         if base.get(path) != end.get(path):
             status = "added" if path not in base else "deleted" if path not in end else "modified"
-            found.append(ChangedFile(status, shown(path)))
+            found.append(ChangedFile(status, display_path(path)))
     return found
 
 
@@ -183,22 +193,22 @@ def _share(folder: Path) -> None:
                 os.chown(name, -1, gid, dir_fd=at, follow_symlinks=False)
 
 
-def snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
+def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
     """Puts what a run left where its siblings can read it: all of a folder, or `only` these files of it. Gives what is
     to be told about it. Nothing appears half."""
     name = (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
-    target = Path(private_folder(snapshots), name)
+    target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
     partial = target.with_name(f".{target.name}.new")
     walker = Walker(workspace, foreign=True)
     left, copied = SNAPSHOT_BYTES, 0
     try:
-        for entry in walker.entries():
+        for entry in walker.walk_entries():
             if entry.is_folder or (only is not None and entry.path not in only):
                 continue
             place = partial / entry.path
-            private_folder(place.parent)
+            make_private_folder(place.parent)
             if entry.is_link:
                 place.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
             else:
@@ -207,17 +217,17 @@ def snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[
                     raise RetinueError(f"is larger than {SNAPSHOT_BYTES // MIB} MiB")
                 fd = open_entry(entry)
                 try:
-                    place.write_bytes(_whole(fd, SNAPSHOT_BYTES))
+                    place.write_bytes(read_up_to(fd, SNAPSHOT_BYTES))
                 finally:
                     os.close(fd)
                 place.chmod(0o750 if entry.mode == "100755" else 0o640)
             copied += 1
-        for path in walker.linked():
+        for path in walker.list_hard_linked():
             (partial / path).unlink(missing_ok=True)
         if copied:
             _share(partial)
             partial.rename(target)
     except (OSError, RetinueError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
         return f"no snapshot of the workspace for other runs: it {error}"
     return ""

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
+from retinue.files.opening import open_folder, open_regular_file
 
 DEEPEST = 256
 MOST = 1_000_000
-CHUNK = 1024 * 1024
 LISTED = 20
 STATE = ".retinue"
-_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 _IGNORABLE = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
@@ -59,19 +57,19 @@ class Skipped:
     def add(self, path: str, why: str) -> None:
         self.count += 1
         if len(self.listed) < LISTED:
-            self.listed.append(f"{shown(path)} ({why})")
+            self.listed.append(f"{display_path(path)} ({why})")
 
     def __str__(self) -> str:
         more = f" and {self.count - len(self.listed)} more" if self.count > len(self.listed) else ""
         return ", ".join(self.listed) + more
 
 
-def shown(path: str) -> str:
+def display_path(path: str) -> str:
     """A path for people and for JSON: bytes that are no text are spelled out."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def forbidden(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
     plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
     plain = plain.rstrip(" .").split(":")[0]
@@ -101,23 +99,23 @@ class Walker:
         self._links: dict[tuple[int, int], tuple[int, list[str]]] = {}
         self._device = self._seen = 0
 
-    def entries(self) -> Iterator[Entry]:
+    def walk_entries(self) -> Iterator[Entry]:
         """Folders before what is in them, in the order of their names."""
         try:
-            top = os.open(self._root, _STEP)
+            top = open_folder(self._root)
         except OSError as error:
-            raise RetinueError(f"cannot look into {shown(self._root)}: {error.strerror or error}") from None
+            raise RetinueError(f"cannot look into {display_path(self._root)}: {error.strerror or error}") from None
         try:
             self._device = os.fstat(top).st_dev
             yield from self._inside(top, "", 0, False)
         finally:
             os.close(top)
 
-    def leave_out(self, path: str, why: str) -> None:
+    def skip(self, path: str, why: str) -> None:
         self.skipped.add(path, why)
         self.unseen.add(path)
 
-    def linked(self) -> set[str]:
+    def list_hard_linked(self) -> set[str]:
         """After the walk: the files that are also files somewhere else."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
@@ -127,7 +125,7 @@ class Walker:
             if self._stop is not None and self._stop.is_set():
                 raise RetinueError("stopped")
             path = f"{above}{name}"
-            if forbidden(name):
+            if is_reserved_name(name):
                 continue
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -135,7 +133,7 @@ class Walker:
                 continue
             self._seen += 1
             if self._seen > MOST:
-                raise RetinueError(f"{shown(self._root)} holds more than {MOST:,} files and folders")
+                raise RetinueError(f"{display_path(self._root)} holds more than {MOST:,} files and folders")
             entry = Entry(path, status, folder, name, ignored)
             if not self._wanted(entry):
                 continue
@@ -150,10 +148,10 @@ class Walker:
     def _wanted(self, entry: Entry) -> bool:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
-            self.leave_out(entry.path, _KINDS[kind])
+            self.skip(entry.path, _KINDS[kind])
             return False
         if self._foreign and entry.status.st_dev != self._device:
-            self.leave_out(entry.path, "on another file system")
+            self.skip(entry.path, "on another file system")
             return False
         if self._foreign and kind == stat.S_IFREG and entry.status.st_nlink > 1:
             key = (entry.status.st_dev, entry.status.st_ino)
@@ -162,16 +160,16 @@ class Walker:
 
     def _below(self, entry: Entry, depth: int) -> Iterator[Entry]:
         if depth >= DEEPEST:
-            self.leave_out(entry.path, "nested too deeply")
+            self.skip(entry.path, "nested too deeply")
             return
         try:
-            inner = os.open(entry.name, _STEP, dir_fd=entry.folder)
+            inner = open_folder(entry.name, dir_fd=entry.folder)
         except OSError as error:  # swapped, gone, or not ours to read
-            self.leave_out(entry.path, error.strerror or str(error))
+            self.skip(entry.path, error.strerror or str(error))
             return
         try:
             if not os.path.samestat(os.fstat(inner), entry.status):
-                self.leave_out(entry.path, "changed while it was looked at")
+                self.skip(entry.path, "changed while it was looked at")
                 return
             yield from self._inside(inner, f"{entry.path}/", depth + 1, entry.ignored)
         finally:
@@ -179,14 +177,9 @@ class Walker:
 
 
 def open_entry(entry: Entry) -> int:
-    """A descriptor of the very file that was listed; OSError when it is another one by now."""
-    fd = os.open(entry.name, _FILE, dir_fd=entry.folder)
-    if not os.path.samestat(os.fstat(fd), entry.status) or not stat.S_ISREG(os.fstat(fd).st_mode):
+    """Open the very file that was listed; OSError if another one has its name by now."""
+    fd = open_regular_file(entry.name, dir_fd=entry.folder)
+    if not os.path.samestat(os.fstat(fd), entry.status):
         os.close(fd)
         raise OSError(None, "changed while it was looked at")
     return fd
-
-
-def chunks(fd: int) -> Iterator[bytes]:
-    while chunk := os.read(fd, CHUNK):
-        yield chunk

@@ -1,12 +1,11 @@
-"""One workspace that is a copy of a folder, and the facts about it, each a small file in its run's folder.
+"""A workspace that is a copy of a folder, and the records about it, each a small file in its run's folder.
 
-`space.json` is written when it was made, `changes.json` when its run had ended, `applied.json` when its changes were
-taken over. They are no events: the last of them comes after the run's ending, after which nothing is written of it.
+`workspace.json` is written when the workspace was made, `changes.json` when its run had ended, `applied.json` when its
+changes were applied. They are not events: the last one follows the run's ending, after which no event of it is written.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,16 +14,17 @@ import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.core.results import ChangedFile
-from retinue.workspaces.run_folders import private_folder
+from retinue.files.atomic import replace_file
+from retinue.files.private import make_private_folder
 
-SPACE, CHANGES, APPLIED = "space.json", "changes.json", "applied.json"
+WORKSPACE_FILE, CHANGES_FILE, APPLIED_FILE = "workspace.json", "changes.json", "applied.json"
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
-class Space:
-    """A workspace that is a copy. `own` is its run's folder, `source` the folder it starts from; `begun` is the space
-    that the source is itself, if it is one."""
+class Workspace:
+    """A workspace that is a copy. `own` is its run's folder, `source` the folder it starts from; `source_workspace`
+    describes the source if that is such a workspace itself."""
 
     kind: str
     tree: str
@@ -33,7 +33,7 @@ class Space:
     path: str
     source: str
     project: str
-    begun: Space | None = None
+    source_workspace: Workspace | None = None
 
     @property
     def base(self) -> str:
@@ -44,8 +44,8 @@ class Space:
         return f"refs/runs/{self.run}/end"
 
 
-class SpaceFact(msgspec.Struct, frozen=True):
-    """How a workspace was made. `objects` are folders that its git reads, and that a wall has to show it."""
+class WorkspaceRecord(msgspec.Struct, frozen=True):
+    """How a workspace was made. `objects` are folders that its git reads and a sandbox has to show."""
 
     kind: str
     path: str
@@ -54,31 +54,29 @@ class SpaceFact(msgspec.Struct, frozen=True):
     objects: tuple[str, ...] = ()
 
 
-class ChangesFact(msgspec.Struct, frozen=True):
-    """What its run changed in it; `skipped` was left out of that."""
+class ChangesRecord(msgspec.Struct, frozen=True):
+    """The changes of a run in its workspace; `skipped` names what was left out."""
 
     files: tuple[ChangedFile, ...]
     count: int
     skipped: str = ""
 
 
-class AppliedFact(msgspec.Struct, frozen=True):
-    """Where and when the changes were taken over."""
+class ApplyRecord(msgspec.Struct, frozen=True):
+    """Where and when the changes were applied."""
 
     into: str
     at: float
     count: int
 
 
-def write_fact(own: str, name: str, fact: msgspec.Struct) -> None:
-    path = private_folder(own) / name
-    temporary = path.with_name(f".{name}.new")
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(fact))
-    temporary.replace(path)
+def write_record(own: str, name: str, record: msgspec.Struct) -> None:
+    """Write a record into the run's folder, in the place of an older one."""
+    replace_file(make_private_folder(own) / name, msgspec.json.encode(record))
 
 
-def read_fact(own: str, name: str, kind: type[S]) -> S | None:
+def read_record(own: str, name: str, kind: type[S]) -> S | None:
+    """Read a record of a run; None if there is none."""
     try:
         return msgspec.json.decode(Path(own, name).read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError):

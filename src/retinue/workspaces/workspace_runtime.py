@@ -20,43 +20,43 @@ from retinue.core.plans import Job, Runtime, Setup
 from retinue.core.ports import Link
 from retinue.core.results import Ending
 from retinue.workspaces.run_folders import RunFolders
-from retinue.workspaces.tree_workspaces import Spaces, settle, snapshot
-from retinue.workspaces.workspace import Space
+from retinue.workspaces.tree_workspaces import Workspaces, publish_snapshot, record_changes
+from retinue.workspaces.workspace import Workspace
 
 STOP_SECONDS = 2.0
 T = TypeVar("T")
 
 
-class Spaced:
+class WorkspaceRuntime:
     """`setup` is run in each new copy, by whoever runs the job."""
 
-    def __init__(self, inner: Runtime, *, setup: Setup | None, spaces: Spaces) -> None:
+    def __init__(self, inner: Runtime, *, setup: Setup | None, workspaces: Workspaces) -> None:
         self._inner = inner
         self._setup = setup
-        self._spaces = spaces
+        self._workspaces = workspaces
         self.name, self.grace = inner.name, inner.grace
         self.started: RunStarted | None = inner.started
 
     def run(self, job: Job, link: Link) -> Awaitable[Ending]:
         folders = job.folders
-        if not isinstance(folders, RunFolders) or (folders.space is None and not folders.snapshots):
+        if not isinstance(folders, RunFolders) or (folders.workspace_copy is None and not folders.snapshots):
             return self._inner.run(job, link)
         return self._run(job, link, folders)
 
     async def _run(self, job: Job, link: Link, folders: RunFolders) -> Ending:
-        space = folders.space
-        if space is not None:
-            await self._open(space, link)
+        workspace = folders.workspace_copy
+        if workspace is not None:
+            await self._open(workspace, link)
             if job.past is None or not job.past.set_up:
                 job = msgspec.structs.replace(job, setup=self._setup)
         try:
             return await self._inner.run(job, link)
         finally:
-            if space is not None or folders.used or job.plan.profile.call is not None:
+            if workspace is not None or folders.used or job.plan.profile.call is not None:
                 await self._leave(job, link, folders)
 
-    async def _open(self, space: Space, link: Link) -> None:
-        made = await self._in_thread(lambda stop: self._spaces.open(space, stop))
+    async def _open(self, workspace: Workspace, link: Link) -> None:
+        made = await self._in_thread(lambda stop: self._workspaces.prepare(workspace, stop))
         if made.skipped.count:
             link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
 
@@ -83,8 +83,8 @@ class Spaced:
     def _beside(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """In a thread; whoever closes waits for it, so that nothing is written in a folder that is gone."""
         task = asyncio.ensure_future(asyncio.to_thread(work))
-        self._spaces.at_work.add(task)
-        task.add_done_callback(self._spaces.at_work.discard)
+        self._workspaces.at_work.add(task)
+        task.add_done_callback(self._workspaces.at_work.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -93,10 +93,10 @@ def _look(job: Job, folders: RunFolders) -> list[str]:
     """What is to be told of it."""
     told: list[str] = []
     only: set[str] | None = None
-    if folders.space is not None:
-        folders.changes, only = settle(folders.space)
+    if folders.workspace_copy is not None:
+        folders.changes, only = record_changes(folders.workspace_copy)
         if folders.changes.skipped:
             told.append(f"not among the changes: {folders.changes.skipped}")
     if folders.snapshots and (only is None or only) and Path(folders.path).is_dir():
-        told.append(snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
+        told.append(publish_snapshot(folders.path, folders.snapshots, job.ref.label, job.ref.run, only=only))
     return [text for text in told if text]

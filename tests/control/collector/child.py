@@ -38,7 +38,7 @@ async def main(run_id: str, script: str, *options: str) -> None:
     parts = build.Parts(
         project=Path.cwd(), mode="yes", best_effort="best_effort" in options, profiles=[Profile("helper", "You help.")]
     )
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     try:
         publisher = publisher_of(supervisor.log)
         if publisher is None:

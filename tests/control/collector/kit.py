@@ -18,9 +18,9 @@ from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.clock import SystemClock
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.loopback.kit import Response, knock
 from tests.surfaces.cli.shell import environment
@@ -124,7 +124,7 @@ class Server:
 async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = None) -> AsyncIterator[Hall]:
     limits = limits or Limits()
     parts = build.Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     reporting = Reporting(None, strict=True, limits=limits, clock=SystemClock())
     reporting.attach(supervisor)
     assert isinstance(reporting.collector, Collector)

@@ -21,7 +21,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 
 
@@ -41,7 +41,7 @@ async def main(run_id: str, meta: str) -> str:
         relay.returned(called, Outcome(said.decode()))
         return said.decode().strip()
 
-    supervisor = build.supervisor(build.Parts(project=Path.cwd(), mode="yes"))
+    supervisor = build.make_supervisor(build.Parts(project=Path.cwd(), mode="yes"))
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
     down.supervisor = supervisor

@@ -22,7 +22,7 @@ from tests.surfaces.cli.shell import environment
 
 async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
     """A run of this process, reported to the address in the environment: its status, its error, its events."""
-    supervisor = build.supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
+    supervisor = build.make_supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
     with publisher.calling("run-1"):

@@ -391,7 +391,7 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
         await h.until("tool.call")
         tree, before = h.tree, h.events()
     parts = build.Parts(project=tmp_path, mode="yes")
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
     node = supervisor.resume(tree, Given(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))

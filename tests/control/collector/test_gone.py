@@ -8,7 +8,7 @@ from retinue.control.server_limits import Downward
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from tests.control.collector.kit import hall, runs_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retinue import build
-from retinue.build.sources import Unreported, reporting
+from retinue.build.servers import NoReporting, make_reporting
 from retinue.control import poster
 from retinue.control.publisher import publisher_of
 from retinue.control.relay import Relay
@@ -21,7 +21,7 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of
 from tests.control.collector.peers import peer, reviewed, root, started
@@ -257,14 +257,14 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert isinstance(reporting(collects=False, strict=True, limits=Limits(), clock=clock), Unreported)
-    own = reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+    assert isinstance(make_reporting(collects=False, strict=True, limits=Limits(), clock=clock), NoReporting)
+    own = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
     assert own.collector is not None and not isinstance(own.collector, Relay)
     for name in (ADDRESS, CPE_ADDRESS):
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
-        made = reporting(collects=True, strict=True, limits=Limits(), clock=clock)
+        made = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
-        supervisor = build.supervisor(build.Parts(project=tmp_path))
+        supervisor = build.make_supervisor(build.Parts(project=tmp_path))
         made.attach(supervisor)
         given = made.collector.environment("any")
         assert given[ADDRESS] == given[CPE_ADDRESS] == "http://127.0.0.1:9/inherited-secret"
@@ -279,7 +279,7 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         run_id = server.call()
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
-        inner = build.supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
+        inner = build.make_supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
         publisher = publisher_of(inner.log)
         assert publisher is not None
         down = Downward(Limits(), SystemClock())
@@ -302,7 +302,7 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
         script = {
             "main": [{"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "help"}]}}]}, {"text": "x"}]
         }
-        supervisor = build.supervisor(build.Parts(project=tmp_path, mode="yes"))
+        supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes"))
         publisher = publisher_of(supervisor.log)
         assert publisher is not None
         with publisher.calling(parent_id="anchor-1"):
@@ -326,7 +326,7 @@ async def test_an_address_that_is_none_or_not_here_is_an_error(
 ) -> None:
     monkeypatch.setenv(ADDRESS, address)
     with pytest.raises(ConfigError, match="the address to report to"):
-        build.supervisor(build.Parts(project=tmp_path))
+        build.make_supervisor(build.Parts(project=tmp_path))
 
 
 async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path) -> None:

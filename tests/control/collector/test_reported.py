@@ -32,7 +32,7 @@ def begin(
 ) -> tuple[Supervisor, Node]:
     """A run of a server in that folder, reported to the address."""
     monkeypatch.setenv(ADDRESS, address)
-    supervisor = build.supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
+    supervisor = build.make_supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
     publisher = publisher_of(supervisor.log)
     assert publisher is not None
@@ -109,8 +109,8 @@ def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_pat
     assert (narrow.subagent_reports, words) == ("strict", ["subagent_reports: best_effort"])
     config = tmp_path / "mine.yaml"
     config.write_text(text)
-    assert build.project_parts(tmp_path, config=config)[0].best_effort
-    assert not build.project_parts(tmp_path)[0].best_effort
+    assert build.load_project_parts(tmp_path, config=config)[0].best_effort
+    assert not build.load_project_parts(tmp_path)[0].best_effort
 
 
 async def test_of_a_run_elsewhere_it_is_said_where_it_is(

@@ -56,7 +56,7 @@ async def house(
         approver=approver,
         wait_approvals=wait,
     )
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     try:
         async with DoorServer(supervisor, state) as server:
             yield House(supervisor, server, state)

@@ -12,7 +12,7 @@ from retinue.control import client
 from retinue.control.client import DoorClient, DoorGone
 from retinue.core.approvals import Allow
 from retinue.core.events import ApprovalDecided, Inbox
-from tests.control.loopback.kit import HANG, WRITE, House, house
+from tests.control.loopback.kit import HANG, WRITE, House, house, request
 from tests.supervisor.tree.kit import bodies
 
 
@@ -82,10 +82,6 @@ async def test_the_same_command_while_the_first_is_at_work_gets_the_same_answer(
 
 
 async def _answer(h: House, approval: str, key: str) -> bytes:
-    """The body of a raw request, with a key of our choice."""
+    """The body of the response to a request with a key of our choice."""
     order = client.wire.encode(client.wire.Answer(approval, Allow(), "me", None))
-    reader, writer = await asyncio.open_connection("127.0.0.1", h.client.address.port)
-    writer.write(h.client._request("POST", client.wire.ANSWER, order, key))
-    data = await reader.read()
-    writer.close()
-    return data.partition(b"\r\n\r\n")[2]
+    return (await request(h.server, "POST", client.wire.ANSWER, order, Idempotency_Key=key)).body

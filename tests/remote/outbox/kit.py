@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import Profile
-from retinue.remote.mailbox import Mailbox
+from retinue.files.mailbox import Mailbox
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import call
 
@@ -31,7 +31,7 @@ def ask(outbox: Path, name: str, **fields: Any) -> None:
 
 def put(outbox: Path, name: str, data: bytes) -> None:
     box = Mailbox(outbox, "test")
-    box.put(name, data)
+    box.put_message(name, data)
     box.close()
 
 

@@ -38,7 +38,7 @@ def container(place: Place, **settings: Any) -> Project:
 
 def parts_of(project: Project, **given: Any) -> build.Parts:
     """As somebody has them who trusts the file."""
-    return build.project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
+    return build.load_project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
 
 
 @needs_bubblewrap
@@ -131,7 +131,7 @@ def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> Non
 @pytest.mark.requirement("MASS-8")
 def test_on_the_host_what_would_be_delegated_is_isolated(tmp_path: Path) -> None:
     profiles = [Profile("a", runtime="delegated"), Profile("b", runtime="inherited"), Profile("c")]
-    parts = build.hosted(build.Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
+    parts = build.adapt_to_watcher(build.Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
     assert (parts.runtime, parts.outbox) == ("isolated", None)
     assert [profile.runtime for profile in parts.profiles] == ["isolated", "isolated", None]
 

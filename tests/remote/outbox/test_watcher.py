@@ -16,7 +16,7 @@ from retinue import Limits
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import HELD, Watcher
 from retinue.core.events import Inbox, RunSpawned
-from retinue.supervisor.timeouts import Timeouts
+from retinue.core.limits import Timeouts
 from tests.remote.outbox.kit import answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
 from tests.supervisor.tree.kit import call

@@ -13,7 +13,7 @@ from retinue.core.events import UsageReported
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Model
 from retinue.core.usage import Usage
-from retinue.supervisor.spending import worst_case
+from retinue.supervisor.budgets import estimate_worst_case
 from tests.supervisor.tree.kit import spawn
 
 
@@ -32,7 +32,7 @@ class Spender:
         self.most_at_once = max(self.most_at_once, self.at_once)
         reply = await self._model.complete(request, on_delta)
         self.at_once -= 1
-        worst = worst_case(request, msgspec.Raw(msgspec.json.encode(request.tools)), None).tokens
+        worst = estimate_worst_case(request, msgspec.Raw(msgspec.json.encode(request.tools)), None).tokens
         output = request.max_output_tokens
         usage = Usage(int((worst - output) * self._times), int(output * self._times))
         self.largest = max(self.largest, usage.total_tokens)

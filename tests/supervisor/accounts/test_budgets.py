@@ -52,7 +52,7 @@ async def test_a_tree_never_spends_more_than_one_call_over_its_budget(unit: str,
         events = r.supervisor.log.read(run.tree)
     total = spent(events)
     assert account is not None
-    assert (account.held, account.in_flight, account.spent.tokens) == (Amount(), 0, total)
+    assert (account.reserved, account.in_flight, account.spent.tokens) == (Amount(), 0, total)
     assert model.most_at_once > 1
     assert budget - 2 * model.largest <= total <= budget + model.largest
     endings = bodies(events, RunEnded)
@@ -180,7 +180,7 @@ async def test_who_is_cancelled_in_the_line_or_in_the_call_holds_nothing() -> No
     whole.settle(first, 10)
     waiting.cancel()  # at the very moment it got in
     await asyncio.gather(waiting, return_exceptions=True)
-    assert (whole.held, whole.in_flight, whole.spent) == (Amount(), 0, Amount(10))
+    assert (whole.reserved, whole.in_flight, whole.spent) == (Amount(), 0, Amount(10))
 
 
 async def test_nobody_overtakes_in_the_same_account_but_others_go_on() -> None:
@@ -231,7 +231,7 @@ async def test_whatever_the_order_no_account_is_overdrawn_by_more_than_one_call(
             assert each.in_flight == sum(each in account.chain for account, _ in flying)
     for account, need in flying:
         account.settle(need)
-    assert all(account.held == Amount() for account in accounts) or line  # who waited last is in flight now
+    assert all(account.reserved == Amount() for account in accounts) or line  # who waited last is in flight now
 
 
 async def test_half_a_character_in_a_thread_is_no_reason_to_fail() -> None:

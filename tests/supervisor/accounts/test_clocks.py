@@ -11,8 +11,7 @@ import retinue
 from retinue import Allow, Approval, Limits, Profile
 from retinue.core.events import RunStarted, ToolCall, ToolResult, Warned
 from retinue.log.runs import Runs
-from retinue.supervisor.clock import SystemClock
-from retinue.supervisor.stalls import Stall
+from retinue.supervisor.timers import StallTimer, SystemClock
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, spawn, until
 
@@ -167,13 +166,13 @@ async def test_who_waits_for_a_slot_stalls_nobody() -> None:
 @pytest.mark.requirement("P24")
 async def test_time_in_which_we_did_not_run_ourselves_stalls_nobody() -> None:
     told: list[str] = []
-    stall = Stall(
+    stall = StallTimer(
         0.05,
         SystemClock(),
-        above=None,
-        queued=lambda: False,
+        parent=None,
+        is_queued=lambda: False,
         warn=lambda: told.append("warned"),
-        give_up=lambda: told.append("over"),
+        on_expire=lambda: told.append("over"),
     )
     stall.start()
     threading.Event().wait(1.2)  # the loop stands still, as in a machine that sleeps

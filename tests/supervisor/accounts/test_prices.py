@@ -9,7 +9,7 @@ import pytest
 
 import retinue
 from retinue import Limits, Profile
-from retinue.build import LatePrices
+from retinue.build.models import LatePrices
 from retinue.core.events import UsageReported, decode, encode
 from retinue.core.ports import Prices
 from retinue.core.usage import NoPrices, Usage
@@ -52,7 +52,7 @@ model = scripted({"main": [{"text": "x", "usage": {"input_tokens": 5}}]})
 result = retinue.run_sync(retinue.Profile("main", model=model), "go")
 assert result.cost is None, result.cost
 assert "genai_prices" not in sys.modules
-from retinue.build import LatePrices
+from retinue.build.models import LatePrices
 from retinue.core.usage import Usage
 assert LatePrices().price("openai:gpt-5", Usage(5, 5)) > 0
 assert "genai_prices" in sys.modules

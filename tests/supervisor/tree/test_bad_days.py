@@ -13,7 +13,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, Context, Deny, Limits, Profile, Task, tool
 from retinue.build import Parts
-from retinue.build import supervisor as built
+from retinue.build import make_supervisor as built
 from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.rules import Verdict

@@ -120,8 +120,8 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     assert "warn  authority" not in project.retinue("doctor").stdout  # it is not trusted, so it does not count
     assert project.retinue("trust", "--yes").returncode == 0
     assert (
-        "warn  authority runs without a wall work as you: a shell command that you allow can do whatever you can, also "
-        "answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
+        "also answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
     ) in project.retinue("doctor").stdout
 
@@ -147,7 +147,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     stale.parent.mkdir(exist_ok=True)
     stale.write_text("{}")
     said = project.retinue("doctor").stdout
-    assert f"1 file of dead processes, removed when somebody looks for a door: {stale}" in said
+    assert f"1 address file of dead processes, removed at the next use: {stale}" in said
     assert stale.exists()
     [log] = (project.folder / ".retinue/logs").glob("*.db")
     data = bytearray(log.read_bytes())
@@ -163,7 +163,7 @@ def test_doctor_sees_an_open_door(project: Project) -> None:
     model = project.script({"main": [{"delay": 60, "text": "x"}]})
     with project.running("run", "x", "--model", model) as process:
         until((project.folder / f".retinue/doors/{process.pid}.json").exists)
-        assert f"ok    door      process {process.pid} can be reached from here" in project.retinue("doctor").stdout
+        assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout
 
 
 def test_doctor_prints_the_schema(project: Project) -> None:

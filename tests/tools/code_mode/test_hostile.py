@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue.build import Parts, supervisor
+from retinue.build import Parts, make_supervisor
 from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.isolated import Isolated
@@ -23,7 +23,7 @@ REPORT = "'mcp__weather__report', {'city': 'Rome'}"
 
 async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) -> list[Event]:
     """A run whose model wants a program to be run, and whose worker is the script."""
-    owner = supervisor(Parts(Path.cwd(), mode="yes"))
+    owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
     owner._planner._runtimes._made["isolated"] = Isolated(NoWallAtAll(script))  # type: ignore[attr-defined]
     model = scripted({"main": [reply or program("1"), {"text": "x"}]})
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]

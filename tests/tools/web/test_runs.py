@@ -17,7 +17,7 @@ from tests.tools.web.kit import Web, answer
 
 
 async def run(parts: build.Parts, agents: dict[str, Any], **fields: Any) -> list[Any]:
-    supervisor = build.supervisor(parts)
+    supervisor = build.make_supervisor(parts)
     try:
         node = supervisor.spawn(Profile("main", model=scripted(agents), **fields), Task("go"))
         return [event async for event in Run(supervisor, node).events()]
@@ -94,7 +94,7 @@ async def test_with_no_host_allowed_there_is_no_tool_and_who_named_it_is_told(tm
 
 async def test_a_fetch_of_a_run_that_is_cancelled_is_over(tmp_path: Path) -> None:
     async with Web({"/": [None]}) as web:
-        supervisor = build.supervisor(build.Parts(tmp_path, network=["*"], dialer=web))
+        supervisor = build.make_supervisor(build.Parts(tmp_path, network=["*"], dialer=web))
         agents = {"main": [call("web_fetch", url="http://a.com/")]}
         node = supervisor.spawn(Profile("main", model=scripted(agents)), Task("go"))
         await web.waiting.wait()
@@ -109,8 +109,8 @@ async def test_the_researcher_says_that_it_has_no_web(tmp_path: Path, allow: tup
     (tmp_path / "retinue.yaml").touch()
     asks = spawn({"task": "find", "subagent_type": "researcher"})
     agents = {"/main": [asks, {"text": "ok"}], "researcher": [{"text": "r"}]}
-    parts, _ = build.project_parts(tmp_path, model=scripted(agents), mode="yes", network=allow)
-    supervisor = build.supervisor(parts)
+    parts, _ = build.load_project_parts(tmp_path, model=scripted(agents), mode="yes", network=allow)
+    supervisor = build.make_supervisor(parts)
     primary = Run(supervisor, supervisor.spawn(build.MAIN, Task("go")))
     await until(primary, RunSpawned, number=1)
     result = await primary.result()
@@ -124,18 +124,18 @@ def test_hosts_in_the_file(tmp_path: Path) -> None:
     config.write_text(
         'network:\n  allow: [Docs.Python.org, "*.a.com:8443"]\nprofiles: {explorer: {network: {allow: []}}}\n'
     )
-    parts, project = build.project_parts(tmp_path, config=config)  # named, so trusted
+    parts, project = build.load_project_parts(tmp_path, config=config)  # named, so trusted
     assert parts.network == ("docs.python.org", "*.a.com:8443")
     assert next(p.network for p in project.all_profiles if p.name == "explorer") == ()
     for text, says in (("[http://a.com]", "is no host"), ("a.com", "a list of hosts"), ("{a: 1}", "a list of hosts")):
         config.write_text(f"network:\n  allow: {text}\n")
         with pytest.raises(ConfigError, match=says) as error:
-            build.project_parts(tmp_path)
+            build.load_project_parts(tmp_path)
         assert "retinue.yaml:2" in str(error.value)
     config.write_text("network: a.com\n")
     with pytest.raises(ConfigError, match="1: key 'network': expected none, full or a list"):
-        build.project_parts(tmp_path)
+        build.load_project_parts(tmp_path)
     for word in ("none", "full"):
         config.write_text(f"model:\nnetwork: [a.com,\n  {word.title()}]\n")
         with pytest.raises(ConfigError, match=rf"retinue.yaml:3: key 'network\[1\]': .*alone, `network: {word}`$"):
-            build.project_parts(tmp_path)
+            build.load_project_parts(tmp_path)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _must_have_ended(tree: Listing, one: Copied) -> None:
-    view = tree.runs.runs.get(one.space.run)
+    view = tree.runs.runs.get(one.workspace.run)
     if tree.live and view is not None and view.ended is None:
         raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
 

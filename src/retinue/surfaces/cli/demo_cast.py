@@ -9,7 +9,7 @@ from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.messages import ToolSpec
 from retinue.core.profiles import Profile
 from retinue.core.rules import ALLOW, ASK, Verdict
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 
 EDITED = "till/pricing.py"
 UNASKED = frozenset({"spawn_subagents", "shell"})

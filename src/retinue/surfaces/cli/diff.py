@@ -54,7 +54,9 @@ def chosen(tree: Listing, found: Found) -> list[Copied]:
     if one is not None:
         return [one]
     if found.run == 0:
-        below = [each for each in takeover.all_copied(state, tree.tree) if each.space.source == each.space.project]
+        below = [
+            each for each in takeover.all_copied(state, tree.tree) if each.workspace.source == each.workspace.project
+        ]
         if below:
             return below
     view = tree.runs.runs[found.run]
@@ -70,5 +72,5 @@ def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
         print(takeover.NOTHING.format(who=one.name) + (" so far" if live else ""), file=sys.stderr)
         return
     if named:
-        print(paint.header((("name", f"{one.name}  {one.space.kind} of {one.space.source}"),), color=color))
+        print(paint.header((("name", f"{one.name}  {one.workspace.kind} of {one.workspace.source}"),), color=color))
     print(paint.diff(safe.text(text), color=color), end="")

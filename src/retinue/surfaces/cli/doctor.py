@@ -1,19 +1,20 @@
-"""`retinue doctor`: is everything there that this project needs? Changes nothing. What it looks at is in `checkup/`."""
+"""`retinue doctor`: check that everything this project needs is there; change nothing. `checkup/` has the checks."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue.build.sandboxes import build_image
 from retinue.config.project import find_project, load_project
 from retinue.config.settings import schema
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.checkup import machine, project
 from retinue.surfaces.cli.checkup.check import Check, Look
+from retinue.surfaces.cli.checkup.models import check_models
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
@@ -26,7 +27,18 @@ examples:
   retinue doctor --escape                     tries the walls from inside; exit code 1 when something gets out
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
-SECTIONS = ("system", "walls", "files", "tools", "models", "servers", "telemetry", "doors", "logs", "authority")
+SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
+    "system": machine.check_system,
+    "sandboxes": machine.check_sandboxes,
+    "files": project.check_files,
+    "tools": project.check_tools,
+    "models": check_models,
+    "servers": project.check_servers,
+    "telemetry": machine.check_telemetry,
+    "control": machine.check_control,
+    "logs": project.check_logs,
+    "authority": project.check_authority,
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +60,11 @@ def run(args: argparse.Namespace) -> int:
         screen.print_json(schema(), indent=2)
         return 0
     if args.escape:
-        escaped: int = importlib.import_module("retinue.surfaces.cli.escape").run(as_json=args.json)
-        return escaped
+        from retinue.surfaces.cli import escape
+
+        return escape.run(as_json=args.json)
     if args.build_image:
-        print(build.image())
+        print(build_image())
         return 0
     checks = list(_checks(_look(find_project(Path.cwd()))))
     if args.json:
@@ -72,9 +85,8 @@ def _look(folder: Path) -> Look:
 
 
 def _checks(look: Look) -> Iterator[tuple[str, Check]]:
-    for section in SECTIONS:
-        found = importlib.import_module(f"retinue.surfaces.cli.checkup.{section}")
-        for check in found.checks(look):
+    for section, find in SECTIONS.items():
+        for check in find(look):
             yield section, check
 
 

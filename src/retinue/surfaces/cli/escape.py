@@ -12,10 +12,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from retinue import build
+from retinue.build.sandboxes import plant_escape_attempts, run_as_ordinary_user
 from retinue.core.errors import RetinueError
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, RuntimeName, Task
@@ -70,7 +70,7 @@ def tried() -> tuple[dict[str, dict[str, str]], list[str]]:
 def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
     """The same, started by somebody who is not root."""
     try:
-        done = build.run_as_ordinary(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
         return told["tries"], told["not_tried"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
@@ -98,11 +98,8 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     no such wall."""
     if runtime not in WALLS:
         raise NotTried(f"runtime {runtime!r} is no wall")
-    attempts = build.attempts()
-    with attempts.planted(runtime) as made:
-        parts = build.Parts(made.folder, made.folder / ".retinue", mode="yes", runtime=runtime, caps=attempts.CAPS)
-        parts = replace(parts, network=made.network, dialer=made.dialer)
-        started = build.placement(parts).runtime(runtime, "hosts").started
+    with plant_escape_attempts(runtime) as (made, parts):
+        started = build.make_placement(parts).runtime(runtime, "hosts").started
         walls = () if started is None else started.walls
         if not set(walls) >= NEEDED:
             raise NotTried(f"of its walls only these stand: {', '.join(walls)}")
@@ -114,7 +111,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
 
 
 async def play(parts: build.Parts, model: Model) -> Result[Any]:
-    owner = build.supervisor(parts)
+    owner = build.make_supervisor(parts)
     try:
         profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
         node = owner.spawn(profile, Task("Get out."))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue import build
+from retinue.build.sandboxes import find_exposed_paths
 from retinue.config import trust
 from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
@@ -115,7 +115,7 @@ def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
     allowed = bool(tests) and (not asks or _may_test(tests))
     notes += [_tested(one, allowed=allowed) for one in found] or ["tests    no command found that tests this project"]
     programs = [program for one in found if one.installed for program in one.programs]
-    exposed = tuple(build.exposing().needed(programs, folder, os.environ))
+    exposed = tuple(find_exposed_paths(programs, folder, os.environ))
     if exposed and asks and not _may_show(exposed):
         exposed = ()
     notes += [f"shown    {path} can be read behind the wall (expose_paths)" for path in exposed]

@@ -52,7 +52,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     after: int = 0,
     announce: Callable[[Node], None] | None = None,
     profile: Profile | None = None,
-    make: Callable[[build.Parts], Supervisor] = build.supervisor,
+    make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
     """Runs what `begin` begins to its end. `terminal` asks on the printer's terminal, `door` lets other processes in,
     `announce` is told of the run when its first event is written; events up to `after` are known and not shown.

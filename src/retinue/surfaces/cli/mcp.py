@@ -199,7 +199,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
     limits = limits_of(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
-    parts, project = build.project_parts(
+    parts, project = build.load_project_parts(
         args.project or Path.cwd(),
         config=args.config,
         model=model_of(args),
@@ -218,8 +218,8 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
         raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
     parts = walls.checked(parts, profile or build.MAIN, terminal=False)
     if own != Limits():
-        general = build.named_profile(parts, "subagent")
-        parts = build.with_profiles(
+        general = build.find_profile(parts, "subagent")
+        parts = build.add_profiles(
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _from_disk(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
-    parts, project = build.project_parts(Path.cwd(), config=args.config)
+    parts, project = build.load_project_parts(Path.cwd(), config=args.config)
     try:
         return parts, choose(project, None if primary.agent == build.MAIN.name else primary.agent)
     except NotFound:

@@ -36,7 +36,7 @@ Through = Callable[[DoorClient, bool], Awaitable[Begun]]
 
 def given(args: argparse.Namespace, project: Any) -> Given:
     profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    read = build.reader(project.folder / ".retinue")
+    read = build.open_reader(project.folder / ".retinue")
     return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
 
 

@@ -130,7 +130,7 @@ def project_parts(args: argparse.Namespace, limits: Limits) -> tuple[build.Parts
     wait = args.wait_approvals
     if wait is None and args.detach:
         wait = AWAY_SECONDS
-    return build.project_parts(
+    return build.load_project_parts(
         Path.cwd(),
         config=args.config,
         model=model_of(args),

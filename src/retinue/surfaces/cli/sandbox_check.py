@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from retinue import build
+from retinue.build.sandboxes import build_image, find_container_engine
 from retinue.config import edit as rulefile
 from retinue.config import trust
 from retinue.core.errors import ConfigError
@@ -31,13 +32,13 @@ def checked(parts: build.Parts, profile: Profile, *, terminal: bool) -> build.Pa
     """The parts a run can be built from; at a terminal the user may choose another wall, or do without."""
     wanted = profile.runtime or parts.runtime
     try:
-        build.placement(parts).runtime(wanted)
+        build.make_placement(parts).runtime(wanted)
     except ConfigError as error:
         text = f"runtime '{wanted}' is not possible here: {error}"
         if not terminal or profile.runtime is not None:
             raise ConfigError(text + HINT) from None
         screen.warn(text)
-        return _chosen(parts, None if wanted == BOXED else build.container_engine())
+        return _chosen(parts, None if wanted == BOXED else find_container_engine())
     return parts
 
 
@@ -63,16 +64,16 @@ def _chosen(parts: build.Parts, engine: str | None) -> build.Parts:
 def _make_ready(parts: build.Parts) -> None:
     """The container wall stands, with an image made for it where there is none; raises ConfigError."""
     try:
-        build.placement(parts).runtime(BOXED)
+        build.make_placement(parts).runtime(BOXED)
     except ConfigError:
         if parts.image is not None:
             raise
         screen.complain(MAKING)
-        build.image()
-        build.placement(parts).runtime(BOXED)
+        build_image()
+        build.make_placement(parts).runtime(BOXED)
 
 
 def _write(parts: build.Parts, file: Path) -> None:
     before, after = rulefile.set_runtime(file, parts.runtime)
-    if parts.trusting:
+    if parts.keeps_trust:
         trust.follow(file, before, after)

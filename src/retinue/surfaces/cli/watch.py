@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     limits = limits_of(args)
-    parts, project = build.project_parts(
+    parts, project = build.load_project_parts(
         Path.cwd(),
         config=args.config,
         model=model_of(args),
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     screen.checked(project.folder)
     if args.runtime is None and project.settings.subagent_runtime_mode is None:
         parts = replace(parts, runtime="isolated")
-    parts = build.hosted(parts)
+    parts = build.adapt_to_watcher(parts)
     if parts.model is None and all(profile.model is None for profile in parts.profiles):
         raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
     for warning in project.warnings:
@@ -103,7 +103,7 @@ class _Host:
 
     async def serve(self) -> None:
         parts, args = self._parts, self._args
-        supervisor = self._supervisor = build.supervisor(parts)
+        supervisor = self._supervisor = build.make_supervisor(parts)
         async with AsyncExitStack() as doors:
             doors.push_async_callback(self._end)
             assert parts.state is not None
@@ -112,7 +112,7 @@ class _Host:
                 roots=args.allow_root,
                 project=parts.project,
                 state=parts.state,
-                find=lambda name: build.named_profile(parts, name),
+                find=lambda name: build.find_profile(parts, name),
                 limits=parts.limits,
                 timeouts=parts.timeouts,
                 say=self._say,

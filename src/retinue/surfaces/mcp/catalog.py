@@ -9,8 +9,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from retinue.core.limits import Timeouts
 from retinue.protocol.subagents import SPAWN_SCHEMA
-from retinue.supervisor.timeouts import Timeouts
 
 SPAWN, LIST, CONTINUE = "spawn_subagents", "list_subagents", "continue_subagent"
 PREFIX = "custom_tool__"

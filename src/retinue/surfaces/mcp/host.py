@@ -114,7 +114,7 @@ class Host:
             lambda tree: any(host.attends(tree) for host in made), wish.wait_approvals or WAIT_APPROVALS
         )
         parts = replace(wish.parts, approver=attendant, wait_approvals=wish.wait_approvals)
-        supervisor = build.supervisor(parts)
+        supervisor = build.make_supervisor(parts)
         doors = AsyncExitStack()
         host = cls(replace(wish, parts=parts), supervisor, doors)
         made.append(host)
@@ -127,12 +127,12 @@ class Host:
 
     def _given(self, **more: Any) -> Given:
         profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
-        return Given(profiles, read=build.reader(self.state), **more)
+        return Given(profiles, read=build.open_reader(self.state), **more)
 
     def _reach(self, tree: str) -> None:
         supervisor = self._supervisor
         if tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.log_with(self.state, tree)
+            supervisor.others[tree] = build.open_tree_log(self.state, tree)
 
     def attends(self, tree: str) -> bool:
         """Whether the user of the client whose tree it is can be asked."""

@@ -17,11 +17,10 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from retinue.control import http
-from retinue.control.http import Head, Refused
-from retinue.control.listener import HOST, Listener
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
+from retinue.http.listener import HOST, Listener
+from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import (
     HEADER_MISMATCH,
@@ -33,8 +32,8 @@ from retinue.surfaces.mcp.messages import (
     PARSE_ERROR,
     UNSUPPORTED_VERSION,
     Problem,
-    Request,
 )
+from retinue.surfaces.mcp.messages import Request as RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
 PATH = "/mcp"
@@ -52,7 +51,6 @@ STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
 EVENTS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache, no-transform",
-    "Transfer-Encoding": "chunked",
     "X-Accel-Buffering": "no",
 }
 
@@ -74,7 +72,7 @@ class Endpoint(Listener):
     """`async with Endpoint(...)`: open inside; after that every session has ended. An empty token lets everybody in."""
 
     def __init__(self, server: Server, *, port: int, token: str) -> None:
-        super().__init__("this server", most=MOST_CONNECTIONS)
+        super().__init__("this server", max_connections=MOST_CONNECTIONS)
         self._server, self._port, self._token = server, port, token
         self._sessions: dict[str, Session] = {}
         self._shared = Session(server, about="HTTP", shared=True)
@@ -91,107 +89,105 @@ class Endpoint(Listener):
             await session.close()
         await self.end_connections()
 
-    def problem(self, text: str) -> bytes:
+    def encode_error(self, text: str) -> bytes:
         return messages.error(None, Problem(INVALID_REQUEST, text))
 
-    async def respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        self._check(head)
+    async def respond(self, request: Request, connection: ServerConnection) -> None:
+        self._check(request)
         try:
-            if head.method == "DELETE":
-                await self._ended(head)
-                writer.write(http.response(200, b"{}"))
+            if request.method == "DELETE":
+                await self._ended(request)
+                connection.send_response(200, b"{}")
             else:
-                body = await http.read_body(reader, head, most=LARGEST)
-                await self._take(head, body, reader, writer)
+                body = await connection.read_json_body(request, LARGEST)
+                await self._take(request, body, connection)
         except Problem as problem:
-            writer.write(http.response(STATUSES.get(problem.code, 200), messages.error(problem.id, problem)))
-        writer.transport.set_write_buffer_limits(0)  # drained is then: all of it is on its way
-        async with asyncio.timeout(STUCK_SECONDS):
-            await writer.drain()
-        return False
+            connection.send_response(STATUSES.get(problem.code, 200), messages.error(problem.id, problem))
+        await connection.flush(STUCK_SECONDS)
 
-    def _check(self, head: Head) -> None:
+    def _check(self, request: Request) -> None:
         """Before anything else of the request is looked at."""
-        headers = head.headers
+        headers = request.headers
         scheme, _, token = headers.get("authorization", "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
         if self._token and not known:
-            raise Refused(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
-        if head.path != PATH:
-            raise Refused(404, f"the endpoint is {PATH}")
-        if head.method not in METHODS:
-            raise Refused(405, f"the endpoint takes {' and '.join(METHODS)}", Allow=", ".join(METHODS))
+            raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
+        if request.path != PATH:
+            raise HttpError(404, f"the endpoint is {PATH}")
+        if request.method not in METHODS:
+            raise HttpError(405, f"the endpoint takes {' and '.join(METHODS)}", Allow=", ".join(METHODS))
         accepted = headers.get("accept", "*/*")
-        if head.method == "POST" and not any(kind in accepted for kind in ("application/json", "application/*", "*/*")):
-            raise Refused(406, "answers are application/json or text/event-stream; accept both")
+        if request.method == "POST" and not any(
+            kind in accepted for kind in ("application/json", "application/*", "*/*")
+        ):
+            raise HttpError(406, "answers are application/json or text/event-stream; accept both")
 
-    async def _take(self, head: Head, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _take(self, request: Request, body: bytes, connection: ServerConnection) -> None:
         message = messages.read(body)
-        said = head.headers.get("mcp-protocol-version")
-        modern = said == revisions.ENVELOPE or (isinstance(message, Request) and revisions.is_enveloped(message))
-        if modern and isinstance(message, Request):
-            await self._answer(self._shared, message, self._modern(message, head), head, reader, writer)
+        said = request.headers.get("mcp-protocol-version")
+        modern = said == revisions.ENVELOPE or (isinstance(message, RpcRequest) and revisions.is_enveloped(message))
+        if modern and isinstance(message, RpcRequest):
+            await self._answer(self._shared, message, self._modern(message, request), request, connection)
         elif modern:
-            writer.write(http.response(202, b""))  # nothing that needs no answer means anything there
-        elif isinstance(message, Request) and message.method == "initialize":
+            connection.send_response(202)  # nothing that needs no answer means anything there
+        elif isinstance(message, RpcRequest) and message.method == "initialize":
             name, session = await self._begun(message)
             answer = session.initialize(message)
             self._sessions[name] = session
-            writer.write(http.response(200, answer, **{"Mcp-Session-Id": name}))
+            connection.send_response(200, answer, {"Mcp-Session-Id": name})
         else:
-            session = self._session(head)
+            session = self._session(request)
             if said is not None and said not in revisions.HANDSHAKE:
-                raise Refused(400, "MCP-Protocol-Version is not a revision that is spoken here")
-            if isinstance(message, Request):
+                raise HttpError(400, "MCP-Protocol-Version is not a revision that is spoken here")
+            if isinstance(message, RpcRequest):
                 assert session.client is not None
-                await self._answer(session, message, session.client, head, reader, writer)
+                await self._answer(session, message, session.client, request, connection)
             else:
                 session.heard(message)
-                writer.write(http.response(202, b""))
+                connection.send_response(202)
 
-    def _modern(self, request: Request, head: Head) -> revisions.Client:
+    def _modern(self, message: RpcRequest, request: Request) -> revisions.Client:
         try:
-            return revisions.enveloped(request, head.headers)
+            return revisions.enveloped(message, request.headers)
         except Problem as problem:
-            problem.id = request.id
+            problem.id = message.id
             raise
 
-    async def _begun(self, request: Request) -> tuple[str, Session]:
+    async def _begun(self, message: RpcRequest) -> tuple[str, Session]:
         if len(self._sessions) >= MOST_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.busy), None)
             if idle is None:
-                raise Problem(INTERNAL_ERROR, f"{MOST_SESSIONS} sessions are at work already", id=request.id)
+                raise Problem(INTERNAL_ERROR, f"{MOST_SESSIONS} sessions are at work already", id=message.id)
             await self._sessions.pop(idle).close()  # the oldest that has nothing to do
         return secrets.token_urlsafe(24), Session(self._server, about="HTTP")
 
-    def _session(self, head: Head) -> Session:
-        name = head.headers.get(SESSION)
+    def _session(self, request: Request) -> Session:
+        name = request.headers.get(SESSION)
         if name is None:
-            raise Refused(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
+            raise HttpError(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
         session = self._sessions.get(name)
         if session is None:
-            raise Refused(404, "there is no such session; begin another one with 'initialize'")
+            raise HttpError(404, "there is no such session; begin another one with 'initialize'")
         return session
 
-    async def _ended(self, head: Head) -> None:
-        session = self._session(head)
-        del self._sessions[head.headers[SESSION]]
+    async def _ended(self, request: Request) -> None:
+        session = self._session(request)
+        del self._sessions[request.headers[SESSION]]
         await session.close()
 
     async def _answer(
         self,
         session: Session,
-        request: Request,
+        message: RpcRequest,
         client: revisions.Client,
-        head: Head,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        request: Request,
+        connection: ServerConnection,
     ) -> None:
         """Writes the answer. A client of 2026-07-28 that goes away has cancelled; another one may come back and ask."""
-        accepted = head.headers.get("accept", "*/*")
-        stream = _Stream(writer, can="text/event-stream" in accepted or "*/*" in accepted)
-        answering = asyncio.create_task(session.answer(request, client, stream))
-        gone = asyncio.create_task(reader.read(1))  # nothing more is expected: whatever comes is the end
+        accepted = request.headers.get("accept", "*/*")
+        stream = _Stream(connection, can="text/event-stream" in accepted or "*/*" in accepted)
+        answering = asyncio.create_task(session.answer(message, client, stream))
+        gone = asyncio.create_task(connection.wait_for_peer())
         try:
             while not answering.done() and not gone.done():
                 await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -217,10 +213,10 @@ class Endpoint(Listener):
 
 
 class _Stream:
-    """One response: an answer alone, or events and then the answer. What a client does not read is dropped."""
+    """One response: an answer alone, or events and then the answer. Events that the client does not read are lost."""
 
-    def __init__(self, writer: asyncio.StreamWriter, *, can: bool) -> None:
-        self._writer, self._can = writer, can
+    def __init__(self, connection: ServerConnection, *, can: bool) -> None:
+        self._connection, self._can = connection, can
         self._begun = self.gone = False
 
     @property
@@ -228,26 +224,26 @@ class _Stream:
         return self._can and not self.gone
 
     def send(self, message: bytes) -> None:
-        if not self.open or self._writer.transport.get_write_buffer_size() > BUFFERED:
+        if not self.open or self._connection.unsent_bytes > BUFFERED:
             return
         if not self._begun:
             self._begun = True
-            self._writer.write(http.start(200, **EVENTS))
-        self._writer.write(http.chunk(_event(message)))
+            self._connection.start_response(200, EVENTS)
+        self._connection.send_chunk(_event(message))
 
     def ping(self) -> None:
         if self._begun and not self.gone:
-            self._writer.write(http.chunk(b": still at work\r\n\r\n"))
+            self._connection.send_chunk(b": still at work\r\n\r\n")
 
     def end(self, status: int, message: bytes) -> None:
         if self.gone:
             return
         if not self._begun:
-            self._writer.write(http.response(status, message))
+            self._connection.send_response(status, message)
             return
         if message:
-            self._writer.write(http.chunk(_event(message)))
-        self._writer.write(http.chunk(b""))
+            self._connection.send_chunk(_event(message))
+        self._connection.end_response()
 
 
 def _event(message: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from retinue.core.approvals import Approval
 from retinue.core.errors import LogError, NotFound, RetinueError, ToolError
 from retinue.core.events import ToolCall, ToolResult
-from retinue.core.limits import Limits, clamp_asked
+from retinue.core.limits import Limits, Timeouts, clamp_asked
 from retinue.core.messages import Call
 from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
@@ -28,7 +28,6 @@ from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import ticket_of
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timeouts import Timeouts
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.progress import Bell, News
 from retinue.surfaces.mcp.registry import Known, Registry, Words, entry, own_runs

@@ -1,4 +1,4 @@
-"""One thing that `retinue doctor` looked at, and what it looks at it with."""
+"""One finding of `retinue doctor`, and the project it looks at."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """ok: as it should be; warn: works, but you should know; fail: what this project needs does not work. `do` is the
-    exact thing that cures it."""
+    """One finding. ok: as it should be; warn: works, with a caveat; fail: something this project needs does not work.
+    `do` is the exact cure."""
 
     name: str
     state: State
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Look:
-    """The project; None with the `error` that stands in its files when they cannot be read."""
+    """The project that is checked. If its files cannot be read, `project` is None and `error` says why."""
 
     folder: Path
     project: Project | None

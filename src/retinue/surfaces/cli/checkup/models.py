@@ -1,6 +1,6 @@
-"""Models: which providers are at hand, which models this project runs on, and whether their prices are known.
+"""Checks of models: the providers at hand, the models this project runs on, and whether their prices are known.
 
-A key is looked for, never shown. Nobody is called: whether a key is accepted is seen with the first run.
+Looks for keys and never shows them. Calls no provider: the first run shows whether a key is accepted.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import os
 from collections.abc import Iterator
 from decimal import Decimal
 
-from retinue.build import sources
+from retinue.build.models import LatePrices, ModelSource
 from retinue.config.models import PROVIDERS, Provider, default_model, install_command
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.usage import Usage
-from retinue.supervisor.clock import SystemClock
+from retinue.supervisor.timers import SystemClock
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 
-def checks(look: Look) -> Iterator[Check]:
-    prices = sources.LatePrices()
+def check_models(look: Look) -> Iterator[Check]:
+    prices = LatePrices()
     for provider in PROVIDERS:
         yield _provider(provider)
     if look.project is None:
@@ -59,9 +59,9 @@ def _models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
     return found
 
 
-def _model(look: Look, model: str, limits: list[Limits], prices: sources.LatePrices) -> Iterator[Check]:
+def _model(look: Look, model: str, limits: list[Limits], prices: LatePrices) -> Iterator[Check]:
     try:
-        sources.ModelSource(look.folder, SystemClock())(model)
+        ModelSource(look.folder, SystemClock())(model)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _cure(model))
         return

@@ -1,0 +1,86 @@
+"""Factories of logs: in memory or durable, observed by telemetry, with a failpoint for crash tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from retinue.build.parts import Parts
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.events import Event
+from retinue.core.ports import Log
+from retinue.core.traces import Telemetry, traceparent_of
+from retinue.files.private import make_private_folder
+
+
+def open_log(state: Path | None, file: Path | None = None) -> Log:
+    """Return a log in memory, or the durable one of a state folder, which ignores itself in git."""
+    if state is None:
+        from retinue.log.memory import MemoryLog
+
+        return MemoryLog()
+    from retinue.log.archive import unlinked
+    from retinue.log.sqlite import SqliteLog
+
+    make_private_folder(unlinked(state))
+    ignore = state / ".gitignore"
+    try:
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
+    return SqliteLog(state / "logs", file)
+
+
+def open_tree_log(state: Path, tree: str) -> Log:
+    """Return the log that holds the tree; no other process may be writing it."""
+    from retinue.log.archive import Archive
+
+    for stored in Archive(state).trees():
+        if stored.tree == tree:
+            return open_log(state, stored.file)
+    raise NotFound(f"there is no tree '{tree}' in {state}")
+
+
+def open_reader(state: Path) -> Callable[[str], Sequence[Event]]:
+    """Return a function that reads the events of any tree in the state folder, whichever process wrote it."""
+    from retinue.log.archive import Archive
+
+    return Archive(state).read
+
+
+def open_observed_log(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
+    """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
+    log = _with_failpoint(open_log(parts.state, parts.log_file))
+    if parts.telemetry:
+        from retinue.telemetry.observed import Observed, current_trace
+        from retinue.telemetry.providers import disabled, providers_of
+
+        if not disabled(os.environ):
+            wanted = parts.telemetry if isinstance(parts.telemetry, Telemetry) else Telemetry()
+            return Observed(log, providers_of(wanted)), current_trace
+    return log, _read_environment_trace if parts.traced else None
+
+
+def is_telemetry_wanted(setting: bool | None) -> bool:
+    """Return the setting; where it is unset, whether the environment names an OpenTelemetry collector."""
+    if setting is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
+        from retinue.telemetry.providers import asked_for
+
+        return bool(asked_for(os.environ))
+    return bool(setting)
+
+
+def _read_environment_trace() -> str:
+    return traceparent_of(os.environ.get("TRACEPARENT", ""))
+
+
+def _with_failpoint(log: Log) -> Log:
+    """Return the log; in a crash test, one that kills this process at the named point."""
+    point = os.environ.get("RETINUE_FAILPOINT")
+    if not point or point.startswith("outbox_"):  # those belong to the mailbox
+        return log
+    from retinue.log.failpoints import FailingLog
+
+    return FailingLog(log, point)

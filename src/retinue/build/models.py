@@ -1,0 +1,117 @@
+"""Factories of models and prices. A provider's library is loaded when the first run needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.messages import RunRef
+from retinue.core.ports import Clock, Model, Prices
+from retinue.core.usage import NoPrices, Usage
+
+if TYPE_CHECKING:
+    from retinue.models.cassettes import Cassette
+
+_cassette: Cassette | None = None
+
+
+class ModelSource:
+    """Models by name: `scripted:FILE`, relative to the project, or PROVIDER:NAME.
+
+    Each is made once, so that all runs on it share its connections and its back-off; `close` ends the connections.
+    `wrap` puts something in front of every model, also of one that was passed as a value."""
+
+    def __init__(self, project: Path, clock: Clock) -> None:
+        self._project = project
+        self._clock = clock
+        self._made: dict[str, Model] = {}
+        self.wrap: Callable[[str, Callable[[], Model]], Model] | None = None
+
+    def __call__(self, wanted: str | Model) -> Model:
+        if not isinstance(wanted, str):
+            return wanted if self.wrap is None else self.wrap(type(wanted).__name__, lambda: wanted)
+        if wanted not in self._made:
+            make = partial(_make_model, wanted, self._project, self._clock)
+            self._made[wanted] = make() if self.wrap is None else self.wrap(wanted, make)
+        return self._made[wanted]
+
+    async def close(self) -> None:
+        made, self._made = self._made, {}
+        for model in made.values():
+            if hasattr(model, "aclose"):
+                await model.aclose()
+
+
+class LatePrices:
+    """Prices of the price library, loaded at the first question about a model it could know.
+
+    Without the library no price is known."""
+
+    def __init__(self) -> None:
+        self._prices: Prices | None = None
+
+    def price(self, model: str, usage: Usage) -> Decimal | None:
+        if ":" not in model or model.startswith("scripted:"):
+            return None
+        if self._prices is None:
+            try:
+                from retinue.models.prices import LibraryPrices
+
+                self._prices = LibraryPrices()
+            except ModuleNotFoundError:
+                self._prices = NoPrices()
+        return self._prices.price(model, usage)
+
+
+@contextmanager
+def use_cassette(cassette: Cassette) -> Iterator[None]:
+    """Record the model calls of every supervisor built meanwhile, or play them back. For the pytest plugin."""
+    global _cassette  # noqa: PLW0603 - a test cannot pass it to the supervisors that the code under test builds
+    before, _cassette = _cassette, cassette
+    try:
+        yield
+    finally:
+        _cassette = before
+
+
+def wrap_with_cassette(models: ModelSource, *, name_run: Callable[[RunRef], str], project: str, state: str) -> None:
+    """Put the cassette in use, if there is one, in front of the models. `name_run` names a run for good."""
+    if _cassette is not None:
+        from retinue.models.cassettes import Where
+
+        models.wrap = partial(_cassette.model, where=Where(name_run, project, state))
+
+
+def _make_model(name: str, project: Path, clock: Clock) -> Model:
+    provider, _, rest = name.partition(":")
+    if provider != "scripted":
+        return _make_provider_model(name, clock)
+    if not rest:
+        raise ConfigError("model 'scripted:' names no file: write scripted:FILE")
+    from retinue.config.scripts import load_script
+    from retinue.models.scripted import ScriptedModel
+
+    return ScriptedModel(load_script(project / Path(rest).expanduser()), clock)
+
+
+def _make_provider_model(name: str, clock: Clock) -> Model:
+    """Load the provider's library, which takes a second or two, and return its model with retries."""
+    provider, _, rest = name.partition(":")
+    if not provider or not rest:
+        raise NotFound(
+            f"unknown model {name!r}: write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
+        )
+    from retinue.config.models import install_command
+
+    command = install_command(name)
+    if command:
+        raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
+    from retinue.models.providers import ProviderModel
+    from retinue.models.retries import Retrying
+
+    return Retrying(ProviderModel(name, clock=clock), clock)

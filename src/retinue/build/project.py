@@ -1,0 +1,63 @@
+"""The parts that a project's files ask for, merged with what the caller and the environment say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retinue.build.logs import is_telemetry_wanted
+from retinue.build.parts import Parts
+from retinue.config.resolve import detected, merged, outbox_of, setup_of
+from retinue.core.limits import Limits, Timeouts
+from retinue.core.profiles import RuntimeName
+
+if TYPE_CHECKING:
+    from retinue.config.project import Project
+
+
+def load_project_parts(
+    start: Path, *, config: Path | None = None, default_runtime: RuntimeName = "inherited", **changes: Any
+) -> tuple[Parts, Project]:
+    """Read the project around `start` and return the parts it asks for, and the project.
+
+    `changes` are fields of Parts that the caller sets; None means unset. They win over the files, except that limits
+    and rules are merged."""
+    from retinue.config.models import default_model
+    from retinue.config.project import load_project
+    from retinue.config.skills import skill_prompt
+
+    project = load_project(start, config=config)
+    settings = project.settings
+    given = {name: value for name, value in changes.items() if value is not None}
+    limits: Limits = given.pop("limits", Limits())
+    outbox = outbox_of(given.pop("outbox", None), settings, project.folder)
+    values: dict[str, Any] = {
+        "state": project.folder / ".retinue",
+        "profiles": project.profiles,
+        "model": settings.model or default_model(os.environ),
+        "limits": limits.over(settings.limits),
+        "rules": merged(given.pop("rules", None), settings.rules),
+        "rules_file": settings.file or project.folder / "retinue.yaml",
+        "keeps_trust": config is None,
+        "approval_timeout": settings.approval_timeout,
+        "setup": setup_of(settings),
+        "workspace_max_mib": settings.workspace_max_mib,
+        "caps": settings.caps,
+        "timeouts": Timeouts(
+            settings.subagent_default_timeout, settings.subagent_min_timeout, settings.subagent_max_timeout
+        ),
+        "runtime": settings.subagent_runtime_mode or detected(settings, outbox) or default_runtime,
+        "outbox": outbox,
+        "best_effort": settings.subagent_reports == "best_effort",
+        "fallback": settings.subagent_runtime_fallback_mode,
+        "expose": settings.expose_paths,
+        "launch_prefix": settings.subagent_host_launch_prefix,
+        "image": settings.container_image,
+        "container_flags": settings.container_flags,
+        "skills": lambda profile: skill_prompt(profile.skills, project.skills),
+        "telemetry": is_telemetry_wanted(settings.telemetry),
+        "network": settings.network,
+        "mcp_servers": settings.mcp_servers,
+    }
+    return Parts(project=project.folder, **{**values, **given}), project

@@ -1,0 +1,151 @@
+"""Factories of runtimes and sandboxes, and what the CLI asks of them: images, escape attempts, paths to expose."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retinue.build.parts import Parts
+from retinue.core.errors import ConfigError
+from retinue.core.plans import Runtime
+from retinue.core.profiles import RuntimeName
+from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.placement import Placement
+from retinue.tools.dialer import SystemDialer
+from retinue.workspaces.tree_workspaces import Workspaces
+from retinue.workspaces.workspace_runtime import WorkspaceRuntime
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from retinue.sandbox.escape_attempts import Attempts
+    from retinue.sandbox.proxy_socket import Proxies
+
+NO_OUTBOX = (
+    "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
+    "subagent_delegation_directory in retinue.yaml"
+)
+
+
+def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
+    """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
+    is called."""
+    add_workspaces = partial(WorkspaceRuntime, setup=parts.setup, workspaces=workspaces or Workspaces())
+
+    def delegated() -> Runtime:
+        if parts.outbox is None:
+            raise ConfigError(NO_OUTBOX)
+        from retinue.remote.outbox import Delegated
+
+        return Delegated(parts.outbox)
+
+    makers: dict[RuntimeName, Callable[..., Runtime]] = {
+        "inherited": lambda: add_workspaces(Inherited()),
+        "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
+        "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),
+        "delegated": delegated,
+    }
+    return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
+
+
+def _make_bubblewrap(parts: Parts, reach: str) -> Runtime:
+    """Probe bubblewrap and return its runtime; raises ConfigError with what to install or set.
+
+    `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
+    from retinue.sandbox.bubblewrap import probe
+    from retinue.sandbox.isolated import Isolated
+
+    with _probe_folder() as folder:
+        sandbox = probe(folder, full_network=reach == "full", expose=parts.expose, prefix=parts.launch_prefix)
+    return Isolated(sandbox, caps=parts.caps, proxies=_make_proxies(parts, reach))
+
+
+def _make_container(parts: Parts, reach: str) -> Runtime:
+    """Probe podman or docker and return the runtime of its containers; otherwise like `_make_bubblewrap`."""
+    from retinue.sandbox.container import probe
+    from retinue.sandbox.container_runtime import Container
+
+    with _probe_folder() as folder:
+        sandbox = probe(
+            folder,
+            full_network=reach == "full",
+            expose=parts.expose,
+            image=parts.image,
+            flags=parts.container_flags,
+        )
+    return Container(sandbox, caps=parts.caps, proxies=_make_proxies(parts, reach))
+
+
+def _make_proxies(parts: Parts, reach: str) -> Proxies | None:
+    """Return the factory of network proxies, for runs that may reach some hosts."""
+    if reach != "hosts":
+        return None
+    from retinue.tools.proxy import Proxy
+
+    return partial(Proxy, dialer=parts.dialer or SystemDialer())
+
+
+@contextmanager
+def _probe_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
+    try:
+        yield folder / "sandbox"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Parts]]:
+    """Prepare what `retinue doctor --escape` tries against a sandbox, and the parts of the run that tries it."""
+    from retinue.sandbox.escape_attempts import CAPS, planted
+
+    with planted(runtime) as attempts:
+        yield (
+            attempts,
+            Parts(
+                project=attempts.folder,
+                state=attempts.folder / ".retinue",
+                mode="yes",
+                runtime=runtime,
+                caps=CAPS,
+                network=attempts.network,
+                dialer=attempts.dialer,
+            ),
+        )
+
+
+def find_container_engine() -> str | None:
+    """Return podman or docker, whichever is installed."""
+    from retinue.sandbox.container import engine
+
+    try:
+        return Path(engine().argv[0]).name
+    except ConfigError:
+        return None
+
+
+def find_exposed_paths(programs: Sequence[str], folder: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return the paths that these programs need in a sandbox, which `retinue init` proposes to expose."""
+    from retinue.sandbox.exposed_paths import needed
+
+    return needed(programs, folder, environ)
+
+
+def run_as_ordinary_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command as an ordinary user who can reach this Python and package; for a process started by root."""
+    from retinue.sandbox.ordinary_user import run
+
+    return run(argv, seconds=seconds)
+
+
+def build_image() -> str:
+    """Build the default image of runtime `container` and describe it; raises ConfigError."""
+    from retinue.sandbox.container import engine
+    from retinue.sandbox.container_image import build
+
+    return build(engine().argv)

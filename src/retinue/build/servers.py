@@ -1,0 +1,72 @@
+"""Factories of MCP server connections and of both ends of reporting: the collector and the publisher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retinue.core.limits import Limits
+from retinue.core.ports import Clock, Collector, Log, ToolServers
+from retinue.core.servers import McpServer
+from retinue.protocol import inherited_limits as travel
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from retinue.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from retinue.control.reporting import Reporting
+
+
+def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+    """Return the MCP servers that a program names, in the keys of retinue.yaml; raises ConfigError."""
+    from retinue.config.servers import servers_from
+
+    return servers_from(values)
+
+
+def make_tool_servers(
+    servers: Sequence[McpServer], project: Path, state: Path | None, collector: Collector | None = None
+) -> ToolServers | None:
+    """Return the connections to the servers, none of them started yet. The MCP library is loaded only if there are
+    servers."""
+    if not servers:
+        return None
+    from retinue.supervisor.host_tool_services import Hosted
+    from retinue.tools.mcp.servers import Servers
+
+    return Servers(
+        servers,
+        project=str(project),
+        folder=None if state is None else state / "mcp",
+        hosting=Hosted(),
+        collector=collector,
+    )
+
+
+class NoReporting:
+    """Reporting of a process that neither starts reporting servers nor is one: it only keeps its inherited limits."""
+
+    collector: Collector | None = None
+
+    def over(self, log: Log) -> Log:
+        return log
+
+    def attach(self, supervisor: Supervisor) -> None:
+        supervisor.caller = travel.inherited(os.environ)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+
+def make_reporting(*, collects: bool, strict: bool, limits: Limits, clock: Clock) -> NoReporting | Reporting:
+    """Return the process's reporting.
+
+    An MCP server of ours reports to the address in its environment and passes that address on. A process that starts
+    servers and has no such address gets a collector of its own. Any other process has neither."""
+    address = os.environ.get(ADDRESS) or os.environ.get(CPE_ADDRESS)
+    if not address and not collects:
+        return NoReporting()
+    from retinue.control.reporting import Reporting
+
+    return Reporting(address, strict=strict, limits=limits, clock=clock)

@@ -1,0 +1,110 @@
+"""The factory of supervisors. Closing a supervisor closes everything that was built for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from retinue.agent.plans import ProfilePlanner
+from retinue.build.logs import open_observed_log
+from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
+from retinue.build.parts import Parts
+from retinue.build.sandboxes import make_placement
+from retinue.build.servers import make_reporting, make_tool_servers
+from retinue.core import secrets
+from retinue.core.errors import ConfigError
+from retinue.core.limits import WORKSPACE_MIB
+from retinue.core.messages import RunRef
+from retinue.core.network import parse_hosts
+from retinue.core.ports import Policy, RuleBook
+from retinue.core.rules import MODES, parse_rule
+from retinue.supervisor.approvals import Terms
+from retinue.supervisor.places import lasting_path
+from retinue.supervisor.policy import RulePolicy
+from retinue.supervisor.supervisor import Supervisor
+from retinue.supervisor.timers import SystemClock
+from retinue.tools.dialer import SystemDialer
+from retinue.workspaces.run_folders import StateFolder
+from retinue.workspaces.tree_workspaces import Workspaces
+
+
+def make_supervisor(parts: Parts) -> Supervisor:
+    """Build a supervisor. Must be called in the event loop that the runs will live in."""
+    secrets.learn(os.environ)
+    clock = parts.clock or SystemClock()
+    state = StateFolder(parts.state, project=parts.project)
+    models = ModelSource(parts.project, clock)
+    policy, book = _make_policy(parts)
+    log, trace = open_observed_log(parts)
+    reporting = make_reporting(
+        collects=bool(parts.mcp_servers), strict=not parts.best_effort, limits=parts.limits, clock=clock
+    )
+    workspaces = Workspaces(max_mib=parts.workspace_max_mib or WORKSPACE_MIB)
+    servers = make_tool_servers(parts.mcp_servers, parts.project, parts.state, reporting.collector)
+
+    async def close() -> None:
+        for each in (servers, reporting, workspaces, models):
+            if each is not None:
+                await each.close()
+
+    supervisor = Supervisor(
+        reporting.over(log),
+        planner=ProfilePlanner(
+            parts.profiles,
+            models=models,
+            runtimes=make_placement(parts, workspaces),
+            default_model=parts.model,
+            skills=parts.skills,
+            network=None if parts.network is None else parse_hosts(parts.network),
+            dialer=parts.dialer or SystemDialer(),
+            servers=servers,
+        ),
+        state=state,
+        clock=clock,
+        policy=policy,
+        approver=parts.approver,
+        terms=Terms(parts.approval_timeout, parts.wait_approvals),
+        book=book,
+        limits=parts.limits,
+        timeouts=parts.timeouts,
+        prices=parts.prices or LatePrices(),
+        trace=trace,
+        on_close=close,
+    )
+    supervisor.servers = servers
+    reporting.attach(supervisor)
+
+    def name_run(ref: RunRef) -> str:
+        return lasting_path(supervisor.trees[ref.tree].nodes[ref.run])
+
+    wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
+    return supervisor
+
+
+def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
+    """Return the policy, and the book that keeps the rules a person adds to it."""
+    mode = parts.mode or parts.rules.mode or "ask"
+    if mode not in MODES:
+        raise ConfigError(f"unknown approval mode {mode!r}; there is {', '.join(MODES)}")
+    file = parts.rules_file
+    policy = RulePolicy(parts.rules, mode=mode, project=str(parts.project), config=str(file or ""))
+    book = None if file is None else _SettingsRuleBook(file, policy, keeps_trust=parts.keeps_trust)
+    return parts.policy or policy, book
+
+
+class _SettingsRuleBook:
+    """Rules for the project, kept in its retinue.yaml and in force at once."""
+
+    def __init__(self, file: Path, policy: RulePolicy, *, keeps_trust: bool) -> None:
+        self._file = file
+        self._policy = policy
+        self._keeps_trust = keeps_trust
+
+    def keep(self, rule: str) -> None:
+        from retinue.config.edit import add_allowed
+        from retinue.config.trust import follow
+
+        before, after = add_allowed(self._file, rule)
+        self._policy.learn(parse_rule(rule))
+        if self._keeps_trust:
+            follow(self._file, before, after)

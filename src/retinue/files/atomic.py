@@ -1,0 +1,97 @@
+"""Replacing a file in one step: readers see the whole old content or the whole new one.
+
+The new content is written beside the file and renamed over it. With `sync` it is also on disk, name included, before
+the function returns: a crash of the machine leaves one of the two contents. A process that is killed in between leaves
+a file that `is_temporary_name` recognises.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from retinue.files.content import write_all
+from retinue.files.opening import AnyPath, check_regular
+
+TEMPORARY_PREFIX = ".retinue-"
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+PRIVATE_MODE = 0o600
+_TEMPORARY = re.compile(r"\.retinue-[0-9a-f]{16}")
+
+
+def is_temporary_name(name: str) -> bool:
+    """Tell whether a file of this name is a replacement that was never renamed into its place."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+@contextmanager
+def open_replacement(
+    path: AnyPath,
+    *,
+    dir_fd: int | None = None,
+    mode: int | None = PRIVATE_MODE,
+    sync: bool = False,
+    prefix: str = TEMPORARY_PREFIX,
+    before_rename: Callable[[], None] = lambda: None,
+) -> Iterator[int]:
+    """Yield a descriptor to write the new content to; it takes the place of `path` when the block ends without error.
+
+    `mode` holds whatever the umask says; None keeps the mode of the file that is replaced, which must be regular, and
+    leaves a new file to the umask."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{prefix}{secrets.token_hex(8)}")  # noqa: PTH118 - may hold foreign bytes
+    exact = mode if mode is not None else _mode_of(path, dir_fd)
+    fd = os.open(temporary, NEW_FLAGS, 0o666 if exact is None else exact & PRIVATE_MODE, dir_fd=dir_fd)
+    try:
+        try:
+            yield fd
+            if exact is not None:
+                os.fchmod(fd, exact)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        before_rename()
+        os.replace(temporary, os.path.join(folder, name), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)  # noqa: PTH118
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=dir_fd)
+        raise
+    if sync:
+        sync_folder(folder, dir_fd=dir_fd)
+
+
+def replace_file(
+    path: AnyPath,
+    data: bytes,
+    *,
+    dir_fd: int | None = None,
+    mode: int | None = PRIVATE_MODE,
+    sync: bool = False,
+) -> None:
+    """Replace the content of a file, or make it; see `open_replacement`."""
+    with open_replacement(path, dir_fd=dir_fd, mode=mode, sync=sync) as fd:
+        write_all(fd, data)
+
+
+def sync_folder(path: AnyPath = "", *, dir_fd: int | None = None) -> None:
+    """Wait until the names in a folder are on disk."""
+    fd = os.open(Path(path) if path else ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _mode_of(path: AnyPath, dir_fd: int | None) -> int | None:
+    try:
+        mode = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    check_regular(mode, path)
+    return stat.S_IMODE(mode) & 0o777

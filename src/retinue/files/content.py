@@ -1,0 +1,52 @@
+"""Reading and writing whole contents: small files up to a limit, open files in chunks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+from retinue.files.opening import AnyPath, RefusedFile, open_regular_file
+
+CHUNK_BYTES = 1024 * 1024
+
+
+def read_small_file(
+    path: AnyPath,
+    limit: int,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
+    owners: Collection[int] = (),
+    forbidden_mode: int = 0,
+) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; see `open_regular_file` for what is refused."""
+    fd = open_regular_file(path, dir_fd=dir_fd, follow=follow, owners=owners, forbidden_mode=forbidden_mode)
+    try:
+        return read_up_to(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def read_up_to(fd: int, limit: int) -> bytes:
+    """Return what an open file holds; `RefusedFile` ("too_large") for more than `limit` bytes, however it grows."""
+    if os.fstat(fd).st_size > limit:  # a file of holes is refused before it is read
+        raise RefusedFile("too_large")
+    data = bytearray()
+    while len(data) <= limit and (piece := os.read(fd, min(CHUNK_BYTES, limit + 1 - len(data)))):
+        data += piece
+    if len(data) > limit:
+        raise RefusedFile("too_large")
+    return bytes(data)
+
+
+def read_chunks(fd: int) -> Iterator[bytes]:
+    """Yield the rest of an open file in chunks."""
+    while chunk := os.read(fd, CHUNK_BYTES):
+        yield chunk
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of the data, however many calls that takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

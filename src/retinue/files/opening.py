@@ -1,0 +1,157 @@
+"""Opening files and folders below a folder without following symbolic links.
+
+Every step is taken by descriptor, so a path that somebody swaps for a link between two steps leads nowhere. Nothing
+here blocks on a FIFO or opens a device for reading. Functions raise `OSError`; `RefusedFile` is the kind that says why
+something that exists is not an acceptable file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# O_PATH needs no read permission on the folders that are passed through; other systems have to read them.
+STEP_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+Reason = Literal["folder", "link", "special", "owner", "writable", "hard_link", "too_large", "changed"]
+FileId = tuple[int, int]
+AnyPath = str | Path
+
+_TEXTS: dict[Reason, str] = {
+    "folder": "is a folder, not a file",
+    "link": "is a symbolic link",
+    "special": "is not a regular file",
+    "owner": "belongs to another user",
+    "writable": "can be read or written by others",
+    "hard_link": "has another name elsewhere (a hard link)",
+    "too_large": "is too large",
+    "changed": "changed while it was read",
+}
+
+
+class RefusedFile(OSError):
+    """Something that exists and is not the kind of file that was asked for; `reason` is the typed cause."""
+
+    def __init__(self, reason: Reason, path: object = None) -> None:
+        super().__init__(errno.EINVAL, _TEXTS[reason], None if path is None else str(path))
+        self.reason = reason
+
+
+def file_id(fd: int) -> FileId:
+    """Return what identifies an open file or folder on this machine: its device and inode."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def open_folder(path: AnyPath, *, dir_fd: int | None = None) -> int:
+    """Open a folder for listing; a link in the last step is not followed. The caller closes the descriptor."""
+    return os.open(path, FOLDER_FLAGS, dir_fd=dir_fd)
+
+
+def open_regular_file(
+    path: AnyPath,
+    *,
+    dir_fd: int | None = None,
+    follow: bool = False,
+    owners: Collection[int] = (),
+    forbidden_mode: int = 0,
+    one_name: bool = False,
+) -> int:
+    """Open a regular file for reading; the caller closes the descriptor.
+
+    Raises `RefusedFile` for anything else, for a link unless `follow`, for a file of a user who is not in `owners` (if
+    any are given), with one of the permission bits `forbidden_mode`, or with a second name if `one_name` is set."""
+    try:
+        fd = os.open(path, FILE_FLAGS & ~(os.O_NOFOLLOW if follow else 0), dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise RefusedFile("link", path) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
+            raise RefusedFile("special", path) from None
+        raise
+    try:
+        status = os.fstat(fd)
+        check_regular(status.st_mode, path)
+        if owners and status.st_uid not in owners:
+            raise RefusedFile("owner", path)
+        if status.st_mode & forbidden_mode:
+            raise RefusedFile("writable", path)
+        if one_name and status.st_nlink != 1:
+            raise RefusedFile("hard_link", path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_regular(mode: int, path: object = None) -> None:
+    """Raise `RefusedFile` unless the mode is that of a regular file."""
+    if not stat.S_ISREG(mode):
+        raise RefusedFile("folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "special", path)
+
+
+def stat_entry(name: str, dir_fd: int) -> os.stat_result | None:
+    """Return the status of an entry of an open folder, of the link itself if it is one; None if it cannot be read."""
+    try:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+@contextmanager
+def open_parent(
+    root: AnyPath | int,
+    path: str | Sequence[str],
+    *,
+    create: bool = False,
+    inherit_owner: bool = False,
+    never: Collection[FileId] = (),
+) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds `path`, relative to `root`; yield its descriptor and the last name of the path.
+
+    The descriptor serves as `dir_fd`, not for listing. The root is a path, which is trusted and may be a link, or an
+    open folder. `create` makes missing folders; with `inherit_owner` root gives them to the owner of the folder above.
+    A folder in `never` is refused with PermissionError."""
+    *steps, name = path.split("/") if isinstance(path, str) else path
+    fd = os.dup(root) if isinstance(root, int) else os.open(root, STEP_FLAGS & ~os.O_NOFOLLOW)
+    try:
+        for step in steps:
+            fd = _descend(fd, step, create=create, inherit_owner=inherit_owner, never=never)
+        yield fd, name
+    finally:
+        os.close(fd)
+
+
+def _descend(fd: int, step: str, *, create: bool, inherit_owner: bool, never: Collection[FileId]) -> int:
+    """Open a folder inside an open one and close the outer one if that works."""
+    try:
+        inner = os.open(step, STEP_FLAGS, dir_fd=fd)
+    except FileNotFoundError:
+        if not create:
+            raise
+        make_folder(step, dir_fd=fd, inherit_owner=inherit_owner)
+        inner = os.open(step, STEP_FLAGS, dir_fd=fd)
+    if never and file_id(inner) in never:
+        os.close(inner)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), step)
+    os.close(fd)
+    return inner
+
+
+def make_folder(name: str, *, dir_fd: int, mode: int = 0o777, inherit_owner: bool = False) -> bool:
+    """Make a folder in an open one; return False if something of that name is already there."""
+    try:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        return False
+    if inherit_owner and os.geteuid() == 0:
+        above = os.fstat(dir_fd)
+        os.chown(name, above.st_uid, above.st_gid, dir_fd=dir_fd, follow_symlinks=False)
+    return True

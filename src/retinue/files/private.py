@@ -1,0 +1,72 @@
+"""Files and folders that only their owner can read, whatever the umask is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from retinue.core.errors import RetinueError
+from retinue.files.content import write_all
+from retinue.files.opening import AnyPath
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def make_private_folder(path: AnyPath) -> Path:
+    """Make a folder and the missing ones above it; a folder that is already there is left as it is.
+
+    Raises RetinueError if that cannot be done or something else stands there."""
+    folder = Path(path)
+    try:
+        _make(folder)
+    except OSError as error:
+        raise RetinueError(f"cannot make {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(FOLDER_MODE)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make(folder.parent)
+        _make(folder)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        folder.chmod(FOLDER_MODE)  # the umask may have taken bits away
+
+
+def open_private_file(
+    path: AnyPath, *, append: bool = False, exclusive: bool = False, dir_fd: int | None = None
+) -> int:
+    """Open a file for writing, made if it is not there; the caller closes the descriptor. A link is not followed.
+
+    An existing file is emptied, or written at its end with `append`, or refused with `exclusive`."""
+    how = (os.O_APPEND if append else os.O_TRUNC) | (os.O_EXCL if exclusive else 0)
+    fd = os.open(path, _FLAGS | how, FILE_MODE, dir_fd=dir_fd)
+    try:
+        os.fchmod(fd, FILE_MODE)
+    except PermissionError:  # somebody else's file that we may write
+        if exclusive:
+            os.close(fd)
+            raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write_private_file(
+    path: AnyPath, data: bytes, *, append: bool = False, exclusive: bool = False, dir_fd: int | None = None
+) -> None:
+    """Write a private file; see `open_private_file`. A reader may see a part of it: `replace_file` has no such gap."""
+    fd = open_private_file(path, append=append, exclusive=exclusive, dir_fd=dir_fd)
+    try:
+        write_all(fd, data)
+    finally:
+        os.close(fd)

@@ -1,0 +1,103 @@
+"""A server on the loopback interface: a port, a task for each connection, and the checks every request meets first.
+
+Knows no routes: a subclass answers requests whose Host and Origin are in order. A refused request, and a bug in a
+subclass, cost the peer an error response and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.http.server import MAX_HEAD_BYTES, HttpError, Request, ServerConnection, check_local_request
+
+HOST = "127.0.0.1"
+
+
+class Listener(ABC):
+    """`name` is what error messages call the server. A connection waits `idle_seconds` for a further request; without
+    that, it takes one request."""
+
+    def __init__(self, name: str, *, max_connections: int, idle_seconds: float | None = None) -> None:
+        self._name, self._max_connections, self._idle_seconds = name, max_connections, idle_seconds
+        self._connections: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[asyncio.Server] | None = None
+        self._hosts: frozenset[str] = frozenset()
+
+    @abstractmethod
+    async def respond(self, request: Request, connection: ServerConnection) -> None:
+        """Send the response to a request of which only the head was read. May raise HttpError instead."""
+
+    def encode_error(self, text: str) -> bytes:
+        """Return the body of an error response."""
+        return msgspec.json.encode({"error": text.encode("utf-8", "replace").decode()})
+
+    def listen(self, port: int = 0) -> int:
+        """Bind `port`, or a free one, and return its number. Connections are answered from now on."""
+        try:
+            bound = socket.create_server((HOST, port), backlog=self._max_connections)
+        except OSError as error:
+            where = f"{HOST}:{port}" if port else HOST
+            raise RetinueError(f"cannot listen on {where}: {error.strerror or error}") from None
+        number: int = bound.getsockname()[1]
+        self._hosts = frozenset({f"{HOST}:{number}", f"localhost:{number}"})
+        starting = asyncio.start_server(self._accept, sock=bound, limit=MAX_HEAD_BYTES, backlog=self._max_connections)
+        self._listening = asyncio.get_running_loop().create_task(starting)
+        return number
+
+    async def stop_listening(self) -> None:
+        if self._listening is not None:
+            (await self._listening).close()
+
+    async def end_connections(self, grace_seconds: float = 0.0) -> None:
+        """End all connections, after `grace_seconds` in which they may end by themselves."""
+        if self._connections and grace_seconds:
+            await asyncio.wait(self._connections, timeout=grace_seconds)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = ServerConnection(reader, writer, keep_alive=self._idle_seconds is not None)
+        idle_seconds = None
+        try:
+            while await self._serve_request(connection, idle_seconds):
+                idle_seconds = self._idle_seconds
+        except OSError:
+            pass  # the peer is gone or does not read, so there is nobody to tell
+        finally:
+            connection.close()
+
+    async def _serve_request(self, connection: ServerConnection, idle_seconds: float | None) -> bool:
+        """Answer one request. False if it was the last of its connection."""
+        try:
+            if len(self._connections) > self._max_connections:
+                raise HttpError(503, f"more than {self._max_connections} connections are open")
+            request = await connection.read_request(idle_seconds=idle_seconds)
+            if request is None:
+                return False
+            check_local_request(request, self._hosts, self._name)
+            await self.respond(request, connection)
+            if connection.start_next_request():
+                return True
+        except HttpError as error:
+            self._send_error(connection, error.status, str(error), error.headers)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug here must cost the peer an error, not the process its runs
+            self._send_error(connection, 500, f"internal error: {type(error).__name__}: {error}", {})
+        await connection.hang_up()
+        return False
+
+    def _send_error(self, connection: ServerConnection, status: int, text: str, headers: dict[str, str]) -> None:
+        if not connection.has_responded:
+            connection.send_response(status, self.encode_error(text), {"Connection": "close", **headers})

@@ -1,0 +1,256 @@
+"""The server's end of one HTTP/1.1 connection.
+
+The head of a request is read first. The body is read only when the caller asks for it, so that a request with a wrong
+Host, token or size is refused before its body arrives. Opens no socket and knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import parse_qsl
+
+import h11
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_BODY_BYTES = 1024 * 1024
+READ_SECONDS = 10.0
+LINGER_SECONDS = 1.0
+_LINGER_BYTES = 64 * 1024
+_MAX_PARAMETERS = 10
+_VERSIONS = (b"1.0", b"1.1")
+# h11 takes bare line feeds and folded headers. Other parsers read them differently, so they are refused.
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
+_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class HttpError(Exception):
+    """A request that is answered with an error status."""
+
+    def __init__(self, status: int, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a request. Header names are in lower case, and each occurs once."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+
+
+def parse_head(head: bytes, connection: h11.Connection | None = None) -> h11.Request:
+    """Parse the head of a request, up to and including its empty line. Raises HttpError if it is malformed."""
+    if _AMBIGUOUS.search(head):
+        raise HttpError(400, "a line of the request is folded, or ends without a carriage return")
+    connection = connection or h11.Connection(h11.SERVER)
+    try:
+        connection.receive_data(head)
+        request = connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise HttpError(400, f"the request is malformed: {error}") from None
+    if not isinstance(request, h11.Request) or request.http_version not in _VERSIONS:
+        raise HttpError(400, "this is not a request of HTTP/1.1")
+    return request
+
+
+def check_local_request(request: Request, hosts: frozenset[str], name: str) -> None:
+    """Refuse a request that used another name of this machine, or that a foreign web page sent."""
+    if request.headers.get("host") not in hosts:
+        raise HttpError(403, f"{name} is not open under that Host")
+    origin = request.headers.get("origin")
+    if origin is not None and origin.removeprefix("http://") not in hosts:
+        raise HttpError(403, f"{name} is not open to that Origin")
+
+
+class ServerConnection:
+    """One accepted connection. With `keep_alive` it takes further requests after a response that was sent whole."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep_alive: bool = False) -> None:
+        self._reader, self._writer = reader, writer
+        self._keep_alive = keep_alive
+        self._h11 = h11.Connection(h11.SERVER)
+        self._method = b""
+
+    # Reading
+
+    async def read_head(self, *, seconds: float | None = None, idle_seconds: float | None = None) -> h11.Request | None:
+        """Read the head of the next request.
+
+        Returns None if the peer closed the connection, or sent nothing for `idle_seconds` after an earlier request.
+        """
+        try:
+            async with asyncio.timeout(idle_seconds or seconds or READ_SECONDS):
+                head = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            raise HttpError(431, f"the head of the request is larger than {MAX_HEAD_BYTES} bytes") from None
+        except TimeoutError:
+            if idle_seconds is not None:
+                return None
+            raise HttpError(408, "the head of the request did not come in time") from None
+        request = parse_head(head, self._h11)
+        self._method = request.method
+        return request
+
+    async def read_request(self, *, idle_seconds: float | None = None) -> Request | None:
+        """Read the head of the next request as `read_head` does, and check what every server of ours relies on."""
+        head = await self.read_head(idle_seconds=idle_seconds)
+        if head is None:
+            return None
+        headers: dict[str, str] = {}
+        for raw_name, value in head.headers:
+            name = raw_name.decode("ascii")
+            if name in headers:
+                raise HttpError(400, f"the header {name} is given twice")
+            headers[name] = value.decode("latin-1")
+        path, _, query = head.target.decode("ascii").partition("?")
+        if not path.startswith("/"):
+            raise HttpError(400, "the target of the request must be a path")
+        return Request(head.method.decode("ascii"), path, _parse_query(query), headers)
+
+    async def read_json_body(self, request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+        """Read the body. Its length and type are checked first; what is wrong with them is an HttpError."""
+        length = _check_json_body(request, limit)
+        if self._h11.they_are_waiting_for_100_continue:
+            self._write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                body = await self._reader.readexactly(length)
+        except asyncio.IncompleteReadError:
+            raise HttpError(400, "the body is shorter than Content-Length says") from None
+        except TimeoutError:
+            raise HttpError(408, "the body did not come in time") from None
+        self._h11.receive_data(body)
+        return body
+
+    async def wait_for_peer(self) -> None:
+        """Return when the peer hangs up, or sends anything while it waits for a response."""
+        await self._reader.read(1)
+
+    # Writing
+
+    @property
+    def has_responded(self) -> bool:
+        """Whether the status of the response was sent, so that it is too late for another."""
+        return self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
+
+    def send_response(
+        self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None, *, reason: str = ""
+    ) -> None:
+        """Send a whole response: JSON, unless `headers` say otherwise."""
+        self.start_response(status, {"Content-Length": str(len(body)), **(headers or {})}, reason=reason)
+        if body and self._method != b"HEAD":
+            self._write(h11.Data(data=body))
+        self.end_response()
+
+    def start_response(self, status: int, headers: Mapping[str, str], *, reason: str = "") -> None:
+        """Send the head of a response. Without a Content-Length, `send_chunk` sends its body piece by piece."""
+        said = {**_HEADERS, **({} if self._keep_alive else {"Connection": "close"}), **headers}
+        self._write(
+            h11.Response(
+                status_code=status,
+                headers=list(said.items()),
+                reason=(reason or HTTPStatus(status).phrase).encode("ascii"),
+            )
+        )
+
+    def send_chunk(self, data: bytes) -> None:
+        self._write(h11.Data(data=data))
+
+    def end_response(self) -> None:
+        self._write(h11.EndOfMessage())
+
+    def start_tunnel(self) -> None:
+        """Accept a CONNECT request. From now on both sides speak over the streams themselves."""
+        self._write(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
+
+    def _write(self, event: h11.Event) -> None:
+        data = self._h11.send(event)
+        if data:
+            self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until the kernel has everything that was sent. Raises TimeoutError if the peer does not read."""
+        self._writer.transport.set_write_buffer_limits(0)
+        async with asyncio.timeout(seconds):
+            await self._writer.drain()
+
+    # The end of a request, and of the connection
+
+    def start_next_request(self) -> bool:
+        """Get ready for another request. False if the connection has to be closed instead."""
+        if not self._keep_alive:
+            return False
+        with suppress(h11.RemoteProtocolError):
+            while self._h11.next_event() not in (h11.NEED_DATA, h11.PAUSED):
+                pass
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    async def hang_up(self) -> None:
+        """Close the connection so that the peer can still read the response, even if it is in the middle of sending."""
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._writer.drain()
+                if self._writer.can_write_eof():
+                    self._writer.write_eof()
+                while await self._reader.read(_LINGER_BYTES):
+                    pass
+        except (TimeoutError, OSError):
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close at once. What the peer has not taken by now is dropped."""
+        if self.unsent_bytes:
+            self._writer.transport.abort()
+        else:
+            self._writer.close()
+
+
+def _parse_query(text: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=_MAX_PARAMETERS, errors="strict"
+        )
+    except ValueError:
+        raise HttpError(400, "the query of the address is malformed") from None
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise HttpError(400, "a parameter of the address is given twice")
+    return query
+
+
+def _check_json_body(request: Request, limit: int) -> int:
+    """Return the length of the body, of which nothing was read yet."""
+    headers = request.headers
+    if "transfer-encoding" in headers or "content-length" not in headers:
+        raise HttpError(411, "give the length of the body in Content-Length")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise HttpError(415, "the body must not be compressed")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HttpError(415, "the body must be application/json")
+    length = int(headers["content-length"])  # h11 lets only digits through
+    if length > limit:
+        raise HttpError(413, f"the body is larger than {limit} bytes")
+    return length

@@ -1,0 +1,212 @@
+"""Time: the clock, the deadline of a run and its stall timer. Knows no run; what happens on expiry is a callback.
+
+Nearly every run sets an alarm that never goes off: its deadline. As timers of the event loop they would all lie in the
+heap it sorts its short sleeps in, and every turn of the loop would pay for them. So alarms have a heap of their own,
+and the loop has one timer, for the next of them. A test passes a clock of its own (`retinue.testing.ManualClock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from retinue.core.ports import Clock, Timer
+
+CANCELLED_KEPT = 256
+LATE_SECONDS = 1.0
+
+
+class Alarm(msgspec.Struct, order=True):
+    """One alarm of a clock. Alarms sort by time, those of one time in the order they were set."""
+
+    due: float
+    number: int
+    clock: SystemClock
+    callback: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        if self.callback is not None:
+            self.callback = None
+            self.clock.count_cancelled()
+
+
+class SystemClock:
+    """The clock of one event loop. Deadlines run on monotonic time; wall time only dates events."""
+
+    wall = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(asyncio.sleep)
+
+    def __init__(self) -> None:
+        self._due: list[Alarm] = []
+        self._made = 0
+        self._cancelled = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
+        self._made += 1
+        alarm = Alarm(time.monotonic() + seconds, self._made, self, callback)
+        heapq.heappush(self._due, alarm)
+        if self._due[0] is alarm or self._timer is None:
+            self._set_timer()
+        return alarm
+
+    def count_cancelled(self) -> None:
+        """Count a cancelled alarm. Rebuilds the heap when most of its alarms are cancelled."""
+        self._cancelled += 1
+        if self._cancelled > CANCELLED_KEPT and self._cancelled > len(self._due) // 2:
+            self._due = [alarm for alarm in self._due if alarm.callback is not None]
+            heapq.heapify(self._due)
+            self._cancelled = 0
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = max(0.0, self._due[0].due - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(wait, self._call_due)
+
+    def _call_due(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        try:
+            while self._due and self._due[0].due <= now:
+                alarm = heapq.heappop(self._due)
+                callback, alarm.callback = alarm.callback, None
+                if callback is None:
+                    self._cancelled = max(0, self._cancelled - 1)
+                else:
+                    callback()
+        finally:  # a callback that raises must not take the other alarms with it
+            if self._due and self._timer is None:
+                self._set_timer()
+
+
+class Deadline:
+    """Calls `on_expire` once, after `seconds` of running time. Pausing it (a person is asked) stops the time."""
+
+    __slots__ = ("_clock", "_left", "_on_expire", "_pauses", "_since", "_stopped", "_timer")
+
+    def __init__(self, seconds: float, clock: Clock, on_expire: Callable[[], None]) -> None:
+        self._clock = clock
+        self._on_expire = on_expire
+        self._left = seconds
+        self._pauses = 0
+        self._stopped = False
+        self._since = clock.monotonic()
+        self._timer: Timer | None = clock.call_later(seconds, on_expire)
+
+    @property
+    def seconds_left(self) -> float:
+        return self._left if self._timer is None else self._left - (self._clock.monotonic() - self._since)
+
+    def pause(self) -> None:
+        self._pauses += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left -= self._clock.monotonic() - self._since
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0 and not self._stopped:
+            self._since = self._clock.monotonic()
+            self._timer = self._clock.call_later(max(0.0, self._left), self._on_expire)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class StallTimer:
+    """Calls `warn` after `seconds` without activity, and `on_expire` after as many again.
+
+    Activity of a run counts for the timers of all runs above it (`parent`). Without `seconds` the timer only reports
+    activity upward. Time does not count while the timer is paused, while `is_queued` says that a slot is waited for,
+    and while this process itself did not run: then the callback is late, and counting starts again."""
+
+    __slots__ = ("_clock", "_due", "_is_queued", "_last", "_on_expire", "_parent", "_pauses", "_timer", "_warn",
+                 "_warned", "expired", "seconds")  # fmt: skip
+
+    def __init__(
+        self,
+        seconds: float | None,
+        clock: Clock,
+        *,
+        parent: StallTimer | None,
+        is_queued: Callable[[], bool],
+        warn: Callable[[], object],
+        on_expire: Callable[[], None],
+    ) -> None:
+        self.seconds = seconds
+        self.expired = False
+        self._parent = parent
+        self._clock = clock
+        self._is_queued = is_queued
+        self._warn = warn
+        self._on_expire = on_expire
+        self._warned = False
+        self._pauses = 0
+        self._last = self._due = 0.0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        if self.seconds is not None:
+            self._restart(self.seconds)
+
+    def record_activity(self) -> None:
+        now = self._clock.monotonic()
+        timer: StallTimer | None = self
+        while timer is not None:
+            timer._last, timer._warned = now, False
+            timer = timer._parent
+
+    def pause(self) -> None:
+        self._pauses += 1
+        self._cancel()
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0 and self.seconds is not None:
+            self._restart(self.seconds)
+
+    def stop(self) -> None:
+        self._pauses = 1  # a late resume must not start it again
+        self.seconds = None
+        self._cancel()
+
+    def _restart(self, seconds: float) -> None:
+        self._last = self._clock.monotonic()
+        self._warned = False
+        self._schedule(seconds)
+
+    def _schedule(self, seconds: float) -> None:
+        self._due = self._clock.monotonic() + seconds
+        self._timer = self._clock.call_later(seconds, self._check)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        if self.seconds is None:
+            return
+        now = self._clock.monotonic()
+        left = self._last + self.seconds - now
+        if now - self._due > LATE_SECONDS or self._is_queued():
+            self._restart(self.seconds)
+        elif left > 0:
+            self._schedule(left)
+        elif self._warned:
+            self.expired = True
+            self._on_expire()
+        else:
+            self._warn()  # the warning is an event, so it counts as activity of the runs above
+            self._last, self._warned = now, True
+            self._schedule(self.seconds)
