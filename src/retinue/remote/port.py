@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from retinue.core.approvals import Decision
-from retinue.core.events import Body
+from retinue.core.events import Body, UsageReported
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import Caller
 
@@ -44,7 +44,7 @@ class RemoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     limits: Caller
 
 
-class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A report that a peer has made a run below its run `parent`. `is_at_work` says that it has begun already, for a
     peer that does not report that."""
 
@@ -58,16 +58,17 @@ class RemoteSpawned(msgspec.Struct, frozen=True, kw_only=True):
     is_at_work: bool = False
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, gc=False):
     """One thing that a peer says about its run `run`. `seq` counts the reports of that run from 1, where the peer
     counts. `cursor` is the place in the peer's stream after this report, where it has places. `size` is how many bytes
-    the report took."""
+    the report took. `spent` is what the model call behind it spent, where the peer says both at once."""
 
     run: str
     body: Body | RemoteSpawned
     seq: int | None = None
     cursor: str = ""
     size: int = 0
+    spent: UsageReported | None = None
 
 
 class Undelivered(Exception):

@@ -112,15 +112,12 @@ class ReportValidator:
             raise Rejected("unknown", report.run)
         if known.ended:
             raise Rejected("ended", report.run)
-        found: list[Body] = []
-        if report.seq is not None:
-            if report.seq <= known.seq:
-                return []
-            if report.seq > known.seq + 1:
-                found.append(Gap(report.seq - known.seq - 1, f"{self._who} did not report them"))
-            known.seq = report.seq
+        if report.seq is not None and report.seq <= known.seq:
+            return []
+        found: list[Body] = self._missing(report, known)
         if self._is_within_bounds(report) or isinstance(report.body, RunEnded):
-            found += self._check_body(report.run, report.body, known)
+            for body in (report.spent, report.body):
+                found += [] if body is None else self._check_body(report.run, body, known)
         elif not known.is_cut:
             known.is_cut = True
             most = f"{self._bounds.reports} events or {self._bounds.mib} MiB"
@@ -128,6 +125,13 @@ class ReportValidator:
         if report.size > EVENT_BYTES:
             found = [_without_values(body) for body in found]
         return [msgspec.structs.replace(report, body=body) for body in found]
+
+    def _missing(self, report: Report, known: _PeerRun) -> list[Body]:
+        """Return the gap before a report whose peer counts."""
+        if report.seq is None:
+            return []
+        missing, known.seq = report.seq - known.seq - 1, report.seq
+        return [Gap(missing, f"{self._who} did not report them")] if missing > 0 else []
 
     def _is_within_bounds(self, report: Report) -> bool:
         self._reports += 1
@@ -150,8 +154,9 @@ class ReportValidator:
                 return []
             reason = f"{self._who} reports more than {self._bounds.runs} runs; the rest is not shown"
             return [Report(body.parent, Gap(1, reason))]
-        self._runs[report.run] = _PeerRun(parent.depth + 1)
-        return [msgspec.structs.replace(report, body=_short(body))]
+        known = self._runs[report.run] = _PeerRun(parent.depth + 1)
+        spawned = msgspec.structs.replace(report, body=_short(body))
+        return [spawned, *(Report(report.run, gap) for gap in self._missing(report, known))]
 
     def _check_body(self, run: str, body: Body, known: _PeerRun) -> list[Body]:
         match body:
@@ -178,7 +183,7 @@ class ReportValidator:
 
 
 def clean_name(text: str) -> str:
-    """Return a peer's name as it can stand in paths and headers: letters, digits, `-`, `_` and `.`, and not too many."""
+    """Return a name as it can stand in paths and headers: letters, digits, `-`, `_` and `.`, and not too many."""
     kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in text.strip()[:NAME_CHARACTERS])
     return kept.strip("-.")
 
@@ -216,7 +221,7 @@ def _short(body: B) -> B:
 
 
 def _without_values(body: Body) -> Body:
-    """Return the body of a report that is larger than an event without the values in it, whose texts are cut already."""
+    """Return the body without its values. Its texts are cut already, so what is too large is in them."""
     changes = {name: value for name, value in _NO_VALUES.items() if hasattr(body, name)}
     return msgspec.structs.replace(body, **changes) if changes else body
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -37,9 +37,9 @@ from retinue.core.profiles import RUNTIMES, Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.remote.port import ASKER, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.runtime import RemoteRuntime
-from retinue.remote.validator import Bounds, Rejected, ReportValidator, clean_name
+from retinue.remote.validator import Bounds, Rejected, ReportValidator
 from retinue.supervisor.approvals import Desk
-from retinue.supervisor.budgets import NOTHING, Account, Amount
+from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.nodes import Node, stall_timer
 from retinue.supervisor.questions import judged
 from retinue.supervisor.slots import SlotHolder
@@ -133,6 +133,7 @@ class Adoption:
         self._account = account
         self._validator = ReportValidator(peer.who, bounds)
         self._runs: dict[str, Node] = {}
+        self._anchors: set[str] = set()
         self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
         self._asked: dict[str, set[str]] = {}
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -143,8 +144,13 @@ class Adoption:
         """Whether a question of the peer has no answer yet."""
         return bool(self._asked or self._questions)
 
+    def anchor(self, key: str, node: Node) -> None:
+        """Take reports about runs below a run of ours, and none about that run itself."""
+        self._anchors.add(key)
+        self.place(key, node)
+
     def place(self, key: str, node: Node) -> None:
-        """Take reports about a run of ours under this key, and about runs below it."""
+        """Take reports about a run under this key, and about runs below it."""
         if key not in self._runs:
             self._runs[key] = node
             self._validator.announce(key, depth=node.depth)
@@ -185,6 +191,8 @@ class Adoption:
         parent = self._runs.get(report.body.parent) if isinstance(report.body, RemoteSpawned) else None
         if parent is not None and (parent.ending or parent.stopping is not None):
             raise Rejected("parent_ended", report.run)
+        if report.run in self._anchors:
+            raise Rejected("unknown", report.run)
         ending = None
         for each in self._validator.check(report):
             ending = self._apply(each) or ending
@@ -222,7 +230,7 @@ class Adoption:
             return
         self._tree.write(node, body)
         if isinstance(body, UsageReported) and self._account is not None:
-            self._account.count(Amount(body.usage.total_tokens, body.cost or NOTHING))
+            self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
 
     def _is_written(self, node: Node, body: Body) -> bool:
         """Say whether an earlier process has written this. Reports come again in the order in which they came first,
@@ -238,8 +246,8 @@ class Adoption:
         label = tree.unique_label(body.label or body.agent)
         subagent_id = body.subagent_id or key
         ref = RunRef(tree.id, number, f"{parent.ref.path}/{body.agent}-{number}", label, body.agent, subagent_id)
-        folders = RunFolders(self._state.run_folder(tree.id, number), "", ())
-        node = make_adopted(tree, self._clock, ref, Task(body.task), parent, folders, self._peer.runtime)
+        runtime = self._peer.runtime
+        node = make_adopted(tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime)
         node.key = key
         tree.nodes.append(node)
         parent.children += (node,)
@@ -299,10 +307,8 @@ class Adoption:
                 )
             except Unconfirmed:
                 decision = Deny(NOBODY_ASKED)
-        try:
+        with suppress(Undelivered):  # the peer has stopped waiting; how it goes on is what it reports next
             await self._remote.answer(key, body.approval_id, decision)
-        except Undelivered:
-            pass  # the peer has stopped waiting; how it goes on is what it reports next
 
     def _withdraw(self, key: str, node: Node, body: ApprovalDecided) -> None:
         """Close a question that the peer has answered itself."""
@@ -325,13 +331,19 @@ class Adoption:
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
         words.append((text, place))
+        sending = asyncio.create_task(self._remote.send(key, text))
         try:
-            await self._remote.send(key, text)
+            either: set[asyncio.Future[Any]] = {sending, place}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not place.done():
+                await sending
+                await asyncio.wait([place], timeout=CONFIRM_SECONDS)
         except Undelivered as error:
             if (text, place) in words:
                 words.remove((text, place))
             return Receipt("too_late", why=str(error))
-        await asyncio.wait([place], timeout=CONFIRM_SECONDS)
+        finally:
+            sending.cancel()
         seq = place.done() and place.result()
         return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
 
@@ -343,18 +355,16 @@ class Adoption:
 
     def cancel(self, key: str) -> None:
         if self._remote.capabilities.cancel:
-            try:
+            with suppress(Undelivered):  # the run has ended here, whatever its peer still does
                 self._remote.cancel(key)
-            except Undelivered:
-                pass  # the run has ended here; a peer that cannot be reached has nothing more to say about it
 
 
 def make_adopted(
-    tree: Tree, clock: Clock, ref: RunRef, task: Task, parent: Node, folders: RunFolders, runtime: str
+    tree: Tree, ref: RunRef, task: Task, parent: Node, *, clock: Clock, state: StateFolder, runtime: str
 ) -> AdoptedRun:
     """Make the run of a peer, which is not in the tree yet."""
     plan = Plan(
-        profile=Profile(ref.agent if clean_name(ref.agent) else runtime),
+        profile=Profile(runtime),
         system="",
         model=None,
         model_name="",
@@ -365,9 +375,10 @@ def make_adopted(
         children=(),
         profile_json=NO_JSON,
         tools_json=NO_JSON,
-        runtime=RemoteRuntime(runtime, grace=0.0),
+        runtime=RemoteRuntime(runtime),
         floor=RUNTIMES[-1],
     )
+    folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
     node = AdoptedRun(ref, plan, task, parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
     node.tree, node.clock, node.started = tree, clock, clock.monotonic()
     node.stall = stall_timer(node, None, clock, tree.write)
