@@ -1,8 +1,8 @@
 """Retinue: a runtime for subagents. See and approve everything they do, at any depth, and get one clean result each.
 
 General layout: `core` is the vocabulary, `log` keeps what happened, `supervisor` owns the tree of runs, `agent` is the
-loop, `runtime` is where runs live, `surfaces` are the doors. The names below are the public face; each is loaded when
-it is first used, so that importing retinue costs next to nothing.
+loop, `runtime` is where runs live, `surfaces` are the ways in and out. The names below are the public face; each is
+loaded when it is first used, so that importing retinue costs next to nothing.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Limits, Profile
-from retinue.control.client import DoorClient
-from retinue.control.server import DoorServer
+from retinue.control.client import ControlClient
+from retinue.control.server import ControlServer
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
 from retinue.core.network import FULL
@@ -252,15 +252,15 @@ async def test_a_rule_that_denies_now_wins_over_a_yes_of_then() -> None:
     assert (said, events[-1].body.final_response) == ([], "The user denied this call: the rule note forbids it")
 
 
-async def test_through_a_door_a_tree_may_stand_on_one_in_another_file(tmp_path: Path) -> None:
+async def test_through_control_a_tree_may_stand_on_one_in_another_file(tmp_path: Path) -> None:
     state, script = tmp_path / ".retinue", tmp_path / "s.yaml"
     script.write_text(msgspec.json.encode({"agents": {"main": [spawn({"task": "a"}), "end"], "*": ["said"]}}).decode())
     profile = Profile("main", model=f"scripted:{script}")
     async with retinue.open(state, mode="yes") as one, retinue.open(state, mode="yes") as other:
         origin = await one.run(profile, "go")
         tree = (await (await other.continue_run(origin, "more", profiles=[profile])).result()).tree
-        async with DoorServer(other.supervisor, state) as door:
-            begun = await DoorClient(door.address).continue_run(tree, 1, "again", unasked=True)
+        async with ControlServer(other.supervisor, state) as server:
+            begun = await ControlClient(server.address).continue_run(tree, 1, "again", unattended=True)
             assert (begun.tree, begun.run) == (tree, 2)
             async for event in other.supervisor.watch(tree):
                 if event.run == 2 and isinstance(event.body, RunEnded):

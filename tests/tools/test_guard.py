@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call
 from retinue.tools import guard
@@ -224,7 +225,7 @@ async def test_cancelled_work_is_told_to_stop_and_waited_for() -> None:
         stop.wait(30)
         ended.set()
 
-    task = asyncio.create_task(guard.in_thread(work))
+    task = asyncio.create_task(run_in_thread(work))
     await asyncio.to_thread(started.wait, 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -246,9 +247,9 @@ def test_a_relative_path_is_found_in_the_other_roots(tmp_path: Path) -> None:
 
 def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:
     project = tmp_path / "project"
-    (project / ".retinue" / "doors").mkdir(parents=True)
-    (project / ".retinue" / "doors" / "1.json").write_text("token")
+    (project / ".retinue" / "control").mkdir(parents=True)
+    (project / ".retinue" / "control" / "1.json").write_text("token")
     folders = make_folders(tmp_path, project)
-    for path in (".retinue/doors/1.json", str(project / ".retinue" / "doors" / "1.json")):
+    for path in (".retinue/control/1.json", str(project / ".retinue" / "control" / "1.json")):
         with pytest.raises(ToolError, match="outside this run's folders"):
             guard.readable(folders, path)

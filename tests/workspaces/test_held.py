@@ -119,7 +119,7 @@ def test_what_a_run_committed_is_not_pristine_and_is_not_swept(project: Project)
     assert (project.folder / "b.txt").read_text() == "new\n"
 
 
-@pytest.mark.parametrize("name", ["", "runs", "logs", "doors"])
+@pytest.mark.parametrize("name", ["", "runs", "logs", "control"])
 def test_a_state_folder_that_a_clone_brought_as_a_link_is_not_written_through(project: Project, name: str) -> None:
     elsewhere = project.folder.parent / "elsewhere"
     elsewhere.mkdir()

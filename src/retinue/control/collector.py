@@ -22,8 +22,8 @@ from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
-from retinue.protocol.control import BadBody
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported
+from retinue.protocol.strict_json import InvalidBody
 from retinue.remote.port import Capabilities, Report, Undelivered
 from retinue.remote.server_reports import RUNTIME, ServerReports
 from retinue.remote.validator import Bounds, Rejected, cut_text
@@ -188,7 +188,7 @@ class Collector(Listener):
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
             event = collected.decode(body)
-        except BadBody as error:
+        except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         self._take(server, event, len(body))
         connection.send_response(200, b"{}")

@@ -133,7 +133,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Link(Protocol):
-    """The one door between a run and the supervisor. In process these are plain calls."""
+    """The one way between a run and the supervisor. In process these are plain calls."""
 
     @property
     def ref(self) -> RunRef: ...
@@ -354,7 +354,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Control(Protocol):
-    """Commands plus watch: the supervisor itself, or the client of another process's door.
+    """Commands plus watch: the supervisor itself, or the client of another process's control server.
 
     The supervisor knows what is pending at once; a client has to ask for it."""
 

@@ -22,7 +22,7 @@ from retinue.log.locks import first_row_of_holder, holder
 from retinue.log.schema import VERSION, all_lines, beginnings, last_line, one_line, open_reader, tree_lines, trouble
 
 POLL_SECONDS = 0.1
-PLACES = ("", "logs", "runs", "doors", "outbox", "applying")
+PLACES = ("", "logs", "runs", "control", "outbox", "applying")
 _SPAWNED = b'"kind":"run.spawned"'
 _USAGE = b'"kind":"usage"'
 

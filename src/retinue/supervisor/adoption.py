@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 

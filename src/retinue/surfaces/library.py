@@ -1,4 +1,4 @@
-"""The Python door: `open`, `Retinue`, `Run`. Installs no signal handler, never prints, reads no config unless given."""
+"""The Python library: `open`, `Retinue`, `Run`. Installs no signal handler, never prints, reads no config unasked."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _place(run: Run | Result[Any] | str) -> tuple[str, int]:
     return tree, int(number or 0)
 
 
-def open(  # noqa: PLR0913 - the one front door
+def open(  # noqa: PLR0913 - the one entry point
     path: str | Path | None = None,
     *,
     approver: Approver | None = None,

@@ -1,4 +1,4 @@
-"""The contract of Control, on both its implementations: the supervisor itself and the client of its door."""
+"""The contract of Control, on both its implementations: the supervisor itself and the client of its control server."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ from retinue.core.ports import Control
 from retinue.log.threads import thread
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 
-pytestmark = pytest.mark.parametrize("kind", ["supervisor", "door"])
+pytestmark = pytest.mark.parametrize("kind", ["supervisor", "loopback"])
 
 
 @asynccontextmanager

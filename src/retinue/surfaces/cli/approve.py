@@ -14,9 +14,8 @@ import msgspec
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import ConfigError
 from retinue.log.archive import Archive
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients, prompts, questions
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import prompts, questions
 from retinue.surfaces.cli.approvals import asked, what_came
 from retinue.surfaces.cli.questions import Waiting
 from retinue.surfaces.printer import safe
@@ -112,7 +111,7 @@ async def answer_all(name: str, decision: Decision) -> int:
 
 async def _give(archive: Archive, chosen: Waiting, decision: Decision) -> int:
     about = chosen.approval
-    outcome = await chosen.door.answer(about.id, decision, by=doors.who(), digest=chosen.digest)
+    outcome = await chosen.client.answer(about.id, decision, by=control_clients.who(), digest=chosen.digest)
     if outcome != "taken":
         what = what_came(archive, chosen)
         screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.control.client import DoorGone
+from retinue.control.channel import ControlUnreachable
 from retinue.core.events import Event, RunEnded
 from retinue.log.archive import Archive
 from retinue.log.lookup import Found
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 
@@ -35,18 +35,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _cancel(archive: Archive, found: Found) -> int:
-    door = doors.reach(archive, found)
+    client = control_clients.reach(archive, found)
     taken = False
-    if door is not None:
+    if client is not None:
         try:
-            taken = await door.cancel(found.stored.tree, found.run)
-        except DoorGone:
-            if doors.ending(archive, found) is None:
+            taken = await client.cancel(found.stored.tree, found.run)
+        except ControlUnreachable:
+            if control_clients.ending(archive, found) is None:
                 raise
-    if not taken and door is not None and doors.ending(archive, found) is None:
+    if not taken and client is not None and control_clients.ending(archive, found) is None:
         print(f"{found.name} is stopping already")
     is_ending = _Ending(found.run)
-    event = await doors.wait_for(archive, found.stored, is_ending, seconds=WAIT_SECONDS)
+    event = await control_clients.wait_for(archive, found.stored, is_ending, seconds=WAIT_SECONDS)
     status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
     if status is None:
         screen.complain(f"{found.name} was told to stop, and has not ended yet")

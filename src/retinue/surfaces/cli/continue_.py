@@ -70,5 +70,7 @@ def run(args: argparse.Namespace) -> int:
         archive,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda door, unasked: door.continue_run(tree.tree, found.run, text, model=model_of(args), unasked=unasked),
+        lambda client, unasked: client.continue_run(
+            tree.tree, found.run, text, model=model_of(args), unattended=unasked
+        ),
     )

@@ -1,5 +1,4 @@
-"""Reaching the process that runs a tree from another one. Commands go through its door; what came of them is read from
-the log, like everything else."""
+"""Clients of the process that runs a tree. Commands go to its control server; their effects are read from the log."""
 
 from __future__ import annotations
 
@@ -9,37 +8,39 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
-from retinue.control import address_files as files
-from retinue.control.client import DoorClient
+from retinue.control.address_files import find_address
+from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
 from retinue.core.events import Event, RunEnded
 from retinue.log.archive import Archive, Stored, event_of
 from retinue.log.lookup import Found
 
 
-def doors_of(archive: Archive) -> Path:
-    return archive.folder.parent / "doors"
+def control_folder(archive: Archive) -> Path:
+    return archive.folder.parent / "control"
 
 
-def open_door(archive: Archive, stored: Stored) -> DoorClient | None:
-    """The door of the process that runs this tree; None when no process runs it, or it has none."""
+def find_client(archive: Archive, stored: Stored) -> ControlClient | None:
+    """Return a client of the process that runs this tree. None if no process does, or it has no control server."""
     pid = archive.process(stored)
-    address = None if pid is None else files.find(doors_of(archive), pid)
-    return None if address is None else DoorClient(address)
+    address = None if pid is None else find_address(control_folder(archive), pid)
+    return None if address is None else ControlClient(address)
 
 
-def reach(archive: Archive, found: Found) -> DoorClient | None:
-    """The door behind which a run lives; None when the run has ended. ConfigError when nobody can be told."""
+def reach(archive: Archive, found: Found) -> ControlClient | None:
+    """Return a client of the process that runs a run. None if the run has ended; ConfigError if there is no client."""
     ended = ending(archive, found)
     if ended is not None:
         return None
     pid = archive.process(found.stored)
     if pid is None:
         raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.stored.tree}")
-    door = open_door(archive, found.stored)
-    if door is None:
-        raise ConfigError(f"process {pid}, which runs {found.name}, has no door: it was started with --no-door")
-    return door
+    client = find_client(archive, found.stored)
+    if client is None:
+        raise ConfigError(
+            f"process {pid} runs {found.name} and has no control server: it was started with --no-control"
+        )
+    return client
 
 
 def ending(archive: Archive, found: Found) -> RunEnded | None:

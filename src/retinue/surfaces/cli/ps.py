@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 
-from retinue.control.address_files import find
+from retinue.control.address_files import find_address
 from retinue.log.accounts import cost_text
 from retinue.log.archive import Archive
 from retinue.log.listing import LATEST, Listing, listings
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.control_clients import control_folder
 from retinue.surfaces.cli.options import age
 from retinue.surfaces.printer import safe
 
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _process(archive: Archive, listing: Listing) -> str:
     """Which process runs a tree, and whether it can be told something."""
-    how = "its door is open" if find(archive.folder.parent / "doors", listing.pid or 0) else "it has no door"
+    address = find_address(control_folder(archive), listing.pid or 0)
+    how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 

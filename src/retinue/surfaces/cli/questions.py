@@ -10,28 +10,29 @@ from typing import Any
 
 import msgspec
 
-from retinue.control import address_files as files
-from retinue.control.client import DoorClient, DoorGone
+from retinue.control.address_files import find_addresses
+from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.log.archive import Archive
-from retinue.protocol.control import Question
+from retinue.protocol.control import PendingQuestion
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import doors_of, wait_for
+from retinue.surfaces.cli.control_clients import control_folder, wait_for
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending question, and the door its answer goes through."""
+    """A pending question, and the client that answers it."""
 
     approval: Approval
     digest: str
-    door: DoorClient
+    client: ControlClient
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = msgspec.to_builtins(self.approval)
-        return {"number": self.number, **fields, "digest": self.digest, "pid": self.door.address.pid}
+        return {"number": self.number, **fields, "digest": self.digest, "pid": self.client.address.pid}
 
     @property
     def number(self) -> int:
@@ -39,24 +40,24 @@ class Waiting:
 
 
 async def waiting(archive: Archive) -> list[Waiting]:
-    """Every pending question of every process with a door, the oldest of each tree first."""
-    clients = [DoorClient(address) for address in files.find_all(doors_of(archive))]
+    """Every pending question of every process with a control server, the oldest of each tree first."""
+    clients = [ControlClient(address) for address in find_addresses(control_folder(archive))]
     pending = await asyncio.gather(*map(_ask, clients))
     found = [
-        Waiting(question.approval, question.digest, door)
-        for door, questions in zip(clients, pending, strict=True)
+        Waiting(question.approval, question.digest, client)
+        for client, questions in zip(clients, pending, strict=True)
         for question in questions
     ]
     return sorted(found, key=lambda each: (each.approval.tree, each.number))
 
 
-async def _ask(door: DoorClient) -> list[Question]:
+async def _ask(client: ControlClient) -> list[PendingQuestion]:
     try:
-        return await door.questions()
-    except DoorGone:
+        return await client.list_questions()
+    except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.warn(f"process {door.address.pid} does not say what it asks: {error}")
+        screen.warn(f"process {client.address.pid} does not say what it asks: {error}")
         return []
 
 

@@ -124,7 +124,7 @@ def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunReco
 
     profile, task = played.primary()
     parts = build.Parts(Path.cwd())
-    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, door=False, make=make))
+    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
     return shown.result, records(made[0].log.read(shown.result.tree))
 
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         archive,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
-        lambda door, unasked: door.resume(found.tree, model=model_of(args), unasked=unasked),
+        lambda client, unattended: client.resume(found.tree, model=model_of(args), unattended=unattended),
     )
 
 

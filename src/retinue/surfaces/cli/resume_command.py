@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from retinue import build
-from retinue.control import address_files as files
-from retinue.control.client import DoorClient
+from retinue.control.address_files import find_address
+from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
@@ -21,17 +21,17 @@ from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
 from retinue.log.runs import Runs
-from retinue.protocol.control import Begun
+from retinue.protocol.control import RunAddress
 from retinue.supervisor import client_run as clients
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import limits_of, model_of
 from retinue.surfaces.cli.run import finish, printer_of, see
 
-Through = Callable[[DoorClient, bool], Awaitable[Begun]]
+Through = Callable[[ControlClient, bool], Awaitable[RunAddress]]
 
 
 def given(args: argparse.Namespace, project: Any) -> Given:
@@ -42,7 +42,11 @@ def given(args: argparse.Namespace, project: Any) -> Given:
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
     """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
-    if args.runtime is not None or project.settings.subagent_runtime_mode is not None or parts.runtime == "delegated":
+    if (
+        args.runtime is not None
+        or project.settings.coordination.subagent_runtime_mode is not None
+        or parts.runtime == "delegated"
+    ):
         return parts
     kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
     return replace(parts, runtime=kept) if kept in RUNTIMES else parts
@@ -56,26 +60,31 @@ def in_tree(
     begin: Callable[[Supervisor], Node],
     through: Through,
 ) -> int:
-    """Goes on with a tree here if nobody writes its file, else through the door of who does."""
+    """Goes on with a tree here if nobody writes its file, else through the control server of the process that does."""
     try:
         return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
     except HeldElsewhere:
         unasked = (parts.mode or parts.rules.mode) == "yes"
-        return asyncio.run(_elsewhere(args, archive, found, lambda door: through(door, unasked)))
+        return asyncio.run(_elsewhere(args, archive, found, lambda client: through(client, unasked)))
 
 
 async def _elsewhere(
-    args: argparse.Namespace, archive: Archive, found: Listing, through: Callable[[DoorClient], Awaitable[Begun]]
+    args: argparse.Namespace,
+    archive: Archive,
+    found: Listing,
+    through: Callable[[ControlClient], Awaitable[RunAddress]],
 ) -> int:
     pid = (holder(found.stored.file) or (0, 0))[0]
-    address = files.find(doors.doors_of(archive), pid)
+    address = find_address(control_clients.control_folder(archive), pid)
     if address is None:
-        raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+        raise ConfigError(
+            f"the log of {found.tree} is being written by process {pid}, which has no control server: try later"
+        )
     if limits_of(args) != Limits():
         raise ConfigError(
             f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
         )
-    begun = await through(DoorClient(address))
+    begun = await through(ControlClient(address))
     if args.detach:
         print(begun.tree)
         return 0

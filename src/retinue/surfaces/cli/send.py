@@ -11,7 +11,7 @@ from retinue.log.archive import Archive
 from retinue.log.listing import listing
 from retinue.log.lookup import Found, at_home
 from retinue.supervisor.adoption import ONLY_WATCHED
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import seconds
 from retinue.surfaces.cli.run import read_task
@@ -64,18 +64,18 @@ async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[
     far = _elsewhere(archive, found)
     if far:
         return receipt | {"state": "elsewhere", "why": far}
-    door = doors.reach(archive, found)
-    if door is None:
-        ended = doors.ending(archive, found)
+    client = control_clients.reach(archive, found)
+    if client is None:
+        ended = control_clients.ending(archive, found)
         return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
-    given = await door.send(found.stored.tree, found.run, text)
+    given = await client.send(found.stored.tree, found.run, text)
     if given.state == "too_late":
         return receipt | {"why": given.why}
 
     def is_news(event: Event) -> bool:
         return event.run == found.run and isinstance(event.body, TurnStarted | RunEnded)
 
-    event = await doors.wait_for(archive, found.stored, is_news, after=given.seq, seconds=wait)
+    event = await control_clients.wait_for(archive, found.stored, is_news, after=given.seq, seconds=wait)
     if event is not None and isinstance(event.body, TurnStarted):
         return receipt | {"state": "delivered", "turn": event.body.turn}
     if event is not None:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.control.client import DoorGone
+from retinue.control.channel import ControlUnreachable
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
 from retinue.log.archive import Archive, Stored, event_of
 from retinue.protocol.control import decode_item
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.show import RUN_HELP
@@ -92,16 +92,16 @@ async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, 
         for line in archive.lines(stored, after=after):
             yield line
         return
-    door = doors.open_door(archive, stored)
-    if door is not None:
+    client = control_clients.find_client(archive, stored)
+    if client is not None:
         try:
-            async with aclosing(door.lines(stored.tree, after=after, deltas=deltas)) as lines:
+            async with aclosing(client.watch_lines(stored.tree, after=after, deltas=deltas)) as lines:
                 async for line in lines:
                     item = decode_item(line)
                     after = after if isinstance(item, Delta) else item.seq
                     yield line
-        except (DoorGone, NotFound):
-            pass  # the file has what the door did not say
+        except (ControlUnreachable, NotFound):
+            pass  # the file has what the server did not send
     async for line in archive.follow(stored, after=after):
         yield line
 

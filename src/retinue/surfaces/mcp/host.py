@@ -1,4 +1,4 @@
-"""The host of an MCP server: the supervisor, its door, and what each session's calls are done with.
+"""The host of an MCP server: the supervisor, its control server, and what each session's calls are done with.
 
 Made by `load` from what the command line said, torn down by `close`. Heavy: loaded beside the first answers."""
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from retinue import build
 from retinue.control.publisher import publisher_of
-from retinue.control.server import DoorServer
+from retinue.control.server import ControlServer
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
@@ -56,7 +56,7 @@ class Wish:
     profile: Profile | None = None
     wait_approvals: float = WAIT_APPROVALS
     reply_within: float | None = None
-    door: bool = True
+    control: bool = True
 
 
 class _Served:
@@ -90,8 +90,8 @@ class _Served:
 class Host:
     """Serves every session of one server process with one supervisor."""
 
-    def __init__(self, wish: Wish, supervisor: Supervisor, doors: AsyncExitStack) -> None:
-        self._wish, self._supervisor, self._doors = wish, supervisor, doors
+    def __init__(self, wish: Wish, supervisor: Supervisor, servers: AsyncExitStack) -> None:
+        self._wish, self._supervisor, self._servers = wish, supervisor, servers
         self._served: dict[Session, _Served] = {}
         parts = wish.parts
         assert parts.state is not None
@@ -115,14 +115,14 @@ class Host:
         )
         parts = replace(wish.parts, approver=attendant, wait_approvals=wish.wait_approvals)
         supervisor = build.make_supervisor(parts)
-        doors = AsyncExitStack()
-        host = cls(replace(wish, parts=parts), supervisor, doors)
+        servers = AsyncExitStack()
+        host = cls(replace(wish, parts=parts), supervisor, servers)
         made.append(host)
-        if wish.door:
+        if wish.control:
             try:
-                await doors.enter_async_context(DoorServer(supervisor, host.state))
+                await servers.enter_async_context(ControlServer(supervisor, host.state))
             except RetinueError as error:
-                say(f"warning: no door for other terminals: {error}")
+                say(f"warning: no control server for other terminals: {error}")
         return host
 
     def _given(self, **more: Any) -> Given:
@@ -213,7 +213,7 @@ class Host:
     async def close(self) -> None:
         for session in list(self._served):
             await self.left(session)
-        await self._doors.aclose()
+        await self._servers.aclose()
         await self._supervisor.close()
 
     def kill(self) -> None:
