@@ -371,6 +371,11 @@ def whole(value: Any) -> Any:
     return value
 
 
+def decode_raw(value: msgspec.Raw | Any) -> Any:
+    """Return the value of a field that is kept as the JSON it came as (`profile` and `tools` of `run.spawned`)."""
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+
+
 def decode(line: bytes) -> Event:
     """The event of one line; raises `msgspec.MsgspecError` for what is not one."""
     try:

@@ -25,13 +25,13 @@ from retinue.core.events import (
     ToolResult,
     UsageReported,
     Warned,
+    decode_raw,
 )
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Profile, RuntimeName, Task
-from retinue.core.records import plain
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
@@ -355,7 +355,7 @@ def _will_be_reported(node: AdoptedRun) -> bool:
 
 
 def _runtime(view: RunView) -> object:
-    return plain(view.spawned.profile).get("runtime")
+    return decode_raw(view.spawned.profile).get("runtime")
 
 
 def task_of(spawned: RunSpawned) -> Task:

@@ -25,7 +25,7 @@ from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
-from retinue.log.records import records
+from retinue.log.records import fold_records
 from retinue.remote.validator import Bounds, clean_name
 from retinue.supervisor.resume import Given
 from retinue.surfaces.printer.printer import Printer
@@ -410,4 +410,4 @@ async def test_a_replay_plays_the_call_and_not_the_run_elsewhere(tmp_path: Path)
         server = h.server()
         await server.post(server.call(), "subagent_start")
         events = await h.until("run.started", 2)
-        assert list(records(events)) == [0]
+        assert list(fold_records(events)) == [0]
