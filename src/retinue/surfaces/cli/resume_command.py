@@ -14,10 +14,9 @@ from retinue.control.address_files import find_address
 from retinue.control.client import ControlClient
 from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded
+from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
-from retinue.core.records import plain
 from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
@@ -40,9 +39,13 @@ def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
     """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
-    if args.runtime is not None or project.settings.subagent_runtime_mode is not None or parts.runtime == "delegated":
+    if (
+        args.runtime is not None
+        or project.settings.coordination.subagent_runtime_mode is not None
+        or parts.runtime == "delegated"
+    ):
         return parts
-    kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
+    kept = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
     return replace(parts, runtime=kept) if kept in RUNTIMES else parts
 
 
