@@ -102,9 +102,9 @@ async def play_elsewhere(
 
 
 def as_here(events: list[Event], folder: Path, runs: str, trees: list[str]) -> tuple[Result[Any], list[Event]]:
-    """What happened, with the folders of the host called as they would be here."""
+    """What happened, with the folders of the host called as they would be here, and without where it happened."""
     tree, here = events[0].tree, str(folder)
-    lines = [encode(event).decode() for event in events]
+    lines = [encode(event).decode() for event in events if event.kind != "run.remote"]
     for other in trees:
         swaps = ((f"{runs}/{other}/0/workspace", here), (runs, f"{here}/.retinue/runs"), (other, tree))
         for old, new in swaps:

@@ -12,7 +12,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Clock
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.inherited_limits import Caller
-from retinue.supervisor.adoption import word
+from retinue.remote.validator import clean_name
 from retinue.supervisor.remaining_limits import left_to
 from retinue.supervisor.supervisor import Supervisor
 
@@ -51,4 +51,4 @@ class Downward:
 
 def mint(name: str) -> str:
     """A new run id, which a person can tell from others: the tool's name and some letters."""
-    return f"{word(name) or 'run'}-{secrets.token_hex(6)}"
+    return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}"

@@ -169,7 +169,7 @@ def lasting_path(node: Node) -> str:
     """The path of a run with its number among its parent's children: the same whatever other runs did meanwhile."""
     path = ""
     while node.parent is not None:
-        siblings = [child for child in node.parent.children if not child.view.spawned.server]  # not those elsewhere
+        siblings = [child for child in node.parent.children if not child.view.spawned.remote_id]
         path = f"/{node.name}-{siblings.index(node) + 1}{path}"
         node = node.parent
     return f"{node.ref.path}{path}"

@@ -26,12 +26,13 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
 from retinue.protocol.inherited_limits import NOBODY, Caller
-from retinue.protocol.reports import Reported
-from retinue.supervisor import adoption as adopting
+from retinue.remote.port import RemoteRun
+from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.validator import Bounds
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor import continued, steering
 from retinue.supervisor import resume as going_on
-from retinue.supervisor.adoption import ForeignNode
+from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.endings import body_of, ending_of, stopped
@@ -39,6 +40,7 @@ from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import After, Node, stall_timer
 from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
+from retinue.supervisor.remote_driver import drive_remote_run
 from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
@@ -239,9 +241,12 @@ class Supervisor:
             self.files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
-    def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
-        """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
-        return adopting.adopt(self._ground(tree), self.trees.get(tree), parent, event, server)
+    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
+        """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
+        found = self.trees.get(tree)
+        if found is None:
+            return None
+        return Adoption(found, peer, remote, clock=self._clock, state=self._state, desk=self.desk, bounds=bounds)
 
     def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
@@ -273,7 +278,7 @@ class Supervisor:
                     await written
                 await node.slot.acquire()
                 job = self._start(tree, node)
-            ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
+            ending = stopped(node) if job is None else await self._work(tree, node, job)
             if self.settle is not None:
                 await self.settle(node)
             if node.stopping is not None:
@@ -284,6 +289,12 @@ class Supervisor:
             ending = ending_of(node, error) if node.stopping is None else stopped(node)
         if not node.ending:
             await self._end(tree, node, ending)
+
+    def _work(self, tree: Tree, node: Node, job: Job) -> Awaitable[Ending]:
+        runtime = node.plan.runtime
+        if isinstance(runtime, RemoteRuntime) and runtime.adapter is not None:
+            return drive_remote_run(tree, node, runtime.adapter, clock=self._clock, state=self._state, desk=self.desk)
+        return runtime.run(job, node.link)
 
     def _start(self, tree: Tree, node: Node) -> Job | None:
         """What the runtime gets, from now on the clock; None for a run that has no time at all."""

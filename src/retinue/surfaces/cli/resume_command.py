@@ -13,10 +13,9 @@ from retinue import build
 from retinue.control.address_files import find_address
 from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
-from retinue.core.events import RunEnded
+from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
-from retinue.core.records import plain
 from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
@@ -48,7 +47,7 @@ def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: List
         or parts.runtime == "delegated"
     ):
         return parts
-    kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
+    kept = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
     return replace(parts, runtime=kept) if kept in RUNTIMES else parts
 
 
