@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ from hypothesis import settings
 ASYNC_TEST_SECONDS = 60.0
 settings.register_profile("retinue", deadline=None)  # the machine may be busy; what hangs is ended above
 settings.load_profile("retinue")
+
+
+def pytest_configure() -> None:
+    """Restore the default signals: `nohup` and background shells ignore some, and child processes inherit that."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

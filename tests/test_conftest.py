@@ -1,6 +1,9 @@
 """The hook in conftest.py: async tests really run, with fixtures, parameters and hypothesis."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,19 @@ def test_a_failing_async_test_fails(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:asyncio")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*it ran*"])
+
+
+def test_ignored_signals_are_restored(tmp_path: Path) -> None:
+    """Under `nohup` or in a background shell the suite starts with SIGHUP or SIGINT ignored."""
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    (tmp_path / "test_it.py").write_text(
+        "import signal\n"
+        "def test_it():\n"
+        "    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL\n"
+        "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    ignore = f"trap '' {signal.SIGHUP:d} {signal.SIGINT:d}; exec \"$@\""
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    argv = ["sh", "-c", ignore, "sh", *pytest_command]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""`resume` and `continue` as a person meets them: what they say, what they refuse, and through another's door."""
+"""`resume` and `continue` as a person meets them: what they say, what they refuse, and through another process."""
 
 from __future__ import annotations
 

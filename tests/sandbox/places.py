@@ -23,7 +23,7 @@ from tests.sandbox.falls import FALLS
 from tests.sandbox.scenes import SCENES
 
 REPO = Path(__file__).parents[2]
-IMAGE_LOCK = Path(tempfile.gettempdir(), "retinue-image.lock")
+IMAGE_LOCK = Path(tempfile.gettempdir(), f"retinue-image-{os.geteuid()}.lock")  # images belong to one user
 ROOT = os.geteuid() == 0
 needs_containers = pytest.mark.skipif(
     command("podman") is None and command("docker") is None, reason="neither podman nor docker is installed"

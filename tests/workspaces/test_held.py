@@ -89,11 +89,11 @@ async def test_a_worktree_that_is_gone_is_not_taken_from_elsewhere_when_its_run_
         async for event in run.events():
             if isinstance(event.body, ToolResult):
                 break
-        workspace = Path(r.supervisor.trees[run.tree].nodes[0].folders.path)
+        workspace = Path(r.control.supervisor.trees[run.tree].nodes[0].folders.path)
         workspace.rename(workspace.with_name("away"))
         workspace.symlink_to(project)
         before = hashed(project)
-        await r.supervisor.cancel(run.tree)
+        await r.control.supervisor.cancel(run.tree)
         result = await run.result()
     assert result.status == "cancelled" and hashed(project) == before
     assert not result.changed_files  # the link was not looked through
@@ -119,7 +119,7 @@ def test_what_a_run_committed_is_not_pristine_and_is_not_swept(project: Project)
     assert (project.folder / "b.txt").read_text() == "new\n"
 
 
-@pytest.mark.parametrize("name", ["", "runs", "logs", "doors"])
+@pytest.mark.parametrize("name", ["", "runs", "logs", "control"])
 def test_a_state_folder_that_a_clone_brought_as_a_link_is_not_written_through(project: Project, name: str) -> None:
     elsewhere = project.folder.parent / "elsewhere"
     elsewhere.mkdir()

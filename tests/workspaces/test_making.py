@@ -13,6 +13,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.places import default_kind
 from retinue.testing import scripted
+from retinue.workspaces.git import program
 from retinue.workspaces.run_folders import StateFolder
 from retinue.workspaces.tree_workspaces import Workspaces, record_changes
 from retinue.workspaces.workspace import Workspace
@@ -349,3 +350,11 @@ def test_what_a_run_gets_when_nobody_says() -> None:
         default_kind(state, walled=True, primary=True) == default_kind(state, walled=True, primary=False) == "worktree"
     )
     assert default_kind(state, walled=False, primary=True) == "shared"
+
+
+def test_a_closed_folder_on_the_path_does_not_hide_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{closed}:{os.environ['PATH']}")
+    program.cache_clear()
+    assert Path(program()).name == "git"

@@ -8,7 +8,7 @@ from retinue.build.logs import open_log
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, add_profiles, find_profile
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import make_placement
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import make_supervisor, open_control
 
 __all__ = [
     "MAIN",
@@ -19,5 +19,6 @@ __all__ = [
     "load_project_parts",
     "make_placement",
     "make_supervisor",
+    "open_control",
     "open_log",
 ]

@@ -12,6 +12,7 @@ from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.core import secrets
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.messages import RunRef
@@ -19,6 +20,7 @@ from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
 from retinue.supervisor.approvals import Terms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
@@ -72,6 +74,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         on_close=close,
     )
     supervisor.servers = servers
+    LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
@@ -79,6 +82,11 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
     wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor
+
+
+def open_control(parts: Parts) -> Control:
+    """Build a supervisor and return its Control, which owns it."""
+    return make_supervisor(parts).control
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:
@@ -102,9 +110,9 @@ class _SettingsRuleBook:
 
     def keep(self, rule: str) -> None:
         from retinue.config.edit import add_allowed
-        from retinue.config.trust import follow
+        from retinue.config.trust import carry_answer
 
         before, after = add_allowed(self._file, rule)
         self._policy.learn(parse_rule(rule))
         if self._keeps_trust:
-            follow(self._file, before, after)
+            carry_answer(self._file, before, after)

@@ -1,40 +1,39 @@
-"""`doors/PID.json`: how one process tells the others of the same user where its door is.
+"""Address files, `control/PID.json`: tell other processes of the user where a process's control server listens.
 
-The file is locked for as long as the door is open, so one that can be locked was left by a process that died: nothing
-has to be guessed from process numbers, which are used again. Files that are not ours are not read.
+A process locks its file while its control server listens. A file that can be locked was left by a process that died,
+so nothing is guessed from process numbers, which are reused. Files of other users are not read.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from retinue.core.errors import RetinueError
+from retinue.files.atomic import open_replacement
+from retinue.files.content import read_up_to, write_all
+from retinue.files.opening import open_regular_file
+from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
 
-LARGEST = 4096
+MAX_BYTES = 4096
 
 
-class DoorFile:
-    """The file of our own door; made when the door is open, gone when it closes."""
+class AddressFile:
+    """The address file of this process. Raises RetinueError if it cannot be written."""
 
     def __init__(self, folder: Path, address: Address) -> None:
         self.path = folder / f"{address.pid}.json"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            new = folder / f".{address.pid}.new"
-            new.unlink(missing_ok=True)
-            self._fd = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._fd, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._fd, msgspec.json.encode(address))
-            new.replace(self.path)
+            make_private_folder(folder).chmod(0o700)
+            with open_replacement(self.path) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                write_all(fd, msgspec.json.encode(address))
+                self._fd = os.dup(fd)  # keeps the lock
         except OSError as error:
             raise RetinueError(f"cannot write {self.path}: {error.strerror or error}") from None
 
@@ -44,30 +43,22 @@ class DoorFile:
         os.close(self._fd)
 
 
-def find(folder: Path, pid: int) -> Address | None:
-    """The door of that process, if it has one open."""
+def find_address(folder: Path, pid: int) -> Address | None:
+    """Return the address of a process's control server, if it has one."""
     return _read(folder / f"{pid}.json")
 
 
-def find_all(folder: Path) -> list[Address]:
-    """Every open door; files that dead processes left are removed."""
-    try:
-        files = sorted(entry for entry in folder.iterdir() if entry.suffix == ".json")
-    except OSError:
-        return []
-    return [address for address in map(_read, files) if address is not None]
+def find_addresses(folder: Path) -> list[Address]:
+    """Return the addresses of all control servers. Removes files that dead processes left."""
+    return [address for address in map(_read, _list_files(folder)) if address is not None]
 
 
-def survey(folder: Path) -> tuple[list[int], list[Path]]:
-    """The processes with an open door, and the files that dead ones left. Removes nothing."""
+def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
+    """Return the processes with a control server, and the files that dead ones left. Removes nothing."""
     live, stale = [], []
-    try:
-        files = sorted(entry for entry in folder.iterdir() if entry.suffix == ".json")
-    except OSError:
-        return [], []
-    for path in files:
+    for path in _list_files(folder):
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_regular_file(path)
             try:
                 if _is_stale(fd):
                     stale.append(path)
@@ -78,21 +69,25 @@ def survey(folder: Path) -> tuple[list[int], list[Path]]:
     return live, stale
 
 
+def _list_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.suffix == ".json")
+    except OSError:
+        return []
+
+
 def _read(path: Path) -> Address | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular_file(path, owners=(os.geteuid(),))
     except OSError:
         return None
     try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            return None
         if _is_stale(fd):
             with suppress(OSError):
-                if path.stat().st_ino == about.st_ino:  # not the file of a new process with the same number
+                if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same number
                     path.unlink()
             return None
-        address = msgspec.json.decode(os.read(fd, LARGEST), type=Address)
+        address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
     except (OSError, msgspec.MsgspecError):
         return None
     finally:

@@ -1,159 +1,207 @@
-"""Control of the trees of another process, through its door. One connection for each request; holds nothing open."""
+"""Control of the trees of another process, through its control server.
+
+Values that live in one process only (profiles, approver functions, typed outputs) do not cross: they are refused with a
+ConfigError before anything is sent.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing
-from typing import TypeVar
-from urllib.parse import urlencode
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import msgspec
 
+from retinue.control.channel import ControlChannel
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.errors import NotFound, RetinueError
-from retinue.core.events import Delta, Event
-from retinue.core.ports import Receipt
-from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, Response, ResponseError
-from retinue.http.listener import HOST
-from retinue.protocol import control as wire
+from retinue.core.caller import Caller
+from retinue.core.control import (
+    NO_OVERRIDES,
+    Changes,
+    ClientHandle,
+    ClientOptions,
+    ResumeOverrides,
+    RunHandle,
+    SpawnBelow,
+    TreeInfo,
+)
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt, Row
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import ChangedFile, Result
+from retinue.protocol import control as protocol
+from retinue.protocol.control import Address, ProcessInfo, decode_item
 
-ANSWER_SECONDS = 15.0
-ATTEMPTS = 2
-SILENT_SECONDS = 20.0
-ANSWER_BYTES = 256 * 1024 * 1024
-T = TypeVar("T")
 
+class ControlClient:
+    """The commands of Control. `address` comes from `address_files`."""
 
-class DoorGone(RetinueError):
-    """The process behind the door is gone, or says nothing any more."""
+    def __init__(self, address: Address) -> None:
+        self._channel = ControlChannel(address)
 
+    @property
+    def address(self) -> Address:
+        return self._channel.address
 
-class AnswerLost(DoorGone):
-    """The request went out; what became of it is not known."""
+    # Starting runs
 
+    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+        """Wait for the MCP servers of that process, which tells its own user what it waits for."""
+        name = None if profile is None else self._name_of(profile)
+        await self._channel.call(protocol.PREPARE, protocol.PrepareRequest(profile=name))
 
-class DoorClient:
-    """Made with the address that `door.files` found."""
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
+        caller: Caller | None = None,
+    ) -> RunHandle:
+        if limits is not None:
+            raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
+        request = protocol.SpawnRequest(
+            profile=self._name_of(profile), task=task, limits=narrow, below=below, caller=caller
+        )
+        return RunHandle(self, await self._channel.call(protocol.SPAWN, request))
 
-    def __init__(self, address: wire.Address) -> None:
-        self.address = address
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        if any(not isinstance(tool, str) for tool in options.tools or ()):
+            raise self._refuse("tools made in Python; name its own")
+        request = protocol.ClientRequest(
+            name=options.name,
+            task=options.task,
+            description=options.description,
+            tools=None if options.tools is None else list(options.tools),
+            limits=options.limits,
+            caller=options.caller,
+        )
+        lines = self._channel.stream(protocol.OPEN_CLIENT, request)
+        ref = msgspec.json.decode(await anext(lines), type=RunRef)
 
-    async def cancel(self, tree: str, run: int = 0) -> bool:
-        return (await self._ask("POST", wire.CANCEL, wire.Cancelled, wire.Cancel(tree, run))).cancelled
+        async def leave() -> None:
+            await lines.aclose()
+            await self.wait(ref.tree, ref.run)
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        return await self._ask("POST", wire.SEND, Receipt, wire.Send(tree, run, text))
+        return ClientHandle(self, ref, leave=leave)
 
-    async def pending(self, tree: str | None = None) -> list[Approval]:
-        return [question.approval for question in await self.questions(tree)]
-
-    async def questions(self, tree: str | None = None) -> list[wire.Question]:
-        """What is pending, with the digests that answers are bound to."""
-        path = wire.PENDING if tree is None else f"{wire.PENDING}?{urlencode({'tree': tree})}"
-        return await self._ask("GET", path, list[wire.Question])
-
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str | None = None) -> Answered:
-        order = wire.Answer(approval_id, decision, by, digest)
-        return (await self._ask("POST", wire.ANSWER, wire.Outcome, order)).outcome
-
-    async def resume(self, tree: str, *, model: str | None = None, unasked: bool = False) -> wire.Begun:
-        """Has a dead tree of that process's log go on there; only if `unasked` in one that asks nobody."""
-        return await self._ask("POST", wire.RESUME, wire.Begun, wire.Resume(tree, model, unasked))
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        self._check_overrides(overrides)
+        request = protocol.ResumeRequest(tree=tree, model=overrides.model, unattended=overrides.unattended)
+        return RunHandle(self, await self._channel.call(protocol.RESUME, request))
 
     async def continue_run(
-        self, tree: str, run: int, text: str, *, model: str | None = None, unasked: bool = False
-    ) -> wire.Begun:
-        return await self._ask("POST", wire.CONTINUE, wire.Begun, wire.Continue(tree, run, text, model, unasked))
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        self._check_overrides(overrides)
+        request = protocol.ContinueRequest(
+            tree=tree,
+            run=run,
+            text=text,
+            model=overrides.model,
+            seconds=overrides.seconds,
+            files=overrides.files,
+            unattended=overrides.unattended,
+        )
+        return RunHandle(self, await self._channel.call(protocol.CONTINUE, request))
 
-    async def process(self) -> wire.Process:
-        """Who is there and what lives there."""
-        return await self._ask("GET", wire.TREES, wire.Process)
+    def _name_of(self, profile: Profile | str) -> str:
+        if isinstance(profile, Profile):
+            raise self._refuse("a profile made in Python; name one of its own")
+        return profile
 
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
-        """As everywhere; DoorGone when it breaks off, after which `after=` the last place seen misses nothing."""
-        async with aclosing(self.lines(tree, after=after, deltas=deltas)) as lines:
+    def _check_overrides(self, overrides: ResumeOverrides) -> None:
+        if overrides.profiles:
+            raise self._refuse("profiles made in Python; it uses its own")
+        if overrides.limits != Limits():
+            raise self._refuse("limits for runs of its log; they keep those they have")
+        if overrides.runtime is not None:
+            raise self._refuse("a runtime for runs of its log; they live where they did")
+
+    def _refuse(self, what: str) -> ConfigError:
+        return ConfigError(f"process {self.address.pid} cannot be sent {what}")
+
+    # Steering runs
+
+    async def cancel(self, tree: str, run: int = 0) -> bool:
+        request = protocol.CancelRequest(tree=tree, run=run)
+        return (await self._channel.call(protocol.CANCEL, request)).cancelled
+
+    async def kill(self, tree: str) -> None:
+        await self._channel.call(protocol.KILL, protocol.TreeRequest(tree=tree))
+
+    async def send(self, tree: str, run: int, text: str) -> Receipt:
+        return await self._channel.call(protocol.SEND, protocol.SendRequest(tree=tree, run=run, text=text))
+
+    async def pending(self, tree: str | None = None) -> list[Approval]:
+        questions = await self._channel.call(protocol.PENDING, protocol.PendingRequest(tree=tree))
+        return [question.approval for question in questions]
+
+    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        request = protocol.AnswerRequest(approval_id=approval_id, decision=decision, by=by, digest=digest or None)
+        return (await self._channel.call(protocol.ANSWER, request)).outcome
+
+    @asynccontextmanager
+    async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
+        async with aclosing(self._channel.stream(protocol.ATTEND, protocol.AttendRequest(tree=tree))) as lines:
+            await anext(lines)
+            yield
+
+    # Looking
+
+    async def wait(self, tree: str, run: int = 0) -> Result[Any]:
+        result = await self.result(tree, run)
+        if result is not None:
+            return result
+        async with aclosing(self.watch(tree)) as events:
+            async for event in events:
+                if isinstance(event, Event) and event.run == run and isinstance(event.body, RunEnded):
+                    break
+        result = await self.result(tree, run)
+        if result is None:
+            raise RetinueError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
+        return result
+
+    async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
+        return (await self._channel.call(protocol.RESULT, protocol.RunRequest(tree=tree, run=run))).result
+
+    async def describe_run(self, tree: str, run: int = 0) -> Row:
+        return await self._channel.call(protocol.DESCRIBE, protocol.RunRequest(tree=tree, run=run))
+
+    async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
+        return await self._channel.call(protocol.LIST, protocol.ListRequest(live=live))
+
+    async def find_run(self, name: str) -> RunRef:
+        return await self._channel.call(protocol.FIND, protocol.FindRequest(name=name))
+
+    async def describe_process(self) -> ProcessInfo:
+        return await self._channel.call(protocol.TREES, protocol.TreesRequest())
+
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        """Watch a tree. If it breaks off with ControlUnreachable, `after=` the last event seen misses nothing."""
+        async with aclosing(self.watch_lines(tree, after=after, deltas=deltas)) as lines:
             async for line in lines:
-                yield wire.decode_item(line)
+                yield decode_item(line)
 
-    async def lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
-        """The same as it came: events exactly as they are stored, deltas as `{"delta": ...}`."""
-        query = urlencode({"tree": tree, "after": after, "deltas": int(deltas)})
-        connection = await self._connect()
-        try:
-            response = await self._request(connection, "GET", f"{wire.WATCH}?{query}")
-            if response.status != 200:
-                raise _error(response.status, await self._read(connection.read_body(ANSWER_BYTES)))
-            rest = b""
-            while chunk := await self._read(connection.read_chunk(), SILENT_SECONDS):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line:
-                        yield line
-        finally:
-            connection.close()
+    def watch_lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
+        """Watch a tree as the lines that came: events exactly as they are stored, deltas as `{"delta": ...}`."""
+        return self._channel.stream(protocol.WATCH, protocol.WatchRequest(tree=tree, after=after, deltas=deltas))
 
-    async def _ask(self, method: str, path: str, shape: type[T], order: object = None) -> T:
-        """One answer. A command whose answer did not come is sent again with the same key: it has one effect."""
-        key = secrets.token_hex(16)
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return await self._ask_once(method, path, shape, order, key)
-            except AnswerLost:
-                continue
-        return await self._ask_once(method, path, shape, order, key)
+    # Changes
 
-    async def _ask_once(self, method: str, path: str, shape: type[T], order: object, key: str) -> T:
-        connection = await self._connect()
-        try:
-            response = await self._request(connection, method, path, b"" if order is None else wire.encode(order), key)
-            body = await self._read(connection.read_body(ANSWER_BYTES))
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise _error(response.status, body)
-        try:
-            return msgspec.json.decode(body, type=shape)
-        except msgspec.MsgspecError:
-            raise AnswerLost(f"process {self.address.pid} broke off its answer") from None
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        return await self._channel.call(protocol.CHANGES, protocol.RunRequest(tree=tree, run=run))
 
-    async def _request(
-        self, connection: ClientConnection, method: str, path: str, body: bytes = b"", key: str = ""
-    ) -> Response:
-        headers = {
-            "Host": f"{HOST}:{self.address.port}",
-            "Authorization": f"Bearer {self.address.token}",
-            "Content-Type": "application/json",
-            "Connection": "close",
-        }
-        if key:
-            headers[wire.KEY_HEADER] = key
-        connection.send_request(method, path, headers, body)
-        return await self._read(connection.read_response())
+    async def diff(self, tree: str, run: int = 0) -> str:
+        return (await self._channel.call(protocol.DIFF, protocol.RunRequest(tree=tree, run=run))).diff
 
-    async def _connect(self) -> ClientConnection:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return ClientConnection(*await asyncio.open_connection(HOST, self.address.port))
-        except (OSError, TimeoutError):
-            raise DoorGone(f"process {self.address.pid} does not open its door") from None
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        return (await self._channel.call(protocol.APPLY, protocol.RunRequest(tree=tree, run=run))).files
 
-    async def _read(self, reading: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:
-        try:
-            async with asyncio.timeout(seconds):
-                return await reading
-        except TimeoutError:
-            raise AnswerLost(f"process {self.address.pid} does not answer") from None
-        except (OSError, NoResponse, IncompleteResponse):
-            raise AnswerLost(f"process {self.address.pid} is gone") from None
-        except ResponseError:
-            raise DoorGone(f"what answers for process {self.address.pid} is no door") from None
-
-
-def _error(status: int, body: bytes) -> RetinueError:
-    try:
-        text = msgspec.json.decode(body, type=wire.Problem).error
-    except msgspec.MsgspecError:
-        text = f"the door answered with status {status}"
-    return NotFound(text) if status == 404 else RetinueError(text)
+    async def close(self) -> None:
+        """Do nothing: every command has a connection of its own, and runs are the other process's."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Approval, Decision
 from retinue.core.errors import LogError
 from retinue.core.events import Body, Delta, Event, RunSpawned
 from retinue.core.limits import Limits
@@ -134,7 +134,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Link(Protocol):
-    """The one door between a run and the supervisor. In process these are plain calls."""
+    """The one way between a run and the supervisor. In process these are plain calls."""
 
     @property
     def ref(self) -> RunRef: ...
@@ -464,15 +464,3 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     state: Literal["queued", "too_late", "elsewhere"]
     seq: int = 0
     why: str = ""
-
-
-class Control(Protocol):
-    """Commands plus watch: the supervisor itself, or the client of another process's door.
-
-    The supervisor knows what is pending at once; a client has to ask for it."""
-
-    async def cancel(self, tree: str, run: int = 0) -> bool: ...
-    async def send(self, tree: str, run: int, text: str) -> Receipt: ...
-    def pending(self, tree: str | None = None) -> list[Approval] | Awaitable[list[Approval]]: ...
-    def answer(self, approval_id: str, decision: Decision, *, by: str) -> Answered | Awaitable[Answered]: ...
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

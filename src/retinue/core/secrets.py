@@ -1,7 +1,7 @@
 """Values that must be seen nowhere (log, screens, files, children, models), and how a text is rid of them.
 
 What is known is a property of the process: the values of its environment that are keys by their name, and what was
-made here (a door's token, as long as the door is open). `make_supervisor` learns them. Where nothing is known, nothing
+made here (a control token, while its server runs). `make_supervisor` learns them. Where nothing is known, nothing
 is looked for.
 """
 

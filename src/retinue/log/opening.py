@@ -10,7 +10,7 @@ from retinue.core.ports import LogReader
 from retinue.log.sqlite_reader import SqliteReader
 
 LOGS = "logs"
-STATE_FOLDERS = ("", LOGS, "runs", "doors", "outbox", "applying")
+STATE_FOLDERS = ("", LOGS, "runs", "control", "outbox", "applying")
 
 
 def open_reader(state: Path) -> LogReader:

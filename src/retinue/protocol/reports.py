@@ -1,9 +1,9 @@
 """What subagents that run elsewhere report: one event, one JSON object, in the format that CPE processes send.
 
-Both directions, pure: the bytes travel in `door/`. Read strictly, with errors that name the field; unknown fields are
-let pass. Beside the format's own fields there are some of ours, which others need neither send nor read:
-`parentRunID` and `rootRunID` tie runs together, `seq` counts a run's events from 1, `cost` is what `tokenUsage` cost in
-US dollars, `success` says how a tool fared, and `status` how a run ended.
+Both directions; does no I/O. Read strictly, with errors that name the field; unknown fields are let pass. Beside the
+format's own fields there are some of ours, which others need neither send nor read: `parentRunID` and `rootRunID` tie
+runs together, `seq` counts a run's events from 1, `cost` is what `tokenUsage` cost in US dollars, `success` says how a
+tool fared, and `status` how a run ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from retinue.core.events import Body, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.protocol.control import BadBody, encode, read
+from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
 ROUTE = "/subagent-events"
 SOMEBODY = "subagent"  # the name of one who gives none
@@ -87,17 +87,17 @@ _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "par
 
 
 def decode(body: bytes) -> Reported:
-    """The event of a request's body; BadBody says what is wrong with it, by the name of the field."""
-    given = read(body, dict[str, Any])
+    """The event of a request's body; InvalidBody says what is wrong with it, by the name of the field."""
+    given = decode_body(body, dict[str, Any])
     for spelt, name in _SPELLINGS.items():
         if spelt in given:
             value = given.pop(spelt)
             if given.setdefault(name, value) != value:
-                raise BadBody(f"`{name}` and `{spelt}` are both given and differ")
+                raise InvalidBody(f"`{name}` and `{spelt}` are both given and differ")
     try:
         event = msgspec.convert(given, Reported)
     except msgspec.ValidationError as error:
-        raise BadBody(str(error)) from None
+        raise InvalidBody(str(error)) from None
     _check(event)
     return event
 
@@ -105,7 +105,7 @@ def decode(body: bytes) -> Reported:
 def _check(event: Reported) -> None:
     for name, value in (("subagentName", event.subagent_name), ("subagentRunID", event.run_id)):
         if not value.strip():
-            raise BadBody(f"`{name}` is blank")
+            raise InvalidBody(f"`{name}` is blank")
     for name, value in (
         ("subagentName", event.subagent_name),
         ("subagentRunID", event.run_id),
@@ -115,22 +115,22 @@ def _check(event: Reported) -> None:
         ("reasoningType", event.reasoning_type or ""),
     ):
         if len(value) > LONGEST_ID:
-            raise BadBody(f"`{name}` is longer than {LONGEST_ID} characters")
+            raise InvalidBody(f"`{name}` is longer than {LONGEST_ID} characters")
         if _UNSEEN.search(value):
-            raise BadBody(f"`{name}` holds a control character")
+            raise InvalidBody(f"`{name}` holds a control character")
     if event.type in _TOOL_TYPES and not (event.tool_name or "").strip():
-        raise BadBody(f"Object missing required field `toolName`, which a {event.type} has")
+        raise InvalidBody(f"Object missing required field `toolName`, which a {event.type} has")
     _check_time(event.timestamp)
     timeout = event.execution_timeout_seconds
     if timeout is not None and not 0 <= timeout <= 1e9:
-        raise BadBody("`executionTimeoutSeconds` is out of range")
+        raise InvalidBody("`executionTimeoutSeconds` is out of range")
     tokens = () if event.token_usage is None else msgspec.structs.astuple(event.token_usage)
     if any(number is not None and not 0 <= number <= MOST_TOKENS for number in tokens):
-        raise BadBody("a number in `tokenUsage` is out of range")
+        raise InvalidBody("a number in `tokenUsage` is out of range")
     if event.cost is not None and not _COST.fullmatch(event.cost):
-        raise BadBody("`cost` is not an amount such as 0.0123")
+        raise InvalidBody("`cost` is not an amount such as 0.0123")
     if event.seq is not None and event.seq < 1:
-        raise BadBody("`seq` counts from 1")
+        raise InvalidBody("`seq` counts from 1")
 
 
 def _check_time(value: str | int | float) -> None:
@@ -141,9 +141,9 @@ def _check_time(value: str | int | float) -> None:
                 return
         except ValueError:
             pass
-        raise BadBody("`timestamp` is neither RFC3339, such as 2026-01-23T00:00:00Z, nor milliseconds since 1970")
+        raise InvalidBody("`timestamp` is neither RFC3339, such as 2026-01-23T00:00:00Z, nor milliseconds since 1970")
     if not 0 <= value < _LATEST_MILLIS:
-        raise BadBody("`timestamp` is out of range")
+        raise InvalidBody("`timestamp` is out of range")
 
 
 class Sender:
@@ -170,7 +170,7 @@ class Sender:
     def post(self, body: Body, at: float) -> bytes | None:
         """The bytes of an event; None for what is not reported."""
         event = self._event(body, at)
-        return None if event is None else encode(event)
+        return None if event is None else encode_body(event)
 
     def _event(self, body: Body, at: float) -> Reported | None:
         match body:
@@ -181,7 +181,7 @@ class Sender:
             case ToolCall(call_id=call_id, name=name, args=args, timeout_seconds=timeout):
                 code = name == CODE_MODE and timeout is not None and 0 <= timeout <= 1e9
                 seconds = ceil(timeout) if code and timeout is not None else None
-                text = body.raw or encode(args).decode()
+                text = body.raw or encode_body(args).decode()
                 return self._made(
                     "tool_call",
                     at,
@@ -225,7 +225,7 @@ def ending(run_id: str, status: str, text: str, at: float) -> bytes:
         status=status,
         payload=cut(text) or None,
     )
-    return encode(said)
+    return encode_body(said)
 
 
 def _tokens(usage: Usage) -> _Tokens:
@@ -253,6 +253,6 @@ def arguments(payload: str) -> tuple[dict[str, Any], str]:
     if not payload.strip():
         return {}, ""
     try:
-        return read(payload.encode(), dict[str, Any]), ""
-    except (BadBody, UnicodeEncodeError):
+        return decode_body(payload.encode(), dict[str, Any]), ""
+    except (InvalidBody, UnicodeEncodeError):
         return {}, payload

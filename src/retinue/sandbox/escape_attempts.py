@@ -94,7 +94,7 @@ def planted(runtime: RuntimeName) -> Iterator[Attempts]:
             stack.callback(shutil.rmtree, made, ignore_errors=True)
         folder.chmod(0o755)
         home.chmod(0o755)
-        files = {"home": home / "key", "door": folder / ".retinue/doors/one.json", "notes": folder / "notes.txt"}
+        files = {"home": home / "key", "state": folder / ".retinue/control/one.json", "notes": folder / "notes.txt"}
         files["secret"] = folder / ".retinue/runs/other/1/workspace/secret"
         for path in files.values():
             path.parent.mkdir(parents=True, exist_ok=True)

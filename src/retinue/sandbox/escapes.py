@@ -5,7 +5,7 @@ takes is bounded. All the same they are never run without walls: `WALLED` is the
 unless it says, from inside, that the wall stands.
 
 The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
-`{secret}` is a file of another run, `{home}` one in the user's home, `{door}` our own state in the project, `{pid}` a
+`{secret}` is a file of another run, `{home}` one in the user's home, `{state}` our own state in the project, `{pid}` a
 process of the host, `{port}`, `{socket}` and `{abstract}` where it listens, `{spaces}` the namespaces of the host;
 the name of a system call is its number.
 """
@@ -41,7 +41,7 @@ TRIES = {
     # files
     "a file of another run": "cat {secret} && echo ESCAPED",
     "a file in the home folder": "cat {home} && echo ESCAPED",
-    "our own state in the project": "cat {door} && echo ESCAPED",
+    "our own state in the project": "cat {state} && echo ESCAPED",
     "the host's passwords": "test -r /etc/shadow && echo ESCAPED",
     "the root of the first process": "ls /proc/1/root/{home} && echo ESCAPED",
     "the root of the host's process": "cat /proc/{pid}/root{home} && echo ESCAPED",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import Order
 from retinue.core.profiles import Task
@@ -17,14 +18,14 @@ from retinue.supervisor import caller_limits as called
 from retinue.supervisor.budgets import open_account
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
-from retinue.supervisor.resume import Given, Ground, Revival, task_of
+from retinue.supervisor.resume import Ground, Revival, task_of
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import resolve_context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
 
-def continue_run(ground: Ground, tree: str, run: int, text: str, histories: Histories, given: Given) -> Node:
+def continue_run(ground: Ground, tree: str, run: int, text: str, histories: Histories, given: ResumeOverrides) -> Node:
     """The new run. Raises before anything is written when it cannot be."""
     if not text.strip():
         raise ConfigError("there is nothing to go on with: the text is empty")

@@ -15,7 +15,9 @@ from typing import Any
 from msgspec import UNSET
 
 from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.caller import NOBODY, Caller
 from retinue.core.context import CURRENT
+from retinue.core.control import NO_OVERRIDES, Control, ResumeOverrides
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
@@ -26,13 +28,13 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
 from retinue.log.threads import read_histories
-from retinue.protocol.inherited_limits import NOBODY, Caller
-from retinue.protocol.reports import Reported
-from retinue.supervisor import adoption as adopting
+from retinue.remote.port import RemoteRun
+from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.validator import Bounds
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor import continued, steering
 from retinue.supervisor import resume as going_on
-from retinue.supervisor.adoption import ForeignNode
+from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.endings import body_of, ending_of, stopped
@@ -40,7 +42,8 @@ from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import After, Node, stall_timer
 from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
+from retinue.supervisor.remote_driver import drive_remote_run
+from retinue.supervisor.resume import Ground
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import SlotHolder
@@ -97,8 +100,9 @@ class Supervisor:
         self.prices = prices
         self.trees: dict[str, Tree] = {}
         self.servers: ToolServers | None = None
+        self.control: Control = None  # type: ignore[assignment]  # set by the Control that owns the supervisor
         self._planner = planner
-        self._state = state
+        self.state = self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
@@ -107,6 +111,11 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
         self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
+
+    @property
+    def is_unattended(self) -> bool:
+        """True if nothing asks here: the mode is `yes`."""
+        return getattr(self.policy, "mode", "") == "yes"
 
     # Spawning
 
@@ -122,6 +131,7 @@ class Supervisor:
         task: Task,
         *,
         limits: Limits | None = None,
+        narrow: Limits | None = None,
         after: After | None = None,
         caller: Caller | None = None,
     ) -> Node:
@@ -138,6 +148,9 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         trace, kept = self._trace, limits
+        if narrow is not None:
+            whole, merged = narrow.narrow(whole), narrow.narrow(merged)
+            kept = narrow.narrow(limits or Limits())
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)
@@ -239,20 +252,23 @@ class Supervisor:
             self.files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
-    def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
-        """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
-        return adopting.adopt(self._ground(), self.trees.get(tree), parent, event, server)
+    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
+        """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
+        found = self.trees.get(tree)
+        if found is None:
+            return None
+        return Adoption(found, peer, remote, clock=self._clock, state=self._state, desk=self.desk, bounds=bounds)
 
-    async def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
+    async def resume(self, tree: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot, LogHeld
-        that another process writes it."""
+        that another process has the right to write it."""
         await self.log.claim(tree)
         return going_on.resume(self._ground(), tree, await read_histories(self.log, tree), given)
 
-    async def continue_run(self, tree: str, run: int, text: str, given: Given = NOTHING_GIVEN) -> Node:
+    async def continue_run(self, tree: str, run: int, text: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
         """A new run that begins with the thread of one that has ended, and these words."""
         histories = await read_histories(self.log, tree)
-        if run != 0 and tree in histories:  # a primary goes on in a tree of its own
+        if run != 0 and tree in histories:  # a primary is continued in a tree of its own
             await self.log.claim(tree)
         return continued.continue_run(self._ground(), tree, run, text, histories, given)
 
@@ -278,7 +294,7 @@ class Supervisor:
                     await written
                 await node.slot.acquire()
                 job = self._start(tree, node)
-            ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
+            ending = stopped(node) if job is None else await self._work(tree, node, job)
             if self.settle is not None:
                 await self.settle(node)
             if node.stopping is not None:
@@ -289,6 +305,12 @@ class Supervisor:
             ending = ending_of(node, error) if node.stopping is None else stopped(node)
         if not node.ending:
             await self._end(tree, node, ending)
+
+    def _work(self, tree: Tree, node: Node, job: Job) -> Awaitable[Ending]:
+        runtime = node.plan.runtime
+        if isinstance(runtime, RemoteRuntime) and runtime.adapter is not None:
+            return drive_remote_run(tree, node, runtime.adapter, clock=self._clock, state=self._state, desk=self.desk)
+        return runtime.run(job, node.link)
 
     def _start(self, tree: Tree, node: Node) -> Job | None:
         """What the runtime gets, from now on the clock; None for a run that has no time at all."""

@@ -1,1 +1,1 @@
-"""Doors for people and programs: they read views and send commands, and know nothing of each other."""
+"""Ways in and out for people and programs. They read views and send commands, and know nothing of each other."""

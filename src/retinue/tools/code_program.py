@@ -216,7 +216,8 @@ def _say(error: BaseException, *, only: bool = False) -> None:
     told = TracebackException.from_exception(error)
     _trim(told, set())
     sys.stdout.flush()
-    sys.stderr.write("".join(told.format_exception_only() if only or not told.stack else told.format()))
+    bare = only or not (told.stack or told.exceptions)  # a group may have no line of its own: its members do
+    sys.stderr.write("".join(told.format_exception_only() if bare else told.format()))
 
 
 def _trim(told: TracebackException, seen: set[int]) -> None:

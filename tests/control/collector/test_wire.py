@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, TurnStarted
 from retinue.core.usage import Usage
 from retinue.protocol import reports as collected
-from retinue.protocol.control import BadBody
 from retinue.protocol.reports import Sender, arguments, decode
+from retinue.protocol.strict_json import InvalidBody
 
 GIVEN: dict[str, Any] = {
     "subagentName": "code-review-agent",
@@ -54,7 +54,7 @@ def test_the_example_of_the_specification() -> None:
 def test_there_are_five_types_and_no_other() -> None:
     for kind in ("subagent_start", "tool_call", "tool_result", "thought_trace", "subagent_end"):
         assert read(type=kind).type == kind
-    with pytest.raises(BadBody, match=r"tool_cal.*\$\.type"):
+    with pytest.raises(InvalidBody, match=r"tool_cal.*\$\.type"):
         read(type="tool_cal")
 
 
@@ -78,7 +78,7 @@ def test_times_are_rfc3339_or_milliseconds(time: Any) -> None:
 @pytest.mark.requirement("CPE-37")
 @pytest.mark.parametrize("name", ["subagentName", "subagentRunID", "timestamp", "type", "toolName"])
 def test_what_is_missing_is_named(name: str) -> None:
-    with pytest.raises(BadBody, match=f"missing required field `{name}`"):
+    with pytest.raises(InvalidBody, match=f"missing required field `{name}`"):
         read(**{name: ...})
 
 
@@ -86,7 +86,7 @@ def test_what_is_missing_is_named(name: str) -> None:
 def test_both_spellings_of_ids_are_read() -> None:
     event = read(subagentRunID=..., subagentRunId="r1", toolCallID=..., toolCallId="c1", parentRunId="p1")
     assert (event.run_id, event.call_id, event.parent_id) == ("r1", "c1", "p1")
-    with pytest.raises(BadBody, match="`subagentRunID` and `subagentRunId` are both given and differ"):
+    with pytest.raises(InvalidBody, match="`subagentRunID` and `subagentRunId` are both given and differ"):
         read(subagentRunId="other")
     assert read(subagentRunId="a1b2c3d4").run_id == "a1b2c3d4"
 
@@ -115,7 +115,7 @@ def test_both_spellings_of_ids_are_read() -> None:
     ],
 )
 def test_wrong_fields_are_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadBody, match=words):
+    with pytest.raises(InvalidBody, match=words):
         read(**changes)
 
 
@@ -134,7 +134,7 @@ def test_wrong_fields_are_named(changes: dict[str, Any], words: str) -> None:
     ],
 )
 def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
-    with pytest.raises(BadBody, match=words):
+    with pytest.raises(InvalidBody, match=words):
         decode(body)
 
 
@@ -146,7 +146,7 @@ def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
 def test_any_bytes_are_an_event_or_an_error_in_words(body: bytes) -> None:
     try:
         event = decode(body)
-    except BadBody as error:
+    except InvalidBody as error:
         assert str(error)
     else:
         assert event.run_id

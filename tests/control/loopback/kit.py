@@ -1,4 +1,4 @@
-"""A supervisor with its door open, and ways to knock that no well-behaved client has."""
+"""A supervisor with its control server, and requests that no well-behaved client sends."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retinue import build
-from retinue.control.client import DoorClient
-from retinue.control.server import DoorServer
+from retinue.control.client import ControlClient
+from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver
 from retinue.core.profiles import Profile, Task
@@ -26,12 +26,12 @@ WRITE = {"tools": [{"name": "write", "args": {"path": "a.txt", "content": "x"}}]
 @dataclass
 class House:
     supervisor: Supervisor
-    server: DoorServer
+    server: ControlServer
     state: Path
 
     @property
-    def client(self) -> DoorClient:
-        return DoorClient(self.server.address)
+    def client(self) -> ControlClient:
+        return ControlClient(self.server.address)
 
     def run(self, agents: dict[str, Any]) -> Node:
         profile = Profile("main", "You are main.", model=scripted(agents))
@@ -46,19 +46,29 @@ class House:
 
 @asynccontextmanager
 async def house(
-    folder: Path, *, approver: Approver | None = None, wait: float | None = 60, durable: bool = True
+    folder: Path,
+    *,
+    approver: Approver | None = None,
+    wait: float | None = 60,
+    durable: bool = True,
+    script: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[House]:
+    """`script` is what the model says; `workspace` is the explorer's, other `options` are parts of the supervisor."""
     state = folder / ".retinue"
+    model = None if script is None else scripted(script)
+    explorer = Profile("explorer", "You look.", model=model, workspace=options.pop("workspace", None))
     parts = build.Parts(
         project=folder,
-        profiles=[Profile("explorer", "You look.")],
+        profiles=[explorer],
         state=state if durable else None,
         approver=approver,
         wait_approvals=wait,
+        **options,
     )
     supervisor = build.make_supervisor(parts)
     try:
-        async with DoorServer(supervisor, state) as server:
+        async with ControlServer(supervisor.control, state, unattended=supervisor.is_unattended) as server:
             yield House(supervisor, server, state)
     finally:
         await supervisor.close()
@@ -91,7 +101,7 @@ async def knock(port: int, data: bytes, *, eof: bool = False) -> Response:
     return Response(int(first.split()[1]), headers, body)
 
 
-async def request(server: DoorServer, method: str, path: str, body: Any = None, **headers: str | None) -> Response:
+async def request(server: ControlServer, method: str, path: str, body: Any = None, **headers: str | None) -> Response:
     """One request with good headers, but for those given; None leaves one out."""
     address = server.address
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()

@@ -132,7 +132,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: repr(body[:24]))
-async def test_a_bad_body_is_a_clear_error_and_the_door_stays_open(tmp_path: Path, body: bytes) -> None:
+async def test_a_bad_body_is_a_clear_error_and_the_server_goes_on(tmp_path: Path, body: bytes) -> None:
     async with house(tmp_path) as h:
         answer = await request(h.server, "POST", "/v1/cancel", body)
         assert answer.status == 400

@@ -6,9 +6,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from retinue.control import server
-from retinue.control import watch_stream as watching
-from retinue.control.client import DoorGone
+from retinue.control import line_stream, server
+from retinue.control.channel import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode
@@ -38,7 +37,7 @@ async def test_two_terminals_answer_at_the_same_moment_and_exactly_one_wins(tmp_
     assert [(tmp_path / f"{n}.txt").exists() for n in range(ROUNDS)] == [allowed for allowed, _ in expected]
 
 
-async def test_a_terminal_and_the_door_answer_at_the_same_moment(tmp_path: Path) -> None:
+async def test_a_terminal_and_a_client_answer_at_the_same_moment(tmp_path: Path) -> None:
     asked: asyncio.Queue[asyncio.Future[Allow | Deny]] = asyncio.Queue()
 
     async def terminal(question: Approval) -> Allow | Deny:
@@ -52,7 +51,7 @@ async def test_a_terminal_and_the_door_answer_at_the_same_moment(tmp_path: Path)
         for n in range(20):
             answer = await asked.get()
             [question] = await h.questions()
-            knocking = asyncio.create_task(h.client.answer(question.id, Deny("door"), by="door"))
+            knocking = asyncio.create_task(h.client.answer(question.id, Deny("control"), by="control"))
             for _ in range(n):
                 await asyncio.sleep(0)
             answer.done() or answer.set_result(Allow())
@@ -60,7 +59,7 @@ async def test_a_terminal_and_the_door_answer_at_the_same_moment(tmp_path: Path)
         await node.join()
         events = await h.supervisor.log.read(node.ref.tree)
     decided = [event.body.by for event in events if isinstance(event.body, ApprovalDecided)]
-    assert decided == ["door" if outcome == "taken" else "function" for outcome in outcomes]
+    assert decided == ["control" if outcome == "taken" else "function" for outcome in outcomes]
 
 
 async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyn
 async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(line_stream, "STUCK_SECONDS", 0.5)
     (tmp_path / "long.txt").write_text("x" * 40_000)
     read = {"tools": [{"name": "read", "args": {"path": "long.txt"}}]}
     async with house(tmp_path) as h:
@@ -123,7 +122,7 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
 
 
 async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(line_stream, "HEARTBEAT_SECONDS", 0.05)
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
         reader, writer = await stuck_watcher(h, node.ref.tree, limit=1 << 20)
@@ -134,10 +133,10 @@ async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: 
             await asyncio.sleep(0.01)
 
 
-async def test_a_closing_door_cuts_no_last_words_and_leaves_no_connection(
+async def test_a_closing_server_cuts_no_last_words_and_leaves_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(server, "GRACE_SECONDS", 0.2)
     async with house(tmp_path) as h:
         ending, hanging = h.run({"main": [GLOB, "end"]}), h.run({"main": [HANG]})
 
@@ -147,7 +146,7 @@ async def test_a_closing_door_cuts_no_last_words_and_leaves_no_connection(
                 async for item in h.client.watch(tree):
                     assert isinstance(item, Event)
                     items.append(item)
-            except DoorGone:
+            except ControlUnreachable:
                 pass
             return items
 

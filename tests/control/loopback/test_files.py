@@ -1,4 +1,4 @@
-"""The door's file: private whatever the umask, gone with the door, and left ones harm nobody."""
+"""Address files: private whatever the umask, removed with their server; files of dead processes do no harm."""
 
 import json
 import os
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from retinue.control.address_files import DoorFile, find, find_all
-from retinue.control.client import DoorClient, DoorGone
-from retinue.control.server import DoorServer
+from retinue.control.address_files import AddressFile, find_address, find_addresses
+from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlClient
+from retinue.control.server import ControlServer
 from retinue.core.errors import RetinueError
 from retinue.protocol.control import Address
 from tests.control.loopback.kit import house
@@ -30,36 +31,36 @@ def mode(path: Path) -> int:
 
 
 def test_modes_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    folder = tmp_path / "doors"
-    file = DoorFile(folder, Address(1, os.getpid(), 1, "token"))
+    folder = tmp_path / "control"
+    file = AddressFile(folder, Address(1, os.getpid(), 1, "token"))
     assert (mode(folder), mode(file.path)) == (0o700, 0o600)
     file.remove()
     folder.chmod(0o777)
-    file = DoorFile(folder, Address(1, os.getpid(), 1, "token"))
+    file = AddressFile(folder, Address(1, os.getpid(), 1, "token"))
     assert mode(folder) == 0o700
     file.remove()
 
 
-async def test_the_file_says_where_the_door_is_and_goes_with_it(tmp_path: Path) -> None:
+async def test_the_file_says_where_the_server_is_and_goes_with_it(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
-        [file] = (h.state / "doors").iterdir()
+        [file] = (h.state / "control").iterdir()
         assert file.name == f"{os.getpid()}.json"
-        assert find(h.state / "doors", os.getpid()) == h.server.address
-        assert find_all(h.state / "doors") == [h.server.address]
+        assert find_address(h.state / "control", os.getpid()) == h.server.address
+        assert find_addresses(h.state / "control") == [h.server.address]
         assert len(h.server.address.token) >= 43
-        assert (await h.client.process()).pid == os.getpid()
+        assert (await h.client.describe_process()).pid == os.getpid()
         client = h.client
-    assert list((tmp_path / ".retinue/doors").iterdir()) == []
-    with pytest.raises(DoorGone):
-        await client.process()
+    assert list((tmp_path / ".retinue/control").iterdir()) == []
+    with pytest.raises(ControlUnreachable):
+        await client.describe_process()
 
 
-async def test_each_door_has_a_token_of_its_own(tmp_path: Path) -> None:
+async def test_each_server_has_a_token_of_its_own(tmp_path: Path) -> None:
     async with house(tmp_path / "a") as a, house(tmp_path / "b") as b:
         assert a.server.address.token != b.server.address.token
-        stranger = DoorClient(Address(1, 1, a.server.address.port, b.server.address.token))
+        stranger = ControlClient(Address(1, 1, a.server.address.port, b.server.address.token))
         with pytest.raises(RetinueError, match="token is missing or wrong"):
-            await stranger.process()
+            await stranger.describe_process()
 
 
 @pytest.mark.requirement("P23")
@@ -67,32 +68,32 @@ def test_a_file_whose_process_died_is_ignored_and_removed(tmp_path: Path) -> Non
     """Also when another process has got its number since: this one has ours."""
     left = tmp_path / f"{os.getpid()}.json"
     left.write_text(json.dumps({"version": 1, "pid": os.getpid(), "port": 1, "token": "x"}))
-    assert find(tmp_path, os.getpid()) is None
+    assert find_address(tmp_path, os.getpid()) is None
     assert not left.exists()
     left.write_text("{}")
-    file = DoorFile(tmp_path, Address(1, os.getpid(), 2, "y"))
-    assert find_all(tmp_path) == [Address(1, os.getpid(), 2, "y")]
+    file = AddressFile(tmp_path, Address(1, os.getpid(), 2, "y"))
+    assert find_addresses(tmp_path) == [Address(1, os.getpid(), 2, "y")]
     file.remove()
 
 
 def test_what_is_no_file_of_ours_is_not_read(tmp_path: Path) -> None:
-    folder = tmp_path / "doors"
-    file = DoorFile(folder, Address(1, 77, 2, "y"))
+    folder = tmp_path / "control"
+    file = AddressFile(folder, Address(1, 77, 2, "y"))
     (folder / "1.json").symlink_to(file.path)
     os.mkfifo(folder / "2.json")
     (folder / "3.json").mkdir()
     os.link(file.path, folder / "4.json")
     (folder / "5.txt").write_text("hello")
     (folder / "6.json").symlink_to("/dev/zero")
-    assert [address.pid for address in find_all(folder)] == [77]
-    assert find(tmp_path / "nowhere", 1) is None
-    assert find_all(tmp_path / "nowhere") == []
+    assert [address.pid for address in find_addresses(folder)] == [77]
+    assert find_address(tmp_path / "nowhere", 1) is None
+    assert find_addresses(tmp_path / "nowhere") == []
     file.remove()
 
 
-async def test_a_door_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with house(tmp_path, durable=False) as h:
         (tmp_path / "other").write_text("in the way")
-        with pytest.raises(RetinueError, match=r"cannot write .*other/doors"):
-            async with DoorServer(h.supervisor, tmp_path / "other"):
+        with pytest.raises(RetinueError, match=r"cannot make .*other/control"):
+            async with ControlServer(h.supervisor.control, tmp_path / "other"):
                 pass

@@ -8,16 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retinue.control import client
-from retinue.control.client import DoorClient, DoorGone
+from retinue.control import channel
+from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlClient
 from retinue.core.approvals import Allow
 from retinue.core.events import ApprovalDecided, Inbox
+from retinue.protocol import control
+from retinue.protocol.strict_json import encode_body
 from tests.control.loopback.kit import HANG, WRITE, House, house, request
 from tests.supervisor.tree.kit import bodies
 
 
 @asynccontextmanager
-async def losing(h: House, *, answers: int) -> AsyncIterator[DoorClient]:
+async def losing(h: House, *, answers: int) -> AsyncIterator[ControlClient]:
     """A client behind a wire that lets every request through and loses that many answers."""
     left, passing = answers, set[asyncio.Task[None] | None]()
 
@@ -39,7 +42,7 @@ async def losing(h: House, *, answers: int) -> AsyncIterator[DoorClient]:
     server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        yield DoorClient(msgspec.structs.replace(h.client.address, port=port))
+        yield ControlClient(msgspec.structs.replace(h.client.address, port=port))
         await asyncio.gather(*(task for task in passing if task is not None), return_exceptions=True)
 
 
@@ -62,8 +65,8 @@ async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_o
 async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
-        async with losing(h, answers=client.ATTEMPTS) as lossy:
-            with pytest.raises(DoorGone):
+        async with losing(h, answers=channel.ATTEMPTS) as lossy:
+            with pytest.raises(ControlUnreachable):
                 await lossy.cancel(node.ref.tree)
         await node.join()
         assert node.result().status == "cancelled"
@@ -83,5 +86,5 @@ async def test_the_same_command_while_the_first_is_at_work_gets_the_same_answer(
 
 async def _answer(h: House, approval: str, key: str) -> bytes:
     """The body of the response to a request with a key of our choice."""
-    order = client.wire.encode(client.wire.Answer(approval, Allow(), "me", None))
-    return (await request(h.server, "POST", client.wire.ANSWER, order, Idempotency_Key=key)).body
+    order = encode_body(control.AnswerRequest(approval, Allow(), "me", None))
+    return (await request(h.server, "POST", control.ANSWER.path, order, Idempotency_Key=key)).body

@@ -69,12 +69,15 @@ def test_cancelling_the_primary_ends_the_first_terminals_command(project: Projec
     with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}) as process:
         [row] = project.rows()
         assert row["pid"] == process.pid
-        assert f"{row['tree']} runs in process {process.pid}; its door is open" in project.retinue("ps").stdout
+        assert (
+            f"{row['tree']} runs in process {process.pid}; its control server is running"
+            in project.retinue("ps").stdout
+        )
         assert project.retinue("cancel", "main").stdout == f"{row['tree']}/0 cancelled\n"
         process.communicate()
         assert process.returncode == 130
     assert project.rows()[0]["pid"] is None
-    assert list(project.folder.glob(".retinue/doors/*")) == []
+    assert list(project.folder.glob(".retinue/control/*")) == []
 
 
 def test_a_steer_and_its_receipts(project: Project) -> None:
@@ -230,7 +233,7 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
         with project.running("tail", "-f") as tail:
             assert tail.stdout is not None
             read_until(tail.stdout, "◐ write(a.txt)")
-            [left] = project.folder.glob(".retinue/doors/*.json")
+            [left] = project.folder.glob(".retinue/control/*.json")
             process.kill()
             process.wait()
             _, said = tail.communicate()
@@ -247,13 +250,13 @@ def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(p
         assert "no question '1' is waiting; there is none" in one_line_error(project.retinue("approve", "1"))
 
 
-def test_without_a_door_nobody_comes_in(project: Project) -> None:
-    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}, "--no-door") as process:
+def test_without_a_control_server_nobody_comes_in(project: Project) -> None:
+    with first(project, {"main": [{"tools": [GLOB]}, {"hang": True}]}, "--no-control") as process:
         said = one_line_error(project.retinue("cancel", "main"))
-        assert f"process {process.pid}, which runs" in said
-        assert "has no door" in said
-        assert "it has no door" in project.retinue("ps").stdout
-        assert not (project.folder / ".retinue/doors").exists()
+        assert f"process {process.pid} runs" in said
+        assert "has no control server" in said
+        assert "it has no control server" in project.retinue("ps").stdout
+        assert not (project.folder / ".retinue/control").exists()
         with project.running("tail", "-f", "--json") as tail:  # reads the file then
             assert tail.stdout is not None
             read_until(tail.stdout, '"turn.started","turn":2')
@@ -286,9 +289,9 @@ def test_detached_goes_on_alone(project: Project) -> None:
     assert (row["tree"], row["state"], row["pid"]) == (tree, "waiting_approval", pid)
     folder = project.folder / ".retinue"
     private = [
-        folder / "doors",
+        folder / "control",
         folder / f"runs/{tree}/0",
-        folder / f"doors/{pid}.json",
+        folder / f"control/{pid}.json",
         folder / f"runs/{tree}/0/stderr.txt",
     ]
     assert [path.stat().st_mode & 0o777 for path in private] == [0o700, 0o700, 0o600, 0o600]
@@ -296,7 +299,7 @@ def test_detached_goes_on_alone(project: Project) -> None:
         assert project.retinue("approve", "1").returncode == 0
         out, _ = tail.communicate()
     assert "✓ approved write(a.txt)" in out
-    until(lambda: not list((folder / "doors").iterdir()))
+    until(lambda: not list((folder / "control").iterdir()))
     assert (project.folder / "a.txt").read_text() == "x"
     until(lambda: (folder / f"runs/{tree}/0/stdout.txt").read_text() == "at last\n")
     assert '#### Tool "glob" result' in (folder / f"runs/{tree}/0/stderr.txt").read_text()
@@ -319,7 +322,7 @@ def test_what_is_wrong_is_said_before_detaching(project: Project) -> None:
     assert "unknown profile" in one_line_error(
         project.retinue("run", "x", "--detach", "--profile", "nobody", "--model", model)
     )
-    assert "--no-door" in one_line_error(project.retinue("run", "x", "--detach", "--no-door", "--model", model))
+    assert "--no-control" in one_line_error(project.retinue("run", "x", "--detach", "--no-control", "--model", model))
     shutil.rmtree(project.folder / ".retinue")
     (project.folder / ".retinue").write_text("in the way")
     assert str(project.folder) in one_line_error(project.retinue("run", "x", "--detach", "--model", model))
@@ -333,7 +336,7 @@ def test_a_number_that_two_trees_have_is_no_answer_to_either(project: Project) -
     assert all(f"1 ({tree}/0/" in said for tree in trees)
     for tree in trees:
         assert project.retinue("deny", tree).returncode == 0
-    until(lambda: not list((project.folder / ".retinue/doors").iterdir()))
+    until(lambda: not list((project.folder / ".retinue/control").iterdir()))
 
 
 def test_an_answer_can_reach_further_than_one_call(project: Project) -> None:

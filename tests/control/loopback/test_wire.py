@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.events import Delta
 from retinue.protocol import control as wire
+from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
-SHAPES = (wire.Cancel, wire.Send, wire.Answer)
+SHAPES = (wire.CancelRequest, wire.SendRequest, wire.AnswerRequest)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["tree", "run", "text"]), inner),
@@ -22,35 +23,37 @@ JSON = st.recursive(
 @given(st.binary(), st.sampled_from(SHAPES))
 def test_any_bytes(body: bytes, shape: type[Any]) -> None:
     try:
-        wire.read(body, shape)
-    except wire.BadBody as error:
+        decode_body(body, shape)
+    except InvalidBody as error:
         assert str(error)
 
 
 @given(JSON, st.sampled_from(SHAPES))
 def test_any_json(value: Any, shape: type[Any]) -> None:
     try:
-        assert isinstance(wire.read(json.dumps(value).encode(), shape), shape)
-    except wire.BadBody as error:
+        assert isinstance(decode_body(json.dumps(value).encode(), shape), shape)
+    except InvalidBody as error:
         assert str(error)
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        wire.Cancel("t", 3),
-        wire.Send("t", 0, "x\n\u2028"),
-        wire.Answer("a", Deny("no"), "me"),
-        wire.Answer("a", Allow()),
+        wire.CancelRequest("t", 3),
+        wire.SendRequest("t", 0, "x\n\u2028"),
+        wire.AnswerRequest("a", Deny("no"), "me"),
+        wire.AnswerRequest("a", Allow()),
     ],
 )
 def test_what_is_written_is_read(value: Any) -> None:
-    assert wire.read(wire.encode(value), type(value)) == value
+    assert decode_body(encode_body(value), type(value)) == value
 
 
 def test_half_characters_travel_as_marks() -> None:
     delta = Delta("t", 0, "/main", "main", "a\ud83d")
     assert wire.decode_item(wire.encode_delta(delta)) == Delta("t", 0, "/main", "main", "a?")
     asked = Approval("i", "t", 0, "/main", "main", "write", {"content": "\udc00", "n": float("inf")}, "c")
-    [question] = msgspec.json.decode(wire.encode([wire.Question(asked, asked.digest)]), type=list[wire.Question])
+    [question] = msgspec.json.decode(
+        encode_body([wire.PendingQuestion(asked, asked.digest)]), type=list[wire.PendingQuestion]
+    )
     assert question.approval.args == {"content": "?", "n": None}

@@ -86,7 +86,7 @@ async def test_the_same_id_again_has_the_same_answer_and_no_second_effect(work: 
         ({"context_paths": ["/etc/passwd"]}, "context_paths[0] '/etc/passwd' is not below"),
         ({"context_paths": ["WORK", "WORK/file-link"]}, "context_paths[1]"),
         ({"context_paths": ["WORK/pipe"]}, "cannot be used"),
-        ({"context_paths": ["WORK/.retinue/doors"]}, "inside a .retinue folder"),
+        ({"context_paths": ["WORK/.retinue/control"]}, "inside a .retinue folder"),
     ],
 )  # fmt: skip
 async def test_what_may_not_be_is_answered_with_an_error_and_nothing_runs(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import retinue
-from retinue.config.settings import schema
+from retinue.config.settings import settings_schema
 from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
 from tests.surfaces.cli.shell import COMMAND, Project, environment, one_line_error, until
@@ -121,13 +121,14 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     assert project.retinue("trust", "--yes").returncode == 0
     assert (
         "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
-        "also answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        "also answer questions and change files outside the project "
+        "(`orchestrator.coordination.subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
     ) in project.retinue("doctor").stdout
 
 
 def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
-    """The environment, a cost limit on a model without a price, a door that a dead process left, a damaged log."""
+    """The environment, a cost limit on a model without a price, an address file of a dead process, a damaged log."""
     key = {"ANTHROPIC_API_KEY": "sk-ant-secret-0123456789"}
     (project.folder / "retinue.yaml").write_text("model: anthropic:claude-sonnet-5-5\n")
     without = project.retinue("doctor", "--json")
@@ -143,7 +144,7 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     (project.folder / "retinue.yaml").write_text("")
     project.run(agents={"main": ["ok"]})
     assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in project.retinue("doctor").stdout
-    stale = project.folder / ".retinue/doors/4194305.json"
+    stale = project.folder / ".retinue/control/4194305.json"
     stale.parent.mkdir(exist_ok=True)
     stale.write_text("{}")
     said = project.retinue("doctor").stdout
@@ -159,16 +160,16 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert f"-> move it out of {log.parent}" in damaged.stdout
 
 
-def test_doctor_sees_an_open_door(project: Project) -> None:
+def test_doctor_sees_a_control_server(project: Project) -> None:
     model = project.script({"main": [{"delay": 60, "text": "x"}]})
     with project.running("run", "x", "--model", model) as process:
-        until((project.folder / f".retinue/doors/{process.pid}.json").exists)
+        until((project.folder / f".retinue/control/{process.pid}.json").exists)
         assert f"ok    control   process {process.pid} can be reached from here" in project.retinue("doctor").stdout
 
 
 def test_doctor_prints_the_schema(project: Project) -> None:
     done = project.retinue("doctor", "--schema")
-    assert (done.returncode, json.loads(done.stdout)) == (0, schema())
+    assert (done.returncode, json.loads(done.stdout)) == (0, settings_schema())
     assert "not allowed with" in one_line_error(project.retinue("doctor", "--schema", "--json"))
 
 

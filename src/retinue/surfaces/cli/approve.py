@@ -14,9 +14,8 @@ import msgspec
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import ConfigError
 from retinue.core.ports import LogReader
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients, prompts, questions
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import prompts, questions
 from retinue.surfaces.cli.approvals import asked, describe_outcome
 from retinue.surfaces.cli.questions import Waiting
 from retinue.surfaces.printer import safe
@@ -32,7 +31,7 @@ examples:
   retinue approve 2 --run
   retinue approve 2 --pending
   retinue approve 2 --set name=Ann --set age=41      with other arguments, or a server's form filled in
-  retinue approve 7jw4p2xk9mtb/3/41"""
+  retinue approve toje555k2w/3/41"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 SCOPES = {
     "run": "and to this tool for the rest of that run",
@@ -112,7 +111,7 @@ async def answer_all(name: str, decision: Decision) -> int:
 
 async def _give(log: LogReader, chosen: Waiting, decision: Decision) -> int:
     about = chosen.approval
-    outcome = await chosen.door.answer(about.id, decision, by=doors.who(), digest=chosen.digest)
+    outcome = await chosen.client.answer(about.id, decision, by=control_clients.who(), digest=chosen.digest)
     if outcome != "taken":
         what = await describe_outcome(log, about)
         screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.control.client import DoorGone
+from retinue.control.channel import ControlUnreachable
 from retinue.core.events import Event, RunEnded
 from retinue.log.reading import wait_for_event
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 
@@ -17,7 +17,7 @@ Siblings of the run go on; cancelling the primary cancels its whole tree. Waits 
 Exit code 1 when there was nothing to stop.
 
 examples:
-  retinue cancel 7jw4p2xk9mtb         the whole tree
+  retinue cancel toje555k2w           the whole tree
   retinue cancel /main/explorer-1     one run, and those it made"""
 WAIT_SECONDS = 30.0
 
@@ -34,15 +34,15 @@ def run(args: argparse.Namespace) -> int:
 
 async def _cancel(name: str) -> int:
     project, found = await screen.look_up(name, live=True)
-    door = await doors.reach(project, found)
+    client = await control_clients.reach(project, found)
     taken = False
-    if door is not None:
+    if client is not None:
         try:
-            taken = await door.cancel(found.tree, found.run)
-        except DoorGone:
-            if await doors.find_ending(project.log, found) is None:
+            taken = await client.cancel(found.tree, found.run)
+        except ControlUnreachable:
+            if await control_clients.find_ending(project.log, found) is None:
                 raise
-    if not taken and door is not None and await doors.find_ending(project.log, found) is None:
+    if not taken and client is not None and await control_clients.find_ending(project.log, found) is None:
         print(f"{found.name} is stopping already")
     event = await wait_for_event(project.log, found.tree, _Ending(found.run), seconds=WAIT_SECONDS)
     status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
@@ -61,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
         log,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda door, unasked: door.continue_run(tree.tree, found.run, text, model=model_of(args), unasked=unasked),
+        lambda client, unasked: client.continue_run(
+            tree.tree, found.run, text, ResumeOverrides(model=model_of(args), unattended=unasked)
+        ),
     )
 
 

@@ -1,12 +1,11 @@
-"""Reaching the process that runs a tree from another one. Commands go through its door; what came of them is read from
-the log, like everything else."""
+"""Clients of the process that runs a tree. Commands go to its control server; their effects are read from the log."""
 
 from __future__ import annotations
 
 import os
 
-from retinue.control import address_files as files
-from retinue.control.client import DoorClient
+from retinue.control.address_files import find_address, find_addresses
+from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
 from retinue.core.ports import LogReader
@@ -15,34 +14,36 @@ from retinue.log.reading import iterate_events
 from retinue.surfaces.cli.output import ProjectLog
 
 
-def find_door(project: ProjectLog, pid: int) -> DoorClient | None:
-    """Return a client of the control server of a process; None if the process has none."""
-    address = files.find(project.state / "doors", pid)
-    return None if address is None else DoorClient(address)
+def find_client(project: ProjectLog, pid: int) -> ControlClient | None:
+    """Return a client of a process. None if it has no control server."""
+    address = find_address(project.state / "control", pid)
+    return None if address is None else ControlClient(address)
 
 
-def find_doors(project: ProjectLog) -> list[DoorClient]:
-    """Return clients of all control servers of the project."""
-    return [DoorClient(address) for address in files.find_all(project.state / "doors")]
+def find_clients(project: ProjectLog) -> list[ControlClient]:
+    """Return clients of all processes of the project with a control server."""
+    return [ControlClient(address) for address in find_addresses(project.state / "control")]
 
 
-async def open_door(project: ProjectLog, tree: str) -> DoorClient | None:
-    """Return a client of the process that runs this tree; None if no process runs it, or has no control server."""
+async def find_client_of(project: ProjectLog, tree: str) -> ControlClient | None:
+    """Return a client of the process that runs this tree. None if no process does, or it has no control server."""
     pid = (await project.log.read_status(tree)).writer
-    return None if pid is None else find_door(project, pid)
+    return None if pid is None else find_client(project, pid)
 
 
-async def reach(project: ProjectLog, found: FoundRun) -> DoorClient | None:
-    """Return a client of the process a run lives in; None if the run has ended. ConfigError if nobody can be told."""
+async def reach(project: ProjectLog, found: FoundRun) -> ControlClient | None:
+    """Return a client of the process that runs a run. None if the run has ended; ConfigError if there is no client."""
     if await find_ending(project.log, found) is not None:
         return None
     pid = (await project.log.read_status(found.tree)).writer
     if pid is None:
         raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.tree}")
-    door = find_door(project, pid)
-    if door is None:
-        raise ConfigError(f"process {pid}, which runs {found.name}, has no door: it was started with --no-door")
-    return door
+    client = find_client(project, pid)
+    if client is None:
+        raise ConfigError(
+            f"process {pid} runs {found.name} and has no control server: it was started with --no-control"
+        )
+    return client
 
 
 async def find_ending(log: LogReader, found: FoundRun) -> RunEnded | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
-from retinue.control.server import DoorServer
+from retinue.control.server import ControlServer
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
@@ -49,15 +49,15 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     *,
     printer: Printer,
     terminal: bool = False,
-    door: bool = True,
+    control: bool = True,
     after: int = 0,
     announce: Callable[[Node], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
-    """Runs what `begin` begins to its end. `terminal` asks on the printer's terminal, `door` lets other processes in,
-    `announce` is told of the run when its first event is written; events up to `after` are known and not shown.
-    `profile` is that of the run, where it is known. Events are written in every case."""
+    """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `control` starts a control server
+    for other processes, `announce` is told of the run when its first event is written; events up to `after` are known
+    and not shown. `profile` is that of the run, where it is known. Events are written in every case."""
     if terminal:
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = make(parts)
@@ -68,10 +68,14 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         raise
     shown: Shown | None = None
     with Signals(supervisor) as signals, overheard() as telemetry:
-        doors = AsyncExitStack()
+        servers = AsyncExitStack()
         try:
-            if door and parts.state is not None:
-                await _open(doors, DoorServer(supervisor, parts.state), printer)
+            if control and parts.state is not None:
+                await _open(
+                    servers,
+                    ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended),
+                    printer,
+                )
             begun = begin(supervisor)
             node = begun if isinstance(begun, Node) else await begun
             if after:
@@ -83,7 +87,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             await _others(supervisor, signals, printer)
         finally:
             try:
-                await doors.aclose()
+                await servers.aclose()
                 await supervisor.close()
             except LogError as error:
                 if shown is None:
@@ -104,11 +108,11 @@ async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) ->
         await tree.root.join()
 
 
-async def _open(doors: AsyncExitStack, server: DoorServer, printer: Printer) -> None:
+async def _open(servers: AsyncExitStack, server: ControlServer, printer: Printer) -> None:
     try:
-        await doors.enter_async_context(server)
-    except RetinueError as error:  # the run does not need its door, but whoever looks for it should know
-        printer.note(f"warning: no door for other terminals: {error}")
+        await servers.enter_async_context(server)
+    except RetinueError as error:  # the run works without it, but the user should know
+        printer.note(f"warning: no control server for other terminals: {error}")
 
 
 async def _written(supervisor: Supervisor, node: Node) -> None:

@@ -75,7 +75,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
-    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     add_options(parser)
 
 
@@ -111,7 +111,7 @@ def _install(args: argparse.Namespace) -> int:
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = own_settings(folder)[0].subagent_default_timeout
+    seconds = own_settings(folder)[0].coordination.subagent_default_timeout
     wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
         print(safe.line(install.write(wish)))
@@ -230,7 +230,7 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
-        door=not args.no_door,
+        control=not args.no_control,
     )
     return host.Host, wish
 

@@ -23,7 +23,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument("--detach", action="store_true", help="print the tree's id and go on without the terminal")
-    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",

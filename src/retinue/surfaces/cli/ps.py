@@ -7,7 +7,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from retinue.control.address_files import find
+from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
 from retinue.log.accounts import cost_text
 from retinue.log.listing import LATEST, Listing, load_listings
@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _process_line(state: Path, listing: Listing) -> str:
-    """Say which process runs a tree, and whether it takes commands."""
-    how = "its door is open" if find(state / "doors", listing.pid or 0) else "it has no door"
+    """Which process runs a tree, and whether it can be told something."""
+    address = find_address(state / "control", listing.pid or 0)
+    how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 

@@ -9,28 +9,28 @@ from typing import Any
 
 import msgspec
 
-from retinue.control.client import DoorClient, DoorGone
+from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
 from retinue.log.reading import iterate_events, wait_for_event
-from retinue.protocol.control import Question
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import find_doors
+from retinue.surfaces.cli.control_clients import find_clients
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A pending question, and the door its answer goes through."""
+    """A pending question, and the client that answers it."""
 
     approval: Approval
     digest: str
-    door: DoorClient
+    client: ControlClient
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = msgspec.to_builtins(self.approval)
-        return {"number": self.number, **fields, "digest": self.digest, "pid": self.door.address.pid}
+        return {"number": self.number, **fields, "digest": self.digest, "pid": self.client.address.pid}
 
     @property
     def number(self) -> int:
@@ -38,24 +38,24 @@ class Waiting:
 
 
 async def waiting(project: screen.ProjectLog) -> list[Waiting]:
-    """Every pending question of every process with a door, tree by tree, the oldest of each first."""
-    clients = find_doors(project)
+    """Every pending question of every process with a control server, the oldest of each tree first."""
+    clients = find_clients(project)
     pending = await asyncio.gather(*map(_ask, clients))
     found = [
-        Waiting(question.approval, question.digest, door)
-        for door, questions in zip(clients, pending, strict=True)
-        for question in questions
+        Waiting(approval, approval.digest, client)
+        for client, approvals in zip(clients, pending, strict=True)
+        for approval in approvals
     ]
     return sorted(found, key=lambda each: (each.approval.tree, each.number))
 
 
-async def _ask(door: DoorClient) -> list[Question]:
+async def _ask(client: ControlClient) -> list[Approval]:
     try:
-        return await door.questions()
-    except DoorGone:
+        return await client.pending()
+    except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.warn(f"process {door.address.pid} does not say what it asks: {error}")
+        screen.warn(f"process {client.address.pid} does not say what it asks: {error}")
         return []
 
 

@@ -14,9 +14,9 @@ from retinue import build
 from retinue.build import replay as playing
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
-from retinue.core.records import Difference, RunRecord
+from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
-from retinue.log.records import compare, records
+from retinue.log.records import fold_records
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
@@ -36,9 +36,9 @@ exit codes: 0 no difference, 1 it departs, 2 usage
 
 examples:
   retinue replay                    the latest tree
-  retinue replay 7jw4p2xk9mtb --quiet
+  retinue replay toje555k2w --quiet
   retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay 7jw4 --json | jq .differences"""
+  retinue replay toje --json | jq .differences"""
 DEPARTS = 1
 
 
@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     project, found = asyncio.run(screen.look_up(args.name))
-    recorded = records(asyncio.run(project.log.read(found.tree)))
+    recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
@@ -124,15 +124,15 @@ def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunReco
 
     profile, task = played.primary()
     parts = build.Parts(Path.cwd())
-    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, door=False, make=make))
-    return shown.result, records(asyncio.run(made[0].log.read(shown.result.tree)))
+    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
+    return shown.result, fold_records(asyncio.run(made[0].log.read(shown.result.tree)))
 
 
 def _differences(
     recorded: dict[int, RunRecord], again: dict[int, RunRecord], departed: dict[int, Difference]
 ) -> Iterator[Difference]:
     for number, record in recorded.items():
-        found = departed.get(number) or compare(record, again.get(number))
+        found = departed.get(number) or compare_runs(record, again.get(number))
         if found is not None:
             yield found
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import LogReader
 from retinue.log.listing import Listing, load_listing
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         log,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
-        lambda door, unasked: door.resume(found.tree, model=model_of(args), unasked=unasked),
+        lambda client, unattended: client.resume(
+            found.tree, ResumeOverrides(model=model_of(args), unattended=unattended)
+        ),
     )
 
 

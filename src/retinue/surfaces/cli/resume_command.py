@@ -10,39 +10,41 @@ from dataclasses import replace
 from typing import Any
 
 from retinue import build
-from retinue.control.client import DoorClient
+from retinue.control.client import ControlClient
+from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld
-from retinue.core.events import RunEnded
+from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
-from retinue.core.records import plain
 from retinue.log.listing import Listing
 from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
-from retinue.protocol.control import Begun
 from retinue.supervisor import client_run as clients
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import limits_of, model_of
 from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.cli.run import finish, printer_of, see
 
-Through = Callable[[DoorClient, bool], Awaitable[Begun]]
+Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 
-def given(args: argparse.Namespace, project: Any) -> Given:
+def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
     profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    return Given(profiles, limits_of(args), model_of(args), args.runtime)
+    return ResumeOverrides(profiles=profiles, limits=limits_of(args), model=model_of(args), runtime=args.runtime)
 
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
     """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
-    if args.runtime is not None or project.settings.subagent_runtime_mode is not None or parts.runtime == "delegated":
+    if (
+        args.runtime is not None
+        or project.settings.coordination.subagent_runtime_mode is not None
+        or parts.runtime == "delegated"
+    ):
         return parts
-    kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
+    kept = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
     return replace(parts, runtime=kept) if kept in RUNTIMES else parts
 
 
@@ -54,13 +56,12 @@ def in_tree(
     begin: Callable[[Supervisor], Awaitable[Node]],
     through: Through,
 ) -> int:
-    """Goes on with a tree here if no other process has the right to write it, else through the door of the one that
-    has."""
+    """Goes on with a tree here, or through the control server of the process that has the right to write it."""
     try:
         return see(args, parts, begin, after=found.last_seq)
     except LogHeld as held:
         unasked = (parts.mode or parts.rules.mode) == "yes"
-        return asyncio.run(_elsewhere(args, project, found, held.pid, lambda door: through(door, unasked)))
+        return asyncio.run(_elsewhere(args, project, found, held.pid, lambda client: through(client, unasked)))
 
 
 async def _elsewhere(
@@ -68,16 +69,18 @@ async def _elsewhere(
     project: ProjectLog,
     found: Listing,
     pid: int,
-    through: Callable[[DoorClient], Awaitable[Begun]],
+    through: Callable[[ControlClient], Awaitable[RunHandle]],
 ) -> int:
-    door = doors.find_door(project, pid)
-    if door is None:
-        raise ConfigError(f"the log of {found.tree} is being written by process {pid}, which has no door: try later")
+    client = control_clients.find_client(project, pid)
+    if client is None:
+        raise ConfigError(
+            f"the log of {found.tree} is being written by process {pid}, which has no control server: try later"
+        )
     if limits_of(args) != Limits():
         raise ConfigError(
             f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
         )
-    begun = await through(door)
+    begun = await through(client)
     if args.detach:
         print(begun.tree)
         return 0
@@ -91,9 +94,9 @@ async def _elsewhere(
             event = decode_stored(stored.line, project.log)
             runs.apply(event)
             (printer.show if event.seq > found.last_seq else printer.recall)(event)
-            if event.run == begun.run and isinstance(event.body, RunEnded):
+            if event.run == begun.number and isinstance(event.body, RunEnded):
                 break
-    view = runs.runs.get(begun.run)
+    view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
     return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)

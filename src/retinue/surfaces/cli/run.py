@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(no_model(where))
     for warning in project.warnings:
         screen.warn(warning)
-    if parts.runtime == "delegated" and not (args.runtime or project.settings.subagent_runtime_mode):
+    if parts.runtime == "delegated" and not (args.runtime or project.settings.coordination.subagent_runtime_mode):
         screen.complain(f"inside a container: subagents are asked of the host through {parts.outbox} (delegated)")
     terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     parts = walls.checked(parts, profile, terminal=terminal)
@@ -95,8 +95,8 @@ def see(
     profile: Profile | None = None,
 ) -> int:
     """Runs what `begin` begins on this terminal, or away from it. `stdin` says that it is not a person's."""
-    if args.detach and args.no_door and not args.yes:
-        raise ConfigError("--detach with --no-door can never be asked anything: give --yes, or leave --no-door out")
+    if args.detach and args.no_control and not args.yes:
+        raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
     away = detach.leave() if args.detach else None
     if isinstance(away, int):
         return away
@@ -106,7 +106,7 @@ def see(
         begin,
         printer=printer,
         terminal=away is None and not stdin and sys.stdin.isatty() and sys.stderr.isatty(),
-        door=not args.no_door,
+        control=not args.no_control,
         after=after,
         announce=None if away is None else away.announce,
         profile=profile,

@@ -11,8 +11,8 @@ from retinue.core.ports import LogReader
 from retinue.log.listing import load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.log.reading import wait_for_event
-from retinue.supervisor.adoption import TOO_FAR
-from retinue.surfaces.cli import control_clients as doors
+from retinue.supervisor.adoption import ONLY_WATCHED
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import seconds
 from retinue.surfaces.cli.run import read_task
@@ -26,9 +26,9 @@ The run reads it at its next turn, as words of the user. The receipt is one of
   only watched here     the run lives in an MCP server, which reports it (exit code 1)
 
 examples:
-  retinue send 7jw4p2xk9mtb "leave the tests alone"
+  retinue send toje555k2w "leave the tests alone"
   retinue send /main/explorer-1 @notes.md --wait 60
-  git diff | retinue send 7jw4 -"""
+  git diff | retinue send toje -"""
 WAIT_SECONDS = 5.0
 
 
@@ -65,11 +65,11 @@ async def _send(name: str, text: str, wait: float) -> dict[str, Any]:
     far = await _explain_remote(project.log, found)
     if far:
         return receipt | {"state": "elsewhere", "why": far}
-    door = await doors.reach(project, found)
-    if door is None:
-        ended = await doors.find_ending(project.log, found)
+    client = await control_clients.reach(project, found)
+    if client is None:
+        ended = await control_clients.find_ending(project.log, found)
         return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
-    given = await door.send(found.tree, found.run, text)
+    given = await client.send(found.tree, found.run, text)
     if given.state == "too_late":
         return receipt | {"why": given.why}
 
@@ -92,4 +92,4 @@ async def _explain_remote(log: LogReader, found: FoundRun) -> str:
         return ""
     home = await find_reported_run(log, view.agent, view.spawned.subagent_id)
     where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
-    return TOO_FAR.format(who=found.name, server=view.spawned.server) + where
+    return ONLY_WATCHED.format(who=found.name, where=f"in the MCP server '{view.spawned.server}'") + where

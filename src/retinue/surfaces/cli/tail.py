@@ -8,12 +8,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.control.client import DoorGone
+from retinue.control.channel import ControlUnreachable
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
 from retinue.log.reading import decode_stored, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
-from retinue.surfaces.cli import control_clients as doors
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.show import RUN_HELP
@@ -28,7 +28,7 @@ being said this moment.
 
 examples:
   retinue tail                            the latest tree, as blocks
-  retinue tail -f 7jw4p2xk9mtb            and what happens from now on
+  retinue tail -f toje555k2w              and what happens from now on
   retinue tail --json --after 120         one event a line, exactly as stored
   retinue tail --json | jq -r .kind | sort | uniq -c"""
 
@@ -94,16 +94,16 @@ async def _read_lines(
         async for stored in iterate_lines(project.log, tree, after=after):
             yield stored.line
         return
-    door = await doors.open_door(project, tree)
-    if door is not None:
+    client = await control_clients.find_client_of(project, tree)
+    if client is not None:
         try:
-            async with aclosing(door.lines(tree, after=after, deltas=deltas)) as lines:
+            async with aclosing(client.watch_lines(tree, after=after, deltas=deltas)) as lines:
                 async for line in lines:
                     item = decode_item(line)
                     after = after if isinstance(item, Delta) else item.seq
                     yield line
-        except (DoorGone, NotFound):
-            pass  # the log has the events that did not come
+        except (ControlUnreachable, NotFound):
+            pass  # the log has the events that the server did not send
     async for stored in follow_lines(project.log, tree, after=after):
         yield stored.line
 

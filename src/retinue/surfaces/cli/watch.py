@@ -15,7 +15,7 @@ from retinue import build
 from retinue.config.models import no_model
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
-from retinue.control.server import DoorServer
+from retinue.control.server import ControlServer
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much = parser.add_mutually_exclusive_group()
     how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
-    parser.add_argument("--no-door", action="store_true", help="no send, cancel or answers from other terminals")
+    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     parser.add_argument(
         "--wait-approvals", metavar="SECONDS", type=seconds, help="without a terminal, wait so long for answers"
     )
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
     )
     screen.check_folder(project.folder)
-    if args.runtime is None and project.settings.subagent_runtime_mode is None:
+    if args.runtime is None and project.settings.coordination.subagent_runtime_mode is None:
         parts = replace(parts, runtime="isolated")
     parts = build.adapt_to_watcher(parts)
     if parts.model is None and all(profile.model is None for profile in parts.profiles):
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Host:
-    """The supervisor, its door, its screen and the watcher, from the first look to the last answer."""
+    """The supervisor, its control server, its screen and the watcher, from the first look to the last answer."""
 
     def __init__(self, args: argparse.Namespace, parts: build.Parts, printer: Printer) -> None:
         terminal = sys.stdin.isatty() and sys.stderr.isatty()
@@ -104,8 +104,8 @@ class _Host:
     async def serve(self) -> None:
         parts, args = self._parts, self._args
         supervisor = self._supervisor = build.make_supervisor(parts)
-        async with AsyncExitStack() as doors:
-            doors.push_async_callback(self._end)
+        async with AsyncExitStack() as servers:
+            servers.push_async_callback(self._end)
             assert parts.state is not None
             hosting = Hosting(
                 outbox=args.outbox,
@@ -119,11 +119,13 @@ class _Host:
                 begun=self._show,
             )
             watcher = Watcher(supervisor, hosting)
-            if not args.no_door:
+            if not args.no_control:
                 try:
-                    await doors.enter_async_context(DoorServer(supervisor, parts.state))
+                    await servers.enter_async_context(
+                        ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended)
+                    )
                 except RetinueError as error:
-                    self._say(f"warning: no door for other terminals: {error}")
+                    self._say(f"warning: no control server for other terminals: {error}")
             with Signals(_All(supervisor, self._stop.set)) as signals:
                 signals.aim("", self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")

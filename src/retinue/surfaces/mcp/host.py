@@ -1,4 +1,4 @@
-"""The host of an MCP server: the supervisor, its door, and what each session's calls are done with.
+"""The host of an MCP server: the supervisor, its control server, and what each session's calls are done with.
 
 Made by `load` from what the command line said, torn down by `close`. Heavy: loaded beside the first answers."""
 
@@ -12,14 +12,15 @@ from typing import Any
 
 from retinue import build
 from retinue.control.publisher import publisher_of
-from retinue.control.server import DoorServer
+from retinue.control.server import ControlServer
+from retinue.core.caller import narrower
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
 from retinue.protocol import inherited_limits as travel
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor import client_run as clients
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp import profile_tool as single
@@ -56,7 +57,7 @@ class Wish:
     profile: Profile | None = None
     wait_approvals: float = WAIT_APPROVALS
     reply_within: float | None = None
-    door: bool = True
+    control: bool = True
 
 
 class _Served:
@@ -90,8 +91,8 @@ class _Served:
 class Host:
     """Serves every session of one server process with one supervisor."""
 
-    def __init__(self, wish: Wish, supervisor: Supervisor, doors: AsyncExitStack) -> None:
-        self._wish, self._supervisor, self._doors = wish, supervisor, doors
+    def __init__(self, wish: Wish, supervisor: Supervisor, servers: AsyncExitStack) -> None:
+        self._wish, self._supervisor, self._servers = wish, supervisor, servers
         self._served: dict[Session, _Served] = {}
         parts = wish.parts
         assert parts.state is not None
@@ -114,19 +115,21 @@ class Host:
         )
         parts = replace(wish.parts, approver=attendant, wait_approvals=wish.wait_approvals)
         supervisor = build.make_supervisor(parts)
-        doors = AsyncExitStack()
-        host = cls(replace(wish, parts=parts), supervisor, doors)
+        servers = AsyncExitStack()
+        host = cls(replace(wish, parts=parts), supervisor, servers)
         made.append(host)
-        if wish.door:
+        if wish.control:
             try:
-                await doors.enter_async_context(DoorServer(supervisor, host.state))
+                await servers.enter_async_context(
+                    ControlServer(supervisor.control, host.state, unattended=supervisor.is_unattended)
+                )
             except RetinueError as error:
-                say(f"warning: no door for other terminals: {error}")
+                say(f"warning: no control server for other terminals: {error}")
         return host
 
-    def _given(self, **more: Any) -> Given:
+    def _given(self, **more: Any) -> ResumeOverrides:
         profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
-        return Given(profiles, **more)
+        return ResumeOverrides(profiles=profiles, **more)
 
     def attends(self, tree: str) -> bool:
         """Whether the user of the client whose tree it is can be asked."""
@@ -161,7 +164,7 @@ class Host:
         """What is left to the run that makes the call, if it comes from one, and to whom its runs are reported, hold
         for all that is made in here."""
         supervisor = self._supervisor
-        caller = travel.narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
+        caller = narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
         publisher = publisher_of(supervisor.log)
         run_id = args.get("runId") if self._wish.profile is not None else ""
         with called.serving(caller), ExitStack() as reported:
@@ -207,7 +210,7 @@ class Host:
     async def close(self) -> None:
         for session in list(self._served):
             await self.left(session)
-        await self._doors.aclose()
+        await self._servers.aclose()
         await self._supervisor.close()
 
     def kill(self) -> None:

@@ -61,7 +61,7 @@ def check_sandboxes(look: Look) -> Iterator[Check]:
 def check_control(look: Look) -> Iterator[Check]:
     """Check that other terminals can reach a run, and list the processes that can be reached."""
     yield _check_loopback()
-    live, stale = address_files.survey(look.state / "doors")
+    live, stale = address_files.survey_addresses(look.state / "control")
     for pid in live:
         yield Check("control", "ok", f"process {pid} can be reached from here")
     if stale:
@@ -135,5 +135,5 @@ def _check_loopback() -> Check:
             listener.listen(1)
     except OSError as error:
         text = f"cannot listen on {LOOPBACK}: {error.strerror or error}: other terminals cannot reach runs"
-        return Check("loopback", "warn", text, "runs work without it; `retinue run --no-door` drops the warning")
+        return Check("loopback", "warn", text, "runs work without it; `retinue run --no-control` drops the warning")
     return Check("loopback", "ok", f"can listen on {LOOPBACK}, so other terminals can reach a run")

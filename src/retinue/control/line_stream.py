@@ -1,0 +1,55 @@
+"""Sends the lines of a stream command, such as a watch, over one connection.
+
+A peer that reads slowly holds up nobody but itself. One that takes nothing for too long is dropped; a watcher then
+comes back with `after=` the last event it has seen. An empty line is a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from retinue.http.server import ServerConnection
+
+HEARTBEAT_SECONDS = 5.0
+STUCK_SECONDS = 30.0
+BUFFERED_BYTES = 64 * 1024
+LINES_PER_TURN = 64
+
+
+async def send_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+    """Send the whole response. Returns when there are no more lines, or the peer is gone."""
+    connection.start_response(200, {"Content-Type": "application/x-ndjson"})
+    tasks = [
+        asyncio.create_task(_write(lines, connection)),
+        asyncio.create_task(_beat(connection)),
+        asyncio.create_task(connection.wait_for_peer()),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _write(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+    written = 0
+    async with aclosing(lines):  # type: ignore[type-var]
+        async for line in lines:
+            connection.send_chunk(line + b"\n")
+            written += 1
+            if connection.unsent_bytes > BUFFERED_BYTES:
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await connection.drain()
+            elif written % LINES_PER_TURN == 0:
+                await asyncio.sleep(0)  # runs get their turn while a fast peer reads a long history
+    connection.end_response()
+
+
+async def _beat(connection: ServerConnection) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        if not connection.unsent_bytes:
+            connection.send_chunk(b"\n")

@@ -1,0 +1,78 @@
+"""Strict JSON bodies: typos, duplicate keys, endless nesting and broken characters are errors that name the problem.
+
+Does no I/O. Used for what other processes send: control requests and reports.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+MAX_DEPTH = 100
+MAX_DIGITS = 18
+MAX_NAME = 200
+T = TypeVar("T")
+
+
+class InvalidBody(ValueError):
+    """A body that does not have the expected shape; the text says why."""
+
+
+def encode_body(value: Any) -> bytes:
+    """Encode a value as JSON. Half a character becomes `?`, and a value that JSON does not know its `str`."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, enc_hook=str)
+        return msgspec.json.encode(json.loads(json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")))
+
+
+def decode_body(body: bytes, shape: type[T]) -> T:
+    """Decode a body as `shape`. Raises InvalidBody and nothing else."""
+    try:
+        text = body.decode()
+        value = json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_int=_parse_int)
+        if "\\" in text:  # half a character can only come in as an escape
+            json.dumps(value, ensure_ascii=False).encode()
+        _check_depth(value, MAX_DEPTH)
+        return msgspec.convert(value, shape)
+    except InvalidBody:
+        raise
+    except RecursionError:
+        raise InvalidBody("the body is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidBody("the body is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise InvalidBody("the body holds half of a character") from None
+    except json.JSONDecodeError as error:
+        raise InvalidBody(f"the body is not JSON: {error}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidBody(str(error)) from None
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidBody(f"the key {name[:MAX_NAME]!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidBody(f"{name} is not JSON")
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise InvalidBody(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left == 0:
+        raise InvalidBody("the body is nested too deeply")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(inner, left - 1)
