@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Deny
+from retinue.core.control import ResumeOverrides
 from retinue.core.events import (
     ApprovalAsked,
     Body,
@@ -27,7 +28,6 @@ from retinue.core.profiles import Task
 from retinue.core.usage import Usage
 from retinue.log.runs import Runs
 from retinue.remote.port import STARTED, RemoteSpawned
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from tests.remote.benches import PROFILE, make_supervisor
 from tests.remote.outbox.kit import FlatPrices, until
@@ -189,7 +189,7 @@ async def test_after_a_crash_the_run_is_attached_to_and_nothing_is_lost_or_writt
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = second.resume(tree, Given(profiles=[PROFILE]))
+    node = second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
     peer.runs[0].say(ending("over"))
     await node.join()
     events = second.log.read(tree)
@@ -217,7 +217,7 @@ async def test_a_question_that_was_open_at_the_crash_is_asked_again(tmp_path: Pa
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = second.resume(tree, Given(profiles=[PROFILE]))
+    node = second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
     await until(lambda: bool(second.pending()))
     second.answer(second.pending()[0].id, Allow(), by="user")
     await node.join()

@@ -16,10 +16,10 @@ from retinue import Event, Limits, Profile, Result
 from retinue.build import Parts, find_profile, make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
+from retinue.core.control import RunHandle
 from retinue.core.events import decode, encode
 from retinue.log.runs import Runs
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.library import Run
 
 
 @dataclass
@@ -77,7 +77,7 @@ async def play_elsewhere(
     profile: Profile,
     folder: Path,
     *,
-    during: Callable[[Run], Awaitable[Any]] | None = None,
+    during: Callable[[RunHandle], Awaitable[Any]] | None = None,
     limits: Limits | None = None,
     **options: Any,
 ) -> tuple[Result[Any], list[Event]]:

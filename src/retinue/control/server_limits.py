@@ -7,11 +7,11 @@ import secrets
 
 import msgspec
 
+from retinue.core.caller import Caller, narrower
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import Clock
 from retinue.protocol import inherited_limits as travel
-from retinue.protocol.inherited_limits import Caller
 from retinue.remote.validator import clean_name
 from retinue.supervisor.remaining_limits import left_to
 from retinue.supervisor.supervisor import Supervisor
@@ -46,7 +46,7 @@ class Downward:
         found = left_to(tree, tree.nodes[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
-        return travel.narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+        return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 
 def mint(name: str) -> str:

@@ -14,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from retinue.core.approvals import Decision
+from retinue.core.caller import Caller
 from retinue.core.events import Body, UsageReported
 from retinue.core.messages import RunRef
-from retinue.protocol.inherited_limits import Caller
 
 STARTED = ""  # the id of the run that was asked for, among the runs of its peer
 ASKER = "asker"  # the source of an `Inbox` with which a peer confirms words from here

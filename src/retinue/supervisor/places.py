@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.control import RunHandle
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan
@@ -100,7 +101,8 @@ def system_of(node: Node) -> str:
 def context_of(node: Node) -> Context:
     """For what runs with the supervisor: host-side functions and callables."""
     metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
-    node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
+    handle = RunHandle(node.link.supervisor.control, node.ref)
+    node.context = Context(node.link, handle=handle, workspace=node.folders.path, metadata=metadata)
     return node.context
 
 

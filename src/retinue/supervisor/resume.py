@@ -8,13 +8,14 @@ their parents', answers that had been given take effect, and what was spent stay
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     ApprovalAsked,
@@ -31,7 +32,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
-from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.profiles import Task
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
@@ -70,6 +71,7 @@ class Ground:
 
     supervisor: Supervisor
     log: Log
+    read: Callable[[str], Sequence[Event]]
     planner: Planner
     state: StateFolder
     clock: Clock
@@ -78,42 +80,19 @@ class Ground:
     drive: Callable[[Tree, Node, Awaitable[None] | None], None]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
-    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is;
-    `runtime` is where its runs live from now on, if that was said. `seconds` is what a model asks for a run that is
-    continued, whose files are kept if `files` says so."""
-
-    profiles: Sequence[Profile] = ()
-    limits: Limits = field(default_factory=Limits)
-    model: str | None = None
-    read: Callable[[str], Sequence[Event]] | None = None
-    runtime: RuntimeName | None = None
-    seconds: float | None = None
-    files: bool = False
-
-
-NOTHING_GIVEN = Given()
-
-
-def resume(ground: Ground, tree: str, given: Given) -> Node:
+def resume(ground: Ground, tree: str, given: ResumeOverrides) -> Node:
     """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
     if tree in ground.supervisor.trees:
         raise ConfigError(f"{tree} is at work here already")
-    revival = Revival(ground, read(ground, tree, NOTHING_GIVEN), given)
+    revival = Revival(ground, read(ground, tree), given)
     if not revival.going_on:
         status = revival.runs.runs[0].status
         raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
     return revival.go_on(given)
 
 
-def reader(ground: Ground, given: Given) -> Callable[[str], Sequence[Event]]:
-    return given.read or ground.log.read
-
-
-def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
-    events = reader(ground, given)(tree)
+def read(ground: Ground, tree: str) -> Sequence[Event]:
+    events = ground.read(tree)
     if not events:
         raise NotFound(f"there is no tree '{tree}' in the log")
     return events
@@ -122,19 +101,20 @@ def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
 class Revival:
     """A stored tree on its way back to life."""
 
-    def __init__(self, ground: Ground, events: Sequence[Event], given: Given) -> None:
+    def __init__(self, ground: Ground, events: Sequence[Event], given: ResumeOverrides) -> None:
         self.ground = ground
-        stored = reader(ground, given)
         self.id = events[0].tree
         self.runs = Runs.of(self.id, events)
         without_end = [view for view in self.runs.runs.values() if view.ended is None]
         self.going_on = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
-        began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
+        began_with = {
+            run: before(ground.read, self.id, body) for run, body in spawned.items() if body.continues is not None
+        }
         self.known = interrupted(events, before=began_with)
         self._events = events
 
-    def go_on(self, given: Given) -> Node:
+    def go_on(self, given: ResumeOverrides) -> Node:
         """All or nothing: what cannot be made again is an error before the first event is written."""
         tree = self.tree(given)
         nodes = [tree.nodes[view.number] for view in self.going_on]
@@ -156,7 +136,7 @@ class Revival:
 
     # Making the tree again
 
-    def tree(self, given: Given, *, planned: int | None = None) -> Tree:
+    def tree(self, given: ResumeOverrides, *, planned: int | None = None) -> Tree:
         """The tree as it was, with nobody at work yet. Plans are made for runs that go on, and for the one that is
         `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned

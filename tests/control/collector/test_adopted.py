@@ -9,6 +9,7 @@ import pytest
 
 from retinue import build
 from retinue.control import collector as module
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
     Event,
@@ -27,7 +28,6 @@ from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
 from retinue.remote.validator import Bounds, clean_name
-from retinue.supervisor.resume import Given
 from retinue.surfaces.printer.printer import Printer
 from tests.control.collector.kit import CPE, Hall, hall, of, runs_of
 
@@ -393,7 +393,7 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
     supervisor = build.make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
-    node = supervisor.resume(tree, Given(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    node = supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
     try:
         events = supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"

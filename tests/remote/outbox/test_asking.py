@@ -15,12 +15,12 @@ import pytest
 
 import retinue
 from retinue import Event, Profile, Task, tool
+from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.remote import outbox as delegated
 from retinue.supervisor import adoption, remote_driver
-from retinue.surfaces.library import Run
 from tests.remote.outbox.kit import explorer, put, until
 from tests.sandbox.falls import kill_worker
 from tests.sandbox.hosts import host
@@ -32,7 +32,7 @@ HERE = Profile("explorer", model=explorer().model, runtime="delegated")
 
 
 @asynccontextmanager
-async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncIterator[tuple[Run, Path, str]]:
+async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncIterator[tuple[RunHandle, Path, str]]:
     """A run that waits for a host, the outbox, and the id of its request."""
     outbox = tmp_path / "outbox"
     outbox.mkdir(exist_ok=True)
@@ -252,7 +252,7 @@ async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Pa
         async for event in run.events():
             if isinstance(event.body, ToolCall) and event.body.name == "hold":
                 break
-        receipt = await r.supervisor.send(run.tree, event.run, "turn left")
+        receipt = await r.control.supervisor.send(run.tree, event.run, "turn left")
         assert receipt.state == "queued" and event.run == 1
         go.set()
         await run.result()
@@ -276,7 +276,7 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
     outbox = tmp_path / "outbox"
     outbox.mkdir()
 
-    async def answered(run: Run, *events: bytes) -> Any:
+    async def answered(run: RunHandle, *events: bytes) -> Any:
         await until(lambda: bool(os.listdir(outbox)))
         [file] = outbox.iterdir()
         name, asked = file.name.removeprefix("request_").removesuffix(".json"), json.loads(file.read_bytes())
