@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from retinue.config.schema import Key, Shape
-from retinue.config.settings import PROFILE, RULES, SETTINGS, parse_settings, schema
+from retinue.config.schema import Setting, declared
+from retinue.config.settings import ApprovalSettings, ProfileSettings, Settings, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
 
-VALIDATOR = jsonschema.Draft7Validator(schema())
+VALIDATOR = jsonschema.Draft7Validator(settings_schema())
 RULE_TEXTS = ["read", " mcp__* ", "shell(git *)", "my_shell(ls)", "deploy(a=b)", "deploy(a=)", "edit(())"]
 NO_RULES = ["", "shell()", "shell( )", "deploy(x)", "deploy()", "shell(", "a b", "x\n(y=1)", "édit", "read)"]
 SCALARS: list[Any] = [None, True, False, 0, 1, -1, 7, 0.5, -0.5, 2**40, "", " ", "x", "ask", "yes", "walled", "strict"]
@@ -27,16 +27,16 @@ LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a":
 NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a b", "", "a\n", "x" * 65, "é"])
 
 
-def mappings(shape: Shape) -> st.SearchStrategy[dict[str, Any]]:
+def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
     """Mappings with some of its keys, each with a good or a bad value, now and then with a key it has not."""
-    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in shape.keys})
+    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in declared(section)})
     odd = st.builds(lambda found, name: {**found, name: 1}, good, st.sampled_from(["x", "mode", ""]))
     return mostly(good, odd)
 
 
-def values(key: Key) -> st.SearchStrategy[Any]:
+def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
-    fits = LEAVES if key.kind.shape is None else mappings(key.kind.shape)
+    fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
     example = st.just(parse_yaml(key.example, "example").plain()) if key.example else fits
     return mostly(mostly(example, fits), LEAVES)
 
@@ -47,8 +47,8 @@ def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.Sea
 
 DOCUMENTS = st.builds(
     lambda found, profiles: {**found, "profiles": profiles} if profiles is not None else found,
-    mappings(SETTINGS),
-    st.none() | mostly(st.dictionaries(NAMES, mappings(PROFILE), max_size=2), LEAVES),
+    mappings(Settings),
+    st.none() | mostly(st.dictionaries(NAMES, mappings(ProfileSettings), max_size=2), LEAVES),
 )
 
 
@@ -96,19 +96,19 @@ def test_they_agree_on_whatever_is_written_for_a_rule(text: str) -> None:
 
 
 def test_each_key_is_explained_and_its_example_is_right() -> None:
-    jsonschema.Draft7Validator.check_schema(schema())
+    jsonschema.Draft7Validator.check_schema(settings_schema())
 
-    def look(shape: Shape, around: str) -> None:
-        for key in shape.keys:
+    def look(section: type, around: str) -> None:
+        for key in declared(section):
             assert key.help and key.kind.schema["type"], key.name
             if key.example:
                 parse_settings(around.replace("HERE", f"{{{key.name}: {key.example}}}"), Path("retinue.yaml"))
-            elif key.kind.shape is not None:
-                look(key.kind.shape, around.replace("HERE", f"{{{key.name}: HERE}}"))
+            elif key.kind.section is not None:
+                look(key.kind.section, around.replace("HERE", f"{{{key.name}: HERE}}"))
 
-    look(SETTINGS, "HERE")
-    look(RULES, "approvals: HERE")
-    look(PROFILE, "profiles: {poet: HERE}")
-    properties = schema()["properties"]
+    look(Settings, "HERE")
+    look(ApprovalSettings, "approvals: HERE")
+    look(ProfileSettings, "profiles: {poet: HERE}")
+    properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("the same in US dollars")
     assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")

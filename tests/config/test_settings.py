@@ -33,7 +33,8 @@ def test_without_a_file_or_with_an_empty_one_the_defaults_hold(write: Write) -> 
     assert load_settings(None) == Settings()
     path = write("retinue.yaml", "# later\n")
     assert load_settings(path) == Settings(file=path)
-    assert (Settings().subagent_default_timeout, Settings().subagent_min_timeout, Settings().subagent_max_timeout) == (
+    timeouts = Settings().coordination
+    assert (timeouts.subagent_default_timeout, timeouts.subagent_min_timeout, timeouts.subagent_max_timeout) == (
         1800,
         60,
         14400,
@@ -49,17 +50,19 @@ def test_the_example_in_the_modules_docstring_is_read_as_it_says(write: Write) -
         turns=100, seconds=600, depth=3, concurrent=8, tokens=2_000_000, cost=Decimal(5), stall=300
     )
     assert settings.retention_days == 30
-    assert settings.subagent_types == ("explorer",)
+    assert settings.coordination.subagent_types == ("explorer",)
     explorer, poet = settings.profiles["explorer"], settings.profiles["poet"]
     assert (explorer.model, explorer.tools) == ("scripted:script.yaml", ("read", "grep", "glob"))
-    assert explorer.limits == Limits(turns=30, seconds=900, depth=0, tokens=200_000, cost=Decimal("0.5"), stall=120)
+    assert explorer.limits.to_limits() == Limits(
+        turns=30, seconds=900, depth=0, tokens=200_000, cost=Decimal("0.5"), stall=120
+    )
     assert (explorer.runtime, explorer.workspace, explorer.leaf) == ("inherited", "scratch", True)
     assert (poet.description, poet.instructions, poet.skills) == (
         "Writes verse.",
         "You write verse.",
         ("report-writing",),
     )
-    assert (poet.tools, poet.leaf, poet.limits) == (None, None, Limits())
+    assert (poet.tools, poet.leaf, poet.limits.to_limits()) == (None, None, Limits())
 
 
 def test_null_means_unlimited_or_the_default(write: Write) -> None:
@@ -67,19 +70,19 @@ def test_null_means_unlimited_or_the_default(write: Write) -> None:
     text += "orchestrator: {coordination: {subagent_types: null}}\nprofiles: {explorer: }\n"
     settings = load_settings(write("retinue.yaml", text))
     assert settings.limits == Limits(turns=None, seconds=None, concurrent=None)
-    assert (settings.model, settings.subagent_types) == (None, None)
-    assert settings.profiles["explorer"].limits == Limits()
+    assert (settings.model, settings.coordination.subagent_types) == (None, None)
+    assert settings.profiles["explorer"].limits.to_limits() == Limits()
 
 
 @pytest.mark.requirement("MASS-32")
 def test_an_empty_list_of_types_is_kept_apart_from_none(write: Write) -> None:
     path = write("retinue.yaml", "orchestrator: {coordination: {subagent_types: []}}")
-    assert load_settings(path).subagent_types == ()
+    assert load_settings(path).coordination.subagent_types == ()
 
 
 def test_a_default_timeout_outside_the_bounds_stands(write: Write) -> None:
     path = write("retinue.yaml", "orchestrator: {coordination: {subagent_default_timeout: 5}}")
-    assert load_settings(path).subagent_default_timeout == 5
+    assert load_settings(path).coordination.subagent_default_timeout == 5
 
 
 @pytest.mark.parametrize(

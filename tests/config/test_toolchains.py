@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from retinue.config.profiles import parse_profile
-from retinue.config.schema import Shape
-from retinue.config.settings import SETTINGS, parse_settings, schema
-from retinue.config.template import settings_file, subagent_file
+from retinue.config.schema import declared
+from retinue.config.settings import Settings, parse_settings, settings_schema
+from retinue.config.template import render_settings, render_subagent
 from retinue.config.toolchains import find_toolchains
 from retinue.config.yaml import parse_yaml
 from retinue.core.messages import ToolSpec
@@ -54,7 +54,7 @@ def test_the_command_that_tests_a_project(tmp_path: Path, files: dict[str, str],
     found = [one.test for one in find_toolchains(tmp_path)]
     assert found == tests
     for test in found:
-        text = settings_file(model=None, profile="reviewer", tests=[test], allowed=True)
+        text = render_settings(model=None, profile="reviewer", tests=[test], allowed=True)
         rules = parse_settings(text, Path("retinue.yaml")).rules
         policy = RulePolicy(rules, mode="ask", project=str(tmp_path))
         verdicts = [
@@ -74,30 +74,31 @@ def test_files_that_are_none_are_passed_over(tmp_path: Path) -> None:
 def test_what_is_written_loads_whichever_line_is_turned_on(
     model: str | None, tests: tuple[str, ...], allowed: bool
 ) -> None:
-    text = settings_file(model=model, profile="reviewer", tests=tests, allowed=allowed)
+    text = render_settings(model=model, profile="reviewer", tests=tests, allowed=allowed)
     off = list(OFF.finditer(text))
     assert len(off) > 15
     one_each = [text[: found.start()] + found[1] + text[found.end() :] for found in off]
     for version in (text, *one_each, OFF.sub(r"\1", text)):
         parse_settings(version, Path("retinue.yaml"))
-        jsonschema.validate(parse_yaml(version, "retinue.yaml").plain(), schema())
+        jsonschema.validate(parse_yaml(version, "retinue.yaml").plain(), settings_schema())
     settings = parse_settings(text, Path("retinue.yaml"))
     assert settings.model == model
     assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]
 
 
 def test_every_key_there_is_is_written_down() -> None:
-    text = settings_file(model=None, profile="reviewer", tests=(), allowed=False)
+    text = render_settings(model=None, profile="reviewer", tests=(), allowed=False)
 
-    def names(shape: Shape) -> set[str]:
-        inner = [names(key.kind.shape) for key in shape.keys if key.kind.shape is not None and not key.example]
-        return {key.name for key in shape.keys}.union(*inner)
+    def names(section: type) -> set[str]:
+        keys = declared(section)
+        inner = [names(key.kind.section) for key in keys if key.kind.section is not None and not key.example]
+        return {key.name for key in keys}.union(*inner)
 
-    assert names(SETTINGS) <= set(re.findall(r"^\s*#?([a-z_]+):", text, re.MULTILINE))
+    assert names(Settings) <= set(re.findall(r"^\s*#?([a-z_]+):", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("tests", [(), ("make test", "pytest")])
 def test_the_agent_is_one(tests: tuple[str, ...]) -> None:
-    profile = parse_profile(subagent_file("scout-2", tests), file="SUBAGENT.md", source="x").profile
+    profile = parse_profile(render_subagent("scout-2", tests), file="SUBAGENT.md", source="x").profile
     assert profile.name == "scout-2"
     assert all(f"`{test}`" in profile.instructions for test in tests)

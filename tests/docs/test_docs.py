@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from retinue.config.project import load_project
+from retinue.config.reference import render_reference
 from retinue.core.events import KINDS
 from retinue.core.limits import Caps
 
@@ -47,30 +49,41 @@ def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     assert project.warnings == ()
     assert [profile.name for profile in project.profiles] == ["explorer", "reviewer"]
-    assert project.settings.subagent_max_timeout == 3600
+    assert project.settings.coordination.subagent_max_timeout == 3600
 
 
-def test_the_config_of_the_page_of_walls_loads(tmp_path: Path) -> None:
+def test_the_tables_of_the_settings_page_are_those_of_the_declarations() -> None:
+    """`python -m retinue.config.reference` prints them."""
+    assert render_reference() in (ROOT / "docs/settings.md").read_text()
+
+
+def test_the_config_of_the_page_of_sandboxes_loads(tmp_path: Path) -> None:
     found = []
-    for config in snippets(ROOT / "docs/walls.md", "yaml"):
+    for config in snippets(ROOT / "docs/sandbox.md", "yaml"):
         (tmp_path / "retinue.yaml").write_text(config)
         found.append(load_project(tmp_path, config=tmp_path / "retinue.yaml").settings)
     isolated, caps, network, container = found
-    assert caps.caps == Caps()
+    assert caps.caps.to_caps() == Caps()
     assert network.network is not None and "git.example.org:8443" in network.network
     assert {name: given.network for name, given in network.profiles.items()} == {
         "explorer": "none",
         "researcher": ("docs.python.org",),
     }
-    assert (isolated.subagent_runtime_mode, isolated.subagent_runtime_fallback_mode) == ("isolated", "inherited")
-    assert (container.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
+    assert (isolated.coordination.subagent_runtime_mode, isolated.coordination.subagent_runtime_fallback_mode) == (
+        "isolated",
+        "inherited",
+    )
+    assert (container.coordination.subagent_runtime_mode, container.container_flags) == ("container", ("--cpus=2",))
 
 
 def test_the_config_of_the_page_of_delegated_runs_loads(tmp_path: Path) -> None:
     [config] = snippets(ROOT / "docs/delegated.md", "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
     settings = load_project(tmp_path, config=tmp_path / "retinue.yaml").settings
-    assert (settings.subagent_runtime_mode, settings.subagent_delegation_directory) == ("delegated", "/srv/box/outbox")
+    assert (settings.coordination.subagent_runtime_mode, settings.coordination.subagent_delegation_directory) == (
+        "delegated",
+        "/srv/box/outbox",
+    )
 
 
 def test_what_the_page_of_mcp_servers_shows_works(tmp_path: Path) -> None:
@@ -99,7 +112,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
 
 
 def test_the_python_of_going_on_runs(tmp_path: Path) -> None:
-    [code] = snippets(ROOT / "docs/going-on.md", "python")
+    [code] = snippets(ROOT / "docs/resume.md", "python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "nothing to do\n"
 
@@ -132,3 +145,14 @@ def test_the_config_of_the_page_of_workspaces_loads(tmp_path: Path) -> None:
     project = load_project(tmp_path, config=tmp_path / "retinue.yaml")
     [coder] = [profile for profile in project.profiles if profile.name == "coder"]
     assert (coder.workspace, project.settings.workspace_setup) == ("worktree", "npm ci")
+
+
+def test_the_architecture_page_lists_the_packages_in_the_linter_s_order() -> None:
+    """The page cannot drift from the import rules: same packages, same order."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each["name"] == "Packages import downwards only"]
+    in_linter = [set(re.findall(r"\w+", layer)) for layer in layers]
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page[page.index("| package | contents |") : page.index("## One run")]
+    on_page = [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines()[2:] if row]
+    assert on_page == in_linter

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from retinue.core.limits import Caps
+from retinue.processes.group import has_living_member
 from retinue.sandbox import bubblewrap, cgroups
 from retinue.sandbox.box import Box
-from retinue.tools.process_groups import has_living
 from tests.sandbox.falls import cmdline
 from tests.sandbox.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 
@@ -175,7 +175,7 @@ def test_a_wall_whose_host_is_killed_while_it_begins_comes_to_an_end(tmp_path: P
     replace(opening, info=None, group=None).drop()
     try:
         assert process.wait(20) == 1  # by itself, since its link is at its end
-        assert not has_living(process.pid)
+        assert not has_living_member(process.pid)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

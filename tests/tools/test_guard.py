@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call
 from retinue.tools import guard
@@ -224,7 +225,7 @@ async def test_cancelled_work_is_told_to_stop_and_waited_for() -> None:
         stop.wait(30)
         ended.set()
 
-    task = asyncio.create_task(guard.in_thread(work))
+    task = asyncio.create_task(run_in_thread(work))
     await asyncio.to_thread(started.wait, 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

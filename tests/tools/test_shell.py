@@ -13,7 +13,7 @@ import pytest
 
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
-from retinue.tools import process_groups as groups
+from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.shell import Shell
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
@@ -82,7 +82,7 @@ async def test_its_environment_is_an_allowlist(folders: RealFolders, monkeypatch
     assert (
         {"PATH", "LC_TIME"}
         <= names
-        <= groups.PASSED | {"RETINUE_RUN", "LC_TIME", "LC_ALL", "LC_CTYPE", "PWD", "SHLVL", "_"}
+        <= PASSED_VARIABLES | {"RETINUE_RUN", "LC_TIME", "LC_ALL", "LC_CTYPE", "PWD", "SHLVL", "_"}
     )
     assert "RETINUE_RUN=/main/worker-1" in outcome.text
 

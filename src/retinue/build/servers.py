@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
     """Return the MCP servers that a program names, in the keys of retinue.yaml; raises ConfigError."""
-    from retinue.config.servers import servers_from
+    from retinue.config import servers as settings
 
-    return servers_from(values)
+    return settings.parse_servers(values)
 
 
 def make_tool_servers(

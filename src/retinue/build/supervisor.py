@@ -102,9 +102,9 @@ class _SettingsRuleBook:
 
     def keep(self, rule: str) -> None:
         from retinue.config.edit import add_allowed
-        from retinue.config.trust import follow
+        from retinue.config.trust import carry_answer
 
         before, after = add_allowed(self._file, rule)
         self._policy.learn(parse_rule(rule))
         if self._keeps_trust:
-            follow(self._file, before, after)
+            carry_answer(self._file, before, after)

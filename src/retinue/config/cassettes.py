@@ -3,7 +3,6 @@ run; what tools there are stands once, at the end. Who recorded the calls, and w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 from retinue.config.files import exists, read_text
 from retinue.core.errors import ConfigError
 from retinue.core.messages import AssistantTurn, Reply, ToolSpec, Turn
+from retinue.files.atomic import replace_file
 
 VERSION = 1
 HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue-record=all` records them anew.\n"
@@ -104,11 +104,9 @@ def write_cassette(path: Path, calls: Sequence[tuple[Entry, Request]]) -> None:
         allow_unicode=True,
         width=110,
     )
-    temporary = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(HEAD + text, encoding="utf-8")
-        os.replace(temporary, path)  # noqa: PTH105 - it must be one step
+        replace_file(path, (HEAD + text).encode(), mode=None)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 

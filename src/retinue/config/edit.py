@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from retinue.config.files import exists, read_text
 from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
+from retinue.files.atomic import replace_file
 
 NEW = "# retinue.yaml\n"
 MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
@@ -149,15 +148,4 @@ def _after_line(text: str, node: Any, piece: str, end: str) -> str:
 def _replace(path: Path, text: str) -> None:
     """Whole or not at all, with the mode it had."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_file(path, text.encode(), mode=mode, sync=True)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from pathlib import Path
 
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
+from retinue.files.content import read_small_file
+from retinue.files.opening import Reason, RefusedFile
 
 MAX_BYTES = 4 * 1024 * 1024
 _REASONS = {
     errno.ENOENT: "no such file",
     errno.ENOTDIR: "no such file",
     errno.EACCES: "permission denied",
-    errno.EISDIR: "is a folder, not a file",
-    errno.ENXIO: "is not a regular file",
+}
+_REFUSALS: dict[Reason, str] = {
+    "link": "is a symbolic link; only regular files are read here",
+    "too_large": f"is larger than {MAX_BYTES // 1024 // 1024} MiB",
 }
 
 
@@ -62,33 +65,14 @@ def subfolders(folder: Path) -> list[Path]:
 
 def _read_bytes(path: Path, *, follow: bool) -> bytes:
     place = Place(str(path))
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        return read_small_file(path, MAX_BYTES, follow=follow)
     except ValueError:
         raise place.error("is not a usable file name") from None
-    except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
-            raise place.error("is a symbolic link; only regular files are read here") from None
-        raise _unreadable(path, error) from None
-    try:
-        _check_regular(os.fstat(descriptor).st_mode, place)
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
+    except RefusedFile as error:
+        raise place.error(_REFUSALS.get(error.reason, error.text)) from None
     except OSError as error:
         raise _unreadable(path, error) from None
-    finally:
-        os.close(descriptor)
-    if len(data) > MAX_BYTES:
-        raise place.error(f"is larger than {MAX_BYTES // 1024 // 1024} MiB")
-    return data
-
-
-def _check_regular(mode: int, place: Place) -> None:
-    if stat.S_ISDIR(mode):
-        raise place.error("is a folder, not a file")
-    if not stat.S_ISREG(mode):
-        raise place.error("is not a regular file")
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retinue.config.exposed_paths import missing
 from retinue.config.files import exists, read_text
 from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
-from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings
+from retinue.config.sandbox import warn_of_missing_paths
+from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skills, pick
-from retinue.config.trust import answered, held
+from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 
@@ -56,8 +56,8 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
-    active, warnings = activate(everyone, settings.subagent_types)
-    warnings = [*warnings, *missing(settings.expose_paths)]
+    active, warnings = activate(everyone, settings.coordination.subagent_types)
+    warnings = [*warnings, *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
         warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
@@ -70,8 +70,8 @@ def own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
         return Settings(), ()
     text = read_text(file)
     settings = parse_settings(text, file)
-    narrow, loose = held(settings)
-    return (settings, ()) if not loose or answered(file, text) else (narrow, tuple(loose))
+    narrow, loose = restrict(settings)
+    return (settings, ()) if not loose or read_answer(file, text) else (narrow, tuple(map(str, loose)))
 
 
 def _few(ignored: tuple[str, ...]) -> str:
@@ -119,11 +119,11 @@ def _allow(profile: Profile, given: ProfileSettings) -> Profile:
         profile,
         model=given.model or profile.model,
         tools=profile.tools if given.tools is None else given.tools,
-        limits=given.limits.over(profile.limits),
+        limits=given.limits.to_limits().over(profile.limits),
         runtime=given.runtime or profile.runtime,
         workspace=given.workspace or profile.workspace,
         leaf=profile.leaf if given.leaf is None else given.leaf,
-        approvals=given.approvals or profile.approvals,
+        approvals=profile.approvals if given.approvals is None else given.approvals.to_rules(),
         network=profile.network if given.network is None else given.network,
     )
 

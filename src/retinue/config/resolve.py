@@ -33,11 +33,18 @@ def outbox_of(given: Path | None, settings: Settings, project: Path) -> Path | N
     named = given or os.environ.get(OUTBOX_VARIABLE)
     if named:
         return Path(named).absolute()
-    return None if settings.subagent_delegation_directory is None else project / settings.subagent_delegation_directory
+    return (
+        None
+        if settings.coordination.subagent_delegation_directory is None
+        else project / settings.coordination.subagent_delegation_directory
+    )
 
 
 def detected(settings: Settings, outbox: Path | None) -> RuntimeName | None:
     """Where nobody has said it: inside a container with a way to ask its host, the host."""
     inside = "container" in os.environ or any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-    said = settings.subagent_runtime_fallback_mode is not None or settings.subagent_host_launch_prefix
+    said = (
+        settings.coordination.subagent_runtime_fallback_mode is not None
+        or settings.coordination.subagent_host_launch_prefix
+    )
     return "delegated" if inside and outbox is not None and not said else None

@@ -1,68 +1,134 @@
-"""What runs behind walls may reach and use, as retinue.yaml says it: `network` and `caps`."""
+"""Settings of sandboxes: the network they reach, the paths they show, what each run may use of the machine."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from retinue.config.located import Node
 from retinue.config.location import shown
-from retinue.config.schema import COUNT, Key, Kind, Shape, at_least, mapping, texts_like
+from retinue.config.schema import (
+    ABOVE_DEFAULT,
+    COUNT,
+    Kind,
+    Loosening,
+    Setting,
+    TrustRule,
+    list_of,
+    read_section,
+    section_schema,
+    setting,
+    whole_from,
+)
+from retinue.core.errors import ConfigError
 from retinue.core.limits import MIB, Caps
 from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 
+PATH_PATTERN = r"^(?:~|/[^/\0])[^\0]*$"
+MISSING = "expose_paths: {path} does not exist here, so no run will see it"
+_HOSTS = list_of(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
+_DEFAULTS = Caps()
 
-def _network(node: Node) -> tuple[str, ...] | str:
-    """none, full, a list of hosts, or a section with that list; one that names none allows none."""
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What may be reached on the network."""
+
+    allow: tuple[str, ...] = setting(
+        _HOSTS, 'hosts; none unless named, "*" is all public ones', default=(), example='[docs.python.org, "*.x.com"]'
+    )
+
+
+def _read_network(node: Node) -> tuple[str, ...] | str:
+    """Read none, full, a list of hosts, or a section with that list. An empty list allows nothing."""
     if isinstance(node.value, str):
         if node.value not in WORDS:
             raise node.error(f"expected none, full or a list of hosts, got '{shown(node.value, 80)}'")
         return node.value
     if isinstance(node.value, dict):
-        return NETWORK.read(node.section()).get("allow") or ()
+        return read_section(NetworkSettings, node.section()).allow
     hosts: tuple[str, ...] = _HOSTS.read(node)
     return hosts
 
 
-def _caps(found: dict[str, Any]) -> Caps:
-    """What is not said, or null, is the default."""
-    said = {key: value for key, value in found.items() if value is not None}
-    sizes = {f"{key.removesuffix('_mib')}_bytes": value * MIB for key, value in said.items() if key.endswith("_mib")}
-    counts = {key: value for key, value in said.items() if not key.endswith("_mib")}
-    if "memory_bytes" in sizes:
-        sizes["memory"] = sizes.pop("memory_bytes")
-    return Caps(**sizes, **counts)
+def _close_network(value: tuple[str, ...] | str, _: Setting) -> tuple[tuple[str, ...] | str, list[Loosening]]:
+    """A project opens no network by itself."""
+    if value == "none":
+        return value, []
+    return (), [Loosening("", host) for host in ((value,) if isinstance(value, str) else value)]
 
 
-_HOSTS = texts_like(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
-NETWORK = Shape(
-    "What may be reached on the network",
-    (Key("allow", _HOSTS, 'hosts; none unless named, "*" is all public ones', '[docs.python.org, "*.example.com"]'),),
-)
-REACH = Kind(
-    _network,
+OPEN_NETWORK = TrustRule("any host", _close_network)
+NETWORK = Kind(
+    _read_network,
     {
-        **NETWORK.schema(),
+        **section_schema(NetworkSettings),
         **_HOSTS.schema,
         "type": ["string", "array", "object"],
         "pattern": f"^({'|'.join(WORDS)})$(?!\\n)",
     },
 )
-CAPS = mapping(
-    Shape(
-        "What each run behind a wall may use of the machine",
-        (
-            Key(
-                "memory_mib",
-                at_least(128),
-                "all its processes together; each, where the kernel cannot count that",
-                "4096",
-            ),
-            Key("processes", at_least(16), "how many at once", "512"),
-            Key("cpu_seconds", COUNT, "of each process", "14400"),
-            Key("file_mib", COUNT, "how large a file may become", "2048"),
-            Key("open_files", at_least(64), "how many each process may have open", "4096"),
-            Key("workspace_mib", COUNT, "what it has written in all; over it the run ends", "8192"),
-        ),
-    ),
-    _caps,
-)
+
+
+def parse_exposed_path(path: str) -> str:
+    """Return an absolute path with `~` replaced; raises ConfigError."""
+    if path == "/":
+        raise ConfigError("/ cannot be exposed to a sandbox: it has everything in it")
+    if not re.fullmatch(PATH_PATTERN, path):
+        raise ConfigError(f"must be an absolute path, got {path!r}")
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:  # ~NAME of a user that this machine does not have
+        return path
+
+
+def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each path that this machine does not have; the file may be written for others too."""
+    yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
+
+
+PATHS = list_of(lambda node: node.checked(parse_exposed_path), PATH_PATTERN, what="a list of paths")
+
+
+@dataclass(frozen=True)
+class CapsSettings:
+    """What each sandboxed run may use of the machine."""
+
+    memory_mib: int = setting(
+        whole_from(128),
+        "all its processes together; each of them, where the kernel cannot count that",
+        default=_DEFAULTS.memory // MIB,
+        example="4096",
+        trust=ABOVE_DEFAULT,
+    )
+    processes: int = setting(
+        whole_from(16), "processes at once", default=_DEFAULTS.processes, example="512", trust=ABOVE_DEFAULT
+    )
+    cpu_seconds: int = setting(
+        COUNT, "CPU time of each process", default=_DEFAULTS.cpu_seconds, example="14400", trust=ABOVE_DEFAULT
+    )
+    file_mib: int = setting(
+        COUNT, "size of one file", default=_DEFAULTS.file_bytes // MIB, example="2048", trust=ABOVE_DEFAULT
+    )
+    open_files: int = setting(
+        whole_from(64), "open files of each process", default=_DEFAULTS.open_files, example="4096", trust=ABOVE_DEFAULT
+    )
+    workspace_mib: int = setting(
+        COUNT,
+        "size of the whole workspace; above it the run ends",
+        default=_DEFAULTS.workspace_bytes // MIB,
+        example="8192",
+        trust=ABOVE_DEFAULT,
+    )
+
+    def to_caps(self) -> Caps:
+        return Caps(
+            memory=self.memory_mib * MIB,
+            processes=self.processes,
+            cpu_seconds=self.cpu_seconds,
+            file_bytes=self.file_mib * MIB,
+            open_files=self.open_files,
+            workspace_bytes=self.workspace_mib * MIB,
+        )

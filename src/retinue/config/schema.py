@@ -1,68 +1,140 @@
-"""What a mapping in a file may hold: every key once, with its kind, what it means and how it looks.
+"""Declarations of settings: each key once, with its kind, default, help, example and trust rule.
 
-The same table reads a file strictly, says it as a JSON schema, and writes it down for `retinue init`. Knows no file.
+A section of a file is a frozen dataclass whose fields are made by `setting`. From these declarations a file is read
+strictly (`read_section`), described as a JSON schema (`section_schema`), checked for trust (`restrict_section`),
+written by `retinue init` (`template.py`) and documented (`reference.py`). Knows no particular setting; reads no file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from retinue.config.located import Node, Section
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
+_KEY = "retinue.setting"
+_SAME = object()
+T = TypeVar("T")
+
+Null = Literal["unset", "unlimited", "refused"]
+Restrict = Callable[[Any, "Setting"], tuple[Any, "list[Loosening]"]]
+
+
+@dataclass(frozen=True)
+class Loosening:
+    """A value that loosens what agents may do: its key, and the value as a person writes it."""
+
+    key: str
+    value: str
+
+    def below(self, key: str) -> Loosening:
+        """Return the same, with its key in the section or setting of that name."""
+        return Loosening(f"{key}.{self.key}" if self.key else key, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.value}"
+
+
+@dataclass(frozen=True)
+class TrustRule:
+    """A rule for values that loosen what agents may do. `words` say which values those are.
+
+    `restrict` returns the value that holds without the user's trust, and what it left out. The key of a loosening is
+    "" for the setting itself, else a key below it."""
+
+    words: str
+    restrict: Restrict
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how it is read, and what a JSON schema says of it. `shape` is that of a mapping."""
+    """A kind of value: how a node is read, and its JSON schema. `section` is the dataclass of a section."""
 
     read: Callable[[Node], Any]
     schema: Mapping[str, Any]
-    shape: Shape | None = None
+    section: type | None = None
 
 
 @dataclass(frozen=True)
-class Key:
-    """`null` says whether null may stand there; `example` is a value as YAML, on one line."""
+class Setting:
+    """The declaration of one key.
+
+    `default` is what holds where nobody sets the key; `unset` is the field's value then, if that differs (a limit that
+    is not set can still come from a profile). `null` says what null means: the same as leaving the key out, no limit,
+    or nothing allowed. `example` is a value as YAML on one line. `trust` is the rule for a value that loosens what
+    agents may do; without one the value always holds."""
 
     name: str
     kind: Kind
     help: str
-    example: str = ""
-    null: bool = True
+    default: Any
+    unset: Any
+    example: str
+    null: Null
+    trust: TrustRule | None
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A mapping with these keys and no others; `hints` has better words for some of the others."""
+def setting(
+    kind: Kind,
+    help: str,
+    *,
+    default: Any = None,
+    unset: Any = _SAME,
+    example: str = "",
+    null: Null = "unset",
+    trust: TrustRule | None = None,
+) -> Any:
+    """Declare one key as a field of a section's dataclass. The key's name is the field's name."""
+    unset = default if unset is _SAME else unset
+    metadata = {_KEY: Setting("", kind, help, default, unset, example, null, trust)}
+    if isinstance(unset, dict):
+        return field(default_factory=lambda: unset, metadata=metadata)
+    return field(default=unset, metadata=metadata)
 
-    title: str
-    keys: tuple[Key, ...]
-    hints: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, section: Section) -> dict[str, Any]:
-        """The values of the keys that were given; null is None."""
-        found: dict[str, Any] = {}
-        for key in self.keys:
-            node = section.entry(key.name)
-            if node is not None:
-                found[key.name] = None if key.null and node.value is None else key.kind.read(node)
-        section.finish(self.hints)
-        return found
+def section(cls: type[T], help: str, *, example: str = "") -> Any:
+    """Declare one key that holds a section. A section that is left out has all its defaults."""
+    kind = Kind(lambda node: read_section(cls, node.section()), section_schema(cls), cls)
+    declaration = Setting("", kind, help, cls(), cls(), example, "unset", TrustRule("", restrict_section))
+    return field(default=cls(), metadata={_KEY: declaration})
 
-    def schema(self) -> dict[str, Any]:
-        properties = {}
-        for key in self.keys:
-            about = dict(nullable(key.kind.schema) if key.null else key.kind.schema)
-            about["description"] = f"{key.help} (such as {key.example})" if key.example else key.help
-            properties[key.name] = about
-        return {"title": self.title, "type": "object", "properties": properties, "additionalProperties": False}
+
+def declared(cls: type) -> tuple[Setting, ...]:
+    """Return the declarations of a section's keys, in order."""
+    found = [(each.name, each.metadata.get(_KEY)) for each in fields(cls)]
+    return tuple(replace(declaration, name=name) for name, declaration in found if declaration is not None)
+
+
+def read_section(cls: type[T], node: Section, **more: Any) -> T:
+    """Read a section strictly: an unknown key is an error. `more` are fields that are no settings."""
+    values = {}
+    for each in declared(cls):
+        entry = node.entry(each.name)
+        if entry is None:
+            continue
+        if entry.value is not None or each.null == "refused":
+            values[each.name] = each.kind.read(entry)
+        elif each.null == "unlimited":
+            values[each.name] = None
+    node.finish(getattr(cls, "hints", None))
+    return cls(**values, **more)
+
+
+def section_schema(cls: type) -> dict[str, Any]:
+    """Return the JSON schema of a section."""
+    properties = {}
+    for each in declared(cls):
+        about = dict(each.kind.schema if each.null == "refused" else nullable(each.kind.schema))
+        about["description"] = f"{each.help} (such as {each.example})" if each.example else each.help
+        properties[each.name] = about
+    title = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
+    return {"title": title, "type": "object", "properties": properties, "additionalProperties": False}
 
 
 def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, or null."""
+    """Return the schema, with null allowed too."""
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     more: dict[str, Any] = {"type": [*kinds, "null"]}
     if "enum" in schema:
@@ -70,32 +142,75 @@ def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, **more}
 
 
-def mapping(shape: Shape, make: Callable[[dict[str, Any]], Any] = lambda found: found) -> Kind:
-    """A mapping of that shape; `make` makes a value of what was found."""
-    return Kind(lambda node: make(shape.read(node.section())), shape.schema(), shape)
+# Trust rules.
+
+
+def restrict_section(values: Any, _: Setting | None = None) -> tuple[Any, list[Loosening]]:
+    """Apply the trust rules of a section's keys."""
+    changes, loosened = {}, []
+    for each in declared(type(values)):
+        value = getattr(values, each.name)
+        if each.trust is None or value is each.unset:
+            continue
+        changes[each.name], found = each.trust.restrict(value, each)
+        loosened += [loosening.below(each.name) for loosening in found]
+    return replace(values, **changes), loosened
+
+
+def _drop_value(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+    items = value if isinstance(value, tuple) else (value,)
+    return declaration.unset, [_loosen(item) for item in items]
+
+
+def _drop_more(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+    within = value is not None and value <= declaration.default
+    return (value, []) if within else (declaration.default, [_loosen(value)])
+
+
+def _drop_less(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
+    return (value, []) if value >= declaration.default else (declaration.default, [_loosen(value)])
+
+
+def _loosen(value: object) -> Loosening:
+    return Loosening("", "null" if value is None else str(value).removesuffix(".0"))
+
+
+def trust_for(*loose: str) -> TrustRule:
+    """Return the rule of a setting of which only these values loosen something."""
+    words = ", ".join(f"`{value}`" for value in loose)
+    return TrustRule(words, lambda value, each: _drop_value(value, each) if value in loose else (value, []))
+
+
+ANY_VALUE = TrustRule("any value", _drop_value)
+ABOVE_DEFAULT = TrustRule("above the default", _drop_more)
+BELOW_DEFAULT = TrustRule("below the default", _drop_less)
+
+
+# Kinds of values.
 
 
 def choice(options: tuple[str, ...]) -> Kind:
-    """One of these words."""
+    """Return the kind of a word that is one of these."""
     return Kind(lambda node: node.choice(options), {"type": "string", "enum": list(options)})
 
 
-def texts_like(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
-    """A list of texts, each of which `read` makes a value of; the pattern says the same to a JSON schema."""
+def list_of(read: Callable[[Node], Any], pattern: str, *, what: str) -> Kind:
+    """Return the kind of a list of texts, each of which `read` turns into a value. The pattern says the same in a JSON
+    schema."""
     return Kind(
         lambda node: tuple(read(item) for item in node.items(what=what)),
         {"type": "array", "items": {"type": "string", "pattern": pattern}},
     )
 
 
-def at_least(least: int) -> Kind:
-    """A whole number of this or more."""
+def whole_from(least: int) -> Kind:
+    """Return the kind of a whole number of at least this."""
     return Kind(lambda node: node.integer(minimum=least), {"type": "integer", "minimum": least})
 
 
-WHOLE = at_least(0)
+WHOLE = whole_from(0)
 NUMBER = Kind(lambda node: node.number(minimum=0), {"type": "number", "minimum": 0})
-COUNT = at_least(1)
+COUNT = whole_from(1)
 POSITIVE = Kind(lambda node: node.number(minimum=1), {"type": "number", "minimum": 1})
 FLAG = Kind(Node.flag, {"type": "boolean"})
 TEXT = Kind(Node.text, {"type": "string"})

@@ -1,4 +1,4 @@
-"""`mcp_servers` of retinue.yaml, and the same as Python values: which MCP servers runs may have tools from.
+"""Settings of MCP servers, from retinue.yaml or from Python values, and the names of tools.
 
 mcp_servers:
   files:
@@ -14,15 +14,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from retinue.config.located import Node, node_of
 from retinue.config.location import Place, meant
-from retinue.config.schema import POSITIVE, TEXTS, WORD, Key, Kind, Shape, texts_like
+from retinue.config.schema import (
+    POSITIVE,
+    TEXTS,
+    WORD,
+    Kind,
+    Loosening,
+    Setting,
+    TrustRule,
+    declared,
+    list_of,
+    read_section,
+    section_schema,
+    setting,
+)
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
-from retinue.core.servers import PREFIX, SERVER_NAME, McpServer, check_server_name, server_of
+from retinue.core.secrets import is_named
+from retinue.core.servers import (
+    CALL_SECONDS,
+    PREFIX,
+    SERVER_NAME,
+    STARTUP_SECONDS,
+    McpServer,
+    check_server_name,
+    server_of,
+)
 
 VARIABLE_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
@@ -32,7 +55,7 @@ TOOLS = (*LOCAL_TOOLS, *WEB_TOOLS, *SPAWN_TOOLS)
 TOOL_PATTERN = rf"^({'|'.join(TOOLS)}|(subagent_|{PREFIX})[^\n]+)$(?!\n)"  # in Python and in a JSON schema
 
 
-def _named(pattern: str, what: str) -> Callable[[str], str]:
+def _name_check(pattern: str, what: str) -> Callable[[str], str]:
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
             raise ConfigError(f"{name!r} is no name of {what}")
@@ -42,28 +65,28 @@ def _named(pattern: str, what: str) -> Callable[[str], str]:
 
 
 def _texts_by_name(pattern: str, what: str) -> Kind:
-    """A mapping of such names to texts of one line."""
-    check = _named(pattern, what)
+    """Return the kind of a mapping of such names to texts of one line."""
+    check = _name_check(pattern, what)
 
     def read(node: Node) -> dict[str, str]:
         found = {}
         for name, entry in node.section().entries.items():
             Node(entry.place, name).checked(check)
-            found[name] = _line(entry)
+            found[name] = _read_line(entry)
         return found
 
     about = {"type": "string", "pattern": r"^[^\r\n\0]*$"}
     return Kind(read, {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": about})
 
 
-def _line(node: Node) -> str:
+def _read_line(node: Node) -> str:
     text = node.text()
     if any(char in text for char in "\r\n\0"):
         raise node.error("must be one line")
     return text
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and text.isprintable()
@@ -76,30 +99,56 @@ def _url(text: str) -> str:
     return text
 
 
-SERVER = Shape(
-    "One MCP server: a program that is started, or an address",
-    (
-        Key("command", WORD, "the program to start", "npx"),
-        Key("args", TEXTS, "its arguments", "[-y, some-mcp-server]"),
-        Key("env", _texts_by_name(VARIABLE_NAME, "a variable"),
-            "variables it gets; ${NAME} is the value of one of yours", '{TOKEN: "${TRACKER_TOKEN}"}'),
-        Key("inherit_env", texts_like(lambda node: node.checked(_named(VARIABLE_NAME, "a variable")), VARIABLE_NAME,
-            what="a list of names"), "variables of yours it gets as they are, beside PATH, HOME and the like",
-            "[HTTPS_PROXY]"),
-        Key("cwd", WORD, "the folder it is started in; the project's unless named", "tools"),
-        Key("url", Kind(lambda node: node.checked(_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"}),
-            "its address, for streamable HTTP", "https://mcp.example.com/mcp"),
-        Key("headers", _texts_by_name(HEADER_NAME, "a header"), "what is sent with every request",
-            '{Authorization: "Bearer ${TRACKER_TOKEN}"}'),
-        Key("timeout", POSITIVE, "seconds a call may be silent; null: as long as its run has", "300"),
-        Key("startup_timeout", POSITIVE, "seconds it may take to answer first", "30", null=False),
-        Key("tools", TEXTS, "those of its tools that are wanted, by name or pattern; all unless named", "[search_*]"),
-    ),
-    {"type": "is not needed: give 'command' for a program, or 'url' for an address"},
-)  # fmt: skip
+@dataclass(frozen=True)
+class ServerSettings:
+    """One MCP server: a program that is started, or an address."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "type": "is not needed: give 'command' for a program, or 'url' for an address"
+    }
+    command: str = setting(WORD, "the program to start", default="", example="npx")
+    args: tuple[str, ...] = setting(TEXTS, "its arguments", default=(), example="[-y, some-mcp-server]")
+    env: Mapping[str, str] | None = setting(
+        _texts_by_name(VARIABLE_NAME, "a variable"),
+        "variables it gets; ${NAME} is the value of one of yours",
+        example='{TOKEN: "${TRACKER_TOKEN}"}',
+    )
+    inherit_env: tuple[str, ...] = setting(
+        list_of(
+            lambda node: node.checked(_name_check(VARIABLE_NAME, "a variable")), VARIABLE_NAME, what="a list of names"
+        ),
+        "variables of yours that it gets unchanged, beside PATH, HOME and the like",
+        default=(),
+        example="[HTTPS_PROXY]",
+    )
+    cwd: str | None = setting(WORD, "the folder it is started in; the project's unless named", example="tools")
+    url: str = setting(
+        Kind(lambda node: node.checked(_check_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"}),
+        "its address, for streamable HTTP",
+        default="",
+        example="https://mcp.example.com/mcp",
+    )
+    headers: Mapping[str, str] | None = setting(
+        _texts_by_name(HEADER_NAME, "a header"),
+        "sent with every request",
+        example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
+    )
+    timeout: float | None = setting(
+        POSITIVE,
+        "seconds a call may be silent; null: as long as its run has",
+        default=CALL_SECONDS,
+        example="300",
+        null="unlimited",
+    )
+    startup_timeout: float = setting(
+        POSITIVE, "seconds until its first answer", default=STARTUP_SECONDS, example="30", null="refused"
+    )
+    tools: tuple[str, ...] | None = setting(
+        TEXTS, "the tools you want of it, by name or pattern; all unless named", example="[search_*]"
+    )
 
 
-def _servers(node: Node) -> tuple[McpServer, ...]:
+def _read_servers(node: Node) -> tuple[McpServer, ...]:
     found = []
     names: dict[str, str] = {}
     for name, entry in node.section().entries.items():
@@ -107,47 +156,58 @@ def _servers(node: Node) -> tuple[McpServer, ...]:
         other = names.setdefault(name.casefold(), name)
         if other != name:
             raise entry.error(f"is the same name as '{other}'")
-        found.append(_server(name, entry))
+        found.append(_read_server(name, entry))
     return tuple(found)
 
 
-def _server(name: str, node: Node) -> McpServer:
+def _read_server(name: str, node: Node) -> McpServer:
     section = node.section()
-    found = SERVER.read(section)
-    command, url = found.get("command"), found.get("url")
-    if (command is None) == (url is None):
-        raise node.error(
-            "give it a 'command' to start, or a 'url' to reach" + ("" if command is None else ", not both")
-        )
-    for key in ONLY_ADDRESS if url is None else ONLY_PROGRAM:
-        if found.get(key):
-            raise section.entries[key].error(f"is for a server with a '{'url' if url is None else 'command'}'")
-    given = {key: value for key, value in found.items() if value is not None or key == "timeout"}
-    return McpServer(name, **given)
+    values = read_section(ServerSettings, section)
+    if bool(values.command) == bool(values.url):
+        raise node.error("give it a 'command' to start, or a 'url' to reach" + (", not both" if values.url else ""))
+    for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
+        if getattr(values, key):
+            raise section.entries[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
+    found = {each.name: getattr(values, each.name) for each in declared(ServerSettings) if each.name in section.entries}
+    return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
 
 
+def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
+    """A project starts or reaches no server by itself."""
+    return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
+
+
+def _describe_environment(server: McpServer) -> str:
+    """Return the variables that go to a server and its folder: these too decide which code runs."""
+    told = [f"gets {', '.join(server.gets)}"] if server.gets else []
+    told += [f"{name}={'...' if is_named(name) else value}" for name, value in server.env.items()]
+    told += [] if server.cwd is None else [f"in {server.cwd}"]
+    return f" ({'; '.join(told)})" if told else ""
+
+
+NEW_SERVERS = TrustRule("any server", _drop_servers)
 SERVERS = Kind(
-    _servers,
+    _read_servers,
     {
         "type": "object",
         "propertyNames": {"pattern": SERVER_NAME},
-        "additionalProperties": SERVER.schema(),
+        "additionalProperties": section_schema(ServerSettings),
     },
 )
 
 
-def _tool(name: str) -> str:
+def _check_tool(name: str) -> str:
     if not re.match(TOOL_PATTERN, name):
         there = ", ".join([*TOOLS, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
         raise ConfigError(f"there is no tool {name!r}; there is {there}{meant(name, TOOLS)}")
     return name
 
 
-TOOL_NAMES = texts_like(lambda node: node.checked(_tool), TOOL_PATTERN, what="a list of tools")
+TOOL_NAMES = list_of(lambda node: node.checked(_check_tool), TOOL_PATTERN, what="a list of tools")
 
 
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
-    """The tools of a profile name servers that there are."""
+    """Check that a profile's tools name servers that exist."""
     names = [server.name for server in servers]
     for entry in tools.items() if tools is not None and tools.value is not None else ():
         server = server_of(entry.value)
@@ -158,6 +218,6 @@ def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
             )
 
 
-def servers_from(given: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
-    """The same as Python values."""
-    return _servers(node_of({name: dict(about) for name, about in given.items()}, Place(PYTHON)))
+def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
+    """Read servers from Python values, with the same checks."""
+    return _read_servers(node_of({name: dict(about) for name, about in values.items()}, Place(PYTHON)))

@@ -1,4 +1,4 @@
-"""retinue.yaml: limits, defaults, and what each profile may do. Does not know which profiles there are (`project.py`).
+"""The settings of retinue.yaml, each declared once. Does not know which profiles there are (`project.py`).
 
 model: scripted:script.yaml
 max_depth: 3                     # levels below the primary; 0 disables nesting
@@ -16,7 +16,7 @@ workspace_setup_timeout: 600     # its seconds
 workspace_max_mib: 2048          # how large a copy or worktree may be when it is made
 caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, open_files: 4096, workspace_mib: 8192}
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
-expose_paths: [/usr/share]       # what walled runs may read beside their own folders
+expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
 container_flags: [--cpus=2]      # for podman or docker run; the flags of the wall come after them
 mcp_servers:                     # where tools come from beside our own: config/servers.py
@@ -57,16 +57,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from retinue.config.exposed_paths import PATH_PATTERN, shown_path
+from msgspec import UNSET, UnsetType
+
 from retinue.config.files import read_text
 from retinue.config.located import Node, Section
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
-from retinue.config.sandbox import CAPS, REACH
+from retinue.config.sandbox import NETWORK, OPEN_NETWORK, PATHS, CapsSettings
 from retinue.config.schema import (
+    ABOVE_DEFAULT,
+    ANY_VALUE,
+    BELOW_DEFAULT,
     COUNT,
     DRAFT,
     FLAG,
@@ -76,166 +81,39 @@ from retinue.config.schema import (
     TEXTS,
     WHOLE,
     WORD,
-    Key,
     Kind,
-    Shape,
+    Loosening,
+    Setting,
+    TrustRule,
     choice,
-    mapping,
+    list_of,
     nullable,
-    texts_like,
+    read_section,
+    restrict_section,
+    section,
+    section_schema,
+    setting,
+    trust_for,
 )
-from retinue.config.servers import SERVERS, TOOL_NAMES, check_tools
+from retinue.config.servers import NEW_SERVERS, SERVERS, TOOL_NAMES, check_tools
 from retinue.config.yaml import parse_yaml
 from retinue.core.limits import (
+    DEFAULT_CONCURRENT,
+    DEFAULT_DEPTH,
+    DEFAULT_TURNS,
     MODEL_ASKED_SECONDS,
     RETENTION_DAYS,
     SETUP_SECONDS,
     SPAWNED_SECONDS,
-    Caps,
+    WORKSPACE_MIB,
     Limits,
     amount,
 )
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
-from retinue.core.rules import MODES, RULE_PATTERN, Rules, parse_rule
-from retinue.core.servers import McpServer
+from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
+from retinue.core.servers import McpServer, server_of
 
-
-@dataclass(frozen=True)
-class ProfileSettings:
-    """What retinue.yaml says of one profile; None where it says nothing. `places` has the keys that were given."""
-
-    name: str
-    place: Place
-    places: Mapping[str, Place] = field(default_factory=dict)
-    description: str | None = None
-    instructions: str | None = None
-    skills: tuple[str, ...] | None = None
-    model: str | None = None
-    tools: tuple[str, ...] | None = None
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
-    runtime: RuntimeName | None = None
-    workspace: WorkspaceName | None = None
-    leaf: bool | None = None
-    approvals: Rules | None = None
-    network: tuple[str, ...] | str | None = None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What retinue.yaml says. `limits` are those of the primary and its tree; what it does not say is not set.
-
-    The subagent timeouts are seconds; min and max bound only what a model asks for."""
-
-    model: str | None = None
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
-    rules: Rules = Rules()  # noqa: RUF009 - frozen
-    approval_timeout: float | None = None
-    subagent_types: tuple[str, ...] | None = None
-    subagent_default_timeout: float = SPAWNED_SECONDS
-    subagent_min_timeout: float = MODEL_ASKED_SECONDS[0]
-    subagent_max_timeout: float = MODEL_ASKED_SECONDS[1]
-    subagent_runtime_mode: RuntimeName | None = None
-    subagent_runtime_fallback_mode: RuntimeName | None = None
-    subagent_host_launch_prefix: tuple[str, ...] = ()
-    subagent_delegation_directory: str | None = None
-    subagent_reports: Literal["strict", "best_effort"] = "strict"
-    expose_paths: tuple[str, ...] = ()
-    container_image: str | None = None
-    container_flags: tuple[str, ...] = ()
-    retention_days: float = RETENTION_DAYS
-    telemetry: bool | None = None
-    network: tuple[str, ...] | str | None = None
-    workspace_setup: str | None = None
-    workspace_setup_timeout: float = SETUP_SECONDS
-    workspace_max_mib: int | None = None
-    caps: Caps = Caps()  # noqa: RUF009 - frozen
-    mcp_servers: tuple[McpServer, ...] = ()
-    profiles: Mapping[str, ProfileSettings] = field(default_factory=dict)
-    file: Path | None = None
-
-
-def load_settings(path: Path | None) -> Settings:
-    """The settings of a file; without one the defaults. An empty file says nothing."""
-    return Settings() if path is None else parse_settings(read_text(path), path)
-
-
-def parse_settings(text: str, path: Path) -> Settings:
-    """The settings of a text that stands in that file."""
-    node = parse_yaml(text, str(path))
-    if node.value is None:
-        return Settings(file=path)
-    return _settings(node.section(what="'key: value' lines"), path)
-
-
-def schema() -> dict[str, Any]:
-    """What a retinue.yaml may hold, for editors and other programs."""
-    return {"$schema": DRAFT, **nullable(SETTINGS.schema())}
-
-
-def _rules(found: dict[str, Any]) -> Rules:
-    return Rules(found.get("mode"), *(found.get(kind) or () for kind in ("allow", "ask", "deny")))
-
-
-def _limits(found: dict[str, Any], names: Mapping[str, str]) -> Limits:
-    """`names` gives the key of each limit. A cost is exactly what a person wrote."""
-    values = {limit: found[key] for limit, key in names.items() if key in found}
-    if values.get("cost") is not None:
-        values["cost"] = amount(values["cost"])
-    return Limits(**values)
-
-
-def _profiles(section: Section) -> dict[str, ProfileSettings]:
-    """By name in lower case."""
-    found: dict[str, ProfileSettings] = {}
-    for name, node in section.entries.items():
-        Node(node.place, name).checked(check_name)
-        other = found.get(name.casefold())
-        if other is not None:
-            raise node.error(f"is the same name as '{other.name}' on line {other.place.line}")
-        found[name.casefold()] = _profile(name, node)
-    return found
-
-
-def _profile(name: str, node: Node) -> ProfileSettings:
-    if node.value is None:
-        return ProfileSettings(name, node.place)
-    section = node.section()
-    found = PROFILE.read(section)
-    found["limits"] = found.get("limits") or Limits()
-    return ProfileSettings(name, node.place, {key: entry.place for key, entry in section.entries.items()}, **found)
-
-
-_RULE_LIST = texts_like(lambda node: node.checked(parse_rule), RULE_PATTERN, what="a list of rules")
-RULES = Shape(
-    "Rules for what asks: deny wins, then ask, then allow, then the mode",
-    (
-        Key(
-            "mode",
-            choice(MODES),
-            "ask: before what changes something; strict: before every tool of the primary; walled: as ask, but not "
-            "for edit, write and shell in a walled workspace of its own; yes: never",
-            "ask",
-        ),
-        Key("allow", _RULE_LIST, "what may run without asking", "[shell(git status*), edit(docs/**)]"),
-        Key("ask", _RULE_LIST, "what asks whatever the mode says", "[read(.env*)]"),
-        Key("deny", _RULE_LIST, "what never runs", "[shell(git push*)]"),
-    ),
-)
-_PATHS = texts_like(lambda node: node.checked(shown_path), PATH_PATTERN, what="a list of paths")
-LIMITS = Shape(
-    "Limits of each run of this profile",
-    (
-        Key("turns", WHOLE, "turns of the run; null is unlimited", "30"),
-        Key("seconds", NUMBER, "how long it may take; null is unlimited", "900"),
-        Key("depth", WHOLE, "levels of subagents below it", "0", null=False),
-        Key("tokens", WHOLE, "what it and all below it may spend; null is unlimited", "200000"),
-        Key("cost", NUMBER, "the same in US dollars; needs models whose price is known", "0.50"),
-        Key("stall", NUMBER, "seconds in which nothing may happen in it and below it; null is none", "120"),
-    ),
-    {"concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"},
-)
-_OF_A_RUN = {name: name for name in ("turns", "seconds", "depth", "tokens", "cost", "stall")}
-_OF_THE_TREE = {
+LIMIT_KEYS = {
     "turns": "max_turns",
     "seconds": "timeout",
     "depth": "max_depth",
@@ -244,133 +122,429 @@ _OF_THE_TREE = {
     "cost": "max_cost",
     "stall": "stall",
 }
-PROFILE = Shape(
-    "What one agent may do; who it is stands in its SUBAGENT.md, if it has one",
-    (
-        Key("description", WORD, "what it is for; defines a profile that has no SUBAGENT.md", "Writes verse."),
-        Key("instructions", TEXT, "its system prompt, where there is no SUBAGENT.md", "You write verse."),
-        Key("skills", TEXTS, "skills it knows of, where there is no SUBAGENT.md", "[report-writing]"),
-        Key("model", WORD, "the model it runs on, instead of the one above", PROVIDERS[1].default),
-        Key("tools", TOOL_NAMES, "the tools it has, of those its parent has", "[read, glob, grep]"),
-        Key(
-            "limits",
-            mapping(LIMITS, lambda found: _limits(found, _OF_A_RUN)),
-            "its limits",
-            "{turns: 30, seconds: 900}",
-        ),
-        Key("runtime", choice(RUNTIMES), "where it runs", "inherited"),
-        Key("workspace", choice(WORKSPACES), "the folder it writes: its own, or its parent's", "scratch"),
-        Key("leaf", FLAG, "true: it may not have subagents of its own", "true"),
-        Key("network", REACH, "what it may reach of what is said above: hosts, none or full", "[docs.python.org]"),
-        Key(
-            "approvals", mapping(RULES, _rules), "rules on top of those above: stricter, never laxer", "{deny: [shell]}"
-        ),
-    ),
-)
+_RULES = list_of(lambda node: node.checked(parse_rule), RULE_PATTERN, what="a list of rules")
+_COST = Kind(lambda node: amount(node.number(minimum=0)), NUMBER.schema)
+_SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
+
+
+@dataclass(frozen=True)
+class ApprovalSettings:
+    """Rules for what asks: deny wins, then ask, then allow, then the mode."""
+
+    mode: Mode | None = setting(
+        choice(MODES),
+        "ask: before what changes something; strict: before every tool of the primary; walled: as ask, but not "
+        "for edit, write and shell in a walled workspace of its own; yes: never",
+        default="ask",
+        unset=None,
+        example="ask",
+        trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
+    )
+    allow: tuple[Rule, ...] = setting(
+        _RULES,
+        "what may run without asking",
+        default=(),
+        example="[shell(git status*), edit(docs/**)]",
+        trust=ANY_VALUE,
+    )
+    ask: tuple[Rule, ...] = setting(_RULES, "what asks, whatever the mode says", default=(), example="[read(.env*)]")
+    deny: tuple[Rule, ...] = setting(_RULES, "what never runs", default=(), example="[shell(git push*)]")
+
+    def to_rules(self) -> Rules:
+        return Rules(self.mode, self.allow, self.ask, self.deny)
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """Limits of each run of this profile."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"
+    }
+    turns: int | UnsetType | None = setting(
+        WHOLE,
+        "turns of the run; null is unlimited",
+        default=DEFAULT_TURNS,
+        unset=UNSET,
+        example="30",
+        null="unlimited",
+        trust=ABOVE_DEFAULT,
+    )
+    seconds: float | UnsetType | None = setting(
+        NUMBER,
+        "how long it may take; null is unlimited",
+        default=SPAWNED_SECONDS,
+        unset=UNSET,
+        example="900",
+        null="unlimited",
+        trust=ABOVE_DEFAULT,
+    )
+    depth: int | UnsetType = setting(
+        WHOLE,
+        "levels of subagents below it",
+        default=DEFAULT_DEPTH,
+        unset=UNSET,
+        example="0",
+        null="refused",
+        trust=ABOVE_DEFAULT,
+    )
+    tokens: int | UnsetType | None = setting(
+        WHOLE, "what it and all below it may spend; null is unlimited", unset=UNSET, example="200000", null="unlimited"
+    )
+    cost: Decimal | UnsetType | None = setting(
+        _COST,
+        "the same in US dollars; needs models whose price is known",
+        unset=UNSET,
+        example="0.50",
+        null="unlimited",
+    )
+    stall: float | UnsetType | None = setting(
+        NUMBER,
+        "seconds in which nothing may happen in it and below it; null is none",
+        unset=UNSET,
+        example="120",
+        null="unlimited",
+    )
+
+    def to_limits(self) -> Limits:
+        return Limits(
+            turns=self.turns,
+            seconds=self.seconds,
+            depth=self.depth,
+            tokens=self.tokens,
+            cost=self.cost,
+            stall=self.stall,
+        )
+
+
+def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
+    """Without trust there are no MCP servers, so their tools are left out without a word."""
+    return tuple(tool for tool in tools if not server_of(tool)), []
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What one agent may do; who it is stands in its SUBAGENT.md, if it has one.
+
+    `places` has the places of the keys that were given."""
+
+    name: str
+    place: Place
+    places: Mapping[str, Place] = field(default_factory=dict)
+    description: str | None = setting(
+        WORD, "what it is for; defines a profile that has no SUBAGENT.md", example="Writes verse."
+    )
+    instructions: str | None = setting(
+        TEXT, "its system prompt, where there is no SUBAGENT.md", example="You write verse."
+    )
+    skills: tuple[str, ...] | None = setting(
+        TEXTS, "skills it knows of, where there is no SUBAGENT.md", example="[report-writing]"
+    )
+    model: str | None = setting(WORD, "the model it runs on, instead of the one above", example=PROVIDERS[1].default)
+    tools: tuple[str, ...] | None = setting(
+        TOOL_NAMES,
+        "the tools it has, of those its parent has",
+        example="[read, glob, grep]",
+        trust=TrustRule("", _drop_server_tools),
+    )
+    limits: LimitSettings = section(LimitSettings, "its limits", example="{turns: 30, seconds: 900}")
+    runtime: RuntimeName | None = setting(
+        choice(RUNTIMES), "where its tools run", example="inherited", trust=trust_for("inherited")
+    )
+    workspace: WorkspaceName | None = setting(
+        choice(WORKSPACES), "the folder it writes: its own, or its parent's", example="scratch"
+    )
+    leaf: bool | None = setting(
+        FLAG, "true: it may not have subagents of its own", default=False, unset=None, example="true"
+    )
+    network: tuple[str, ...] | str | None = setting(
+        NETWORK, "what it may reach of what is said above: hosts, none or full", example="[docs.python.org]"
+    )
+    approvals: ApprovalSettings | None = setting(
+        Kind(lambda node: read_section(ApprovalSettings, node.section()), section_schema(ApprovalSettings)),
+        "rules on top of those above: stricter, never laxer",
+        example="{deny: [shell]}",
+    )
+
+
+@dataclass(frozen=True)
+class CoordinationSettings:
+    """Subagents that a model asks for."""
+
+    subagent_types: tuple[str, ...] | None = setting(
+        TEXTS, "the profiles a model may name; null: the default ones; []: none", example="[explorer]"
+    )
+    subagent_default_timeout: float = setting(
+        NUMBER,
+        "seconds of a subagent, unless its profile or its parent says otherwise",
+        default=SPAWNED_SECONDS,
+        example="1800",
+        trust=ABOVE_DEFAULT,
+    )
+    subagent_min_timeout: float = setting(
+        NUMBER, "the least that a model may ask for", default=MODEL_ASKED_SECONDS[0], example="60", trust=ABOVE_DEFAULT
+    )
+    subagent_max_timeout: float = setting(
+        NUMBER,
+        "the most that a model may ask for",
+        default=MODEL_ASKED_SECONDS[1],
+        example="14400",
+        trust=ABOVE_DEFAULT,
+    )
+    subagent_runtime_mode: RuntimeName | None = setting(
+        choice(RUNTIMES),
+        "where tools run: isolated or container (a sandbox), inherited (this process), delegated (the host)",
+        default="isolated",
+        unset=None,
+        example="isolated",
+        trust=trust_for("inherited", "delegated"),
+    )
+    subagent_runtime_fallback_mode: RuntimeName | None = setting(
+        choice(RUNTIMES),
+        "what runs get where that sandbox cannot be built; without it such a run is refused",
+        example="inherited",
+        trust=ANY_VALUE,
+    )
+    subagent_delegation_directory: str | None = setting(
+        WORD, "in a container: the folder shared with `retinue watch`", example="/outbox", trust=ANY_VALUE
+    )
+    subagent_host_launch_prefix: tuple[str, ...] = setting(
+        TEXTS,
+        "words before the command that starts a sandbox",
+        default=(),
+        example="[nice, -n, '5']",
+        trust=TrustRule("any value", lambda value, _: ((), [Loosening("", " ".join(value))])),
+    )
+    subagent_reports: Literal["strict", "best_effort"] = setting(
+        choice(("strict", "best_effort")),
+        "in an MCP server: what becomes of a run whose events do not reach the process that started the server; "
+        "strict: it fails; best_effort: it continues",
+        default="strict",
+        example="strict",
+        trust=trust_for("best_effort"),
+    )
+
+
+@dataclass(frozen=True)
+class OrchestratorSettings:
+    """Subagents."""
+
+    coordination: CoordinationSettings = section(CoordinationSettings, "how a model may have subagents")
+
+
+def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
+    """Read the profiles, by name in lower case."""
+    found: dict[str, ProfileSettings] = {}
+    for name, entry in node.section().entries.items():
+        Node(entry.place, name).checked(check_name)
+        other = found.get(name.casefold())
+        if other is not None:
+            raise entry.error(f"is the same name as '{other.name}' on line {other.place.line}")
+        found[name.casefold()] = _read_profile(name, entry)
+    return found
+
+
+def _read_profile(name: str, node: Node) -> ProfileSettings:
+    if node.value is None:
+        return ProfileSettings(name, node.place)
+    keys = node.section()
+    places = {key: entry.place for key, entry in keys.entries.items()}
+    return read_section(ProfileSettings, keys, name=name, place=node.place, places=places)
+
+
+def _restrict_profiles(
+    profiles: Mapping[str, ProfileSettings], _: Setting
+) -> tuple[Mapping[str, ProfileSettings], list[Loosening]]:
+    """Apply the trust rules of each profile's keys."""
+    narrow, loosened = {}, []
+    for key, profile in profiles.items():
+        narrow[key], found = restrict_section(profile)
+        loosened += [loosening.below(profile.name) for loosening in found]
+    return narrow, loosened
+
+
 _PROFILES = Kind(
-    lambda node: _profiles(node.section()),
+    _read_profiles,
     {
         "type": "object",
         "propertyNames": {"pattern": NAME_PATTERN},
-        "additionalProperties": nullable(PROFILE.schema()),
+        "additionalProperties": nullable(section_schema(ProfileSettings)),
     },
 )
-COORDINATION = Shape(
-    "Subagents that a model asks for",
-    (
-        Key("subagent_types", TEXTS, "the profiles a model may name; null: the default ones; []: none", "[explorer]"),
-        Key("subagent_default_timeout", NUMBER, "seconds of a subagent, unless it says otherwise", "1800"),
-        Key("subagent_min_timeout", NUMBER, "the least that a model may ask for", "60"),
-        Key("subagent_max_timeout", NUMBER, "the most that a model may ask for", "14400"),
-        Key(
-            "subagent_runtime_mode", choice(RUNTIMES), "where runs live: behind a wall, or in this process", "isolated"
-        ),
-        Key("subagent_delegation_directory", WORD, "in a container: the folder shared with `retinue watch`", "/outbox"),
-        Key(
-            "subagent_reports",
-            choice(("strict", "best_effort")),
-            "in an MCP server: what becomes of a run whose events do not reach the process that started the server; "
-            "strict: it fails; best_effort: it goes on",
-            "strict",
-        ),
-        Key("subagent_runtime_fallback_mode", choice(RUNTIMES), "what they get where no wall stands", "inherited"),
-        Key(
-            "subagent_host_launch_prefix", TEXTS, "words before the command that starts a walled run", "[nice, -n, '5']"
-        ),
-    ),
-)
-ORCHESTRATOR = Shape("Subagents", (Key("coordination", mapping(COORDINATION), "how a model may have subagents"),))
-_SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
-SETTINGS = Shape(
-    "retinue.yaml: what agents in this project run on and what they may do",
-    (
-        Key("model", WORD, "PROVIDER:NAME or scripted:FILE", PROVIDERS[0].default),
-        Key("max_depth", WHOLE, "levels of subagents below the primary; 0: none", "3", null=False),
-        Key("max_concurrent", WHOLE, "subagents of a tree at once; null is unlimited", "8"),
-        Key("max_turns", WHOLE, "turns of one run; null is unlimited", "100"),
-        Key("timeout", NUMBER, "seconds of the primary; null is unlimited", "600"),
-        Key("max_tokens", WHOLE, "what a whole tree may spend; null is unlimited", "2000000"),
-        Key("max_cost", NUMBER, "the same in US dollars; needs models whose price is known", "5.00"),
-        Key("stall", NUMBER, "seconds in which nothing may happen in a run and below it; null is none", "300"),
-        Key("retention_days", NUMBER, "what `retinue gc` keeps", "30"),
-        Key("workspace_setup", WORD, "a command run in each new copy or worktree before its run begins", "npm ci"),
-        Key("workspace_setup_timeout", POSITIVE, "its seconds", "600"),
-        Key("workspace_max_mib", COUNT, "how large a copy or worktree may be when it is made", "2048"),
-        Key("caps", CAPS, "what each run behind a wall may use of the machine"),
-        Key(
-            "network",
-            REACH,
-            "what may be reached: hosts, none, or full (commands behind a wall too)",
-            '[docs.python.org, "*.example.com"]',
-        ),
-        Key("mcp_servers", SERVERS, "MCP servers that runs may have tools from, by name", _SERVER_EXAMPLE),
-        Key("expose_paths", _PATHS, "what walled runs may read beside their own folders", "[/opt/toolchain]"),
-        Key("container_image", WORD, "of runtime container; it is never pulled", "localhost/retinue:py3.11-x86_64"),
-        Key("container_flags", TEXTS, "for podman or docker run; those of the wall come after them", "[--cpus=2]"),
-        Key("telemetry", FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", "true"),
-        Key("approval_timeout", NUMBER, "seconds a question waits, then it is a no; null is for ever", "600"),
-        Key("approvals", mapping(RULES, _rules), "what asks you before it runs; deny wins, then ask, then allow"),
-        Key("orchestrator", mapping(ORCHESTRATOR), "subagents that a model asks for"),
-        Key("profiles", _PROFILES, "what each agent may do; who it is stands in its SUBAGENT.md"),
-    ),
-)
 
 
-def _settings(section: Section, path: Path) -> Settings:
-    found = SETTINGS.read(section)
-    coordination = (found.get("orchestrator") or {}).get("coordination") or {}
-    given = {key: value for key, value in coordination.items() if value is not None}
-    retention, timeout = found.get("retention_days"), found.get("workspace_setup_timeout")
-    settings = Settings(
-        model=found.get("model"),
-        limits=_limits(found, _OF_THE_TREE),
-        rules=found.get("approvals") or Rules(),
-        approval_timeout=found.get("approval_timeout"),
-        retention_days=RETENTION_DAYS if retention is None else retention,
-        workspace_setup=found.get("workspace_setup"),
-        workspace_setup_timeout=SETUP_SECONDS if timeout is None else timeout,
-        workspace_max_mib=found.get("workspace_max_mib"),
-        caps=found.get("caps") or Caps(),
-        telemetry=found.get("telemetry"),
-        network=found.get("network"),
-        mcp_servers=found.get("mcp_servers") or (),
-        expose_paths=found.get("expose_paths") or (),
-        container_image=found.get("container_image"),
-        container_flags=found.get("container_flags") or (),
-        profiles=found.get("profiles") or {},
-        file=path,
-        **given,
+@dataclass(frozen=True)
+class Settings:
+    """retinue.yaml: what agents in this project run on and what they may do."""
+
+    model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
+    approvals: ApprovalSettings = section(
+        ApprovalSettings, "what asks you before it runs; deny wins, then ask, then allow"
     )
-    _check_bounds(settings, section)
-    for each in section.need("profiles").section().entries.values() if settings.profiles else ():
+    approval_timeout: float | None = setting(
+        NUMBER, "seconds a question waits, then it is a no; null is for ever", example="600"
+    )
+    max_depth: int | UnsetType = setting(
+        WHOLE,
+        "levels of subagents below the primary; 0: none",
+        default=DEFAULT_DEPTH,
+        unset=UNSET,
+        example="3",
+        null="refused",
+        trust=ABOVE_DEFAULT,
+    )
+    max_concurrent: int | UnsetType | None = setting(
+        WHOLE,
+        "subagents of a tree at once; null is unlimited",
+        default=DEFAULT_CONCURRENT,
+        unset=UNSET,
+        example="8",
+        null="unlimited",
+        trust=ABOVE_DEFAULT,
+    )
+    max_turns: int | UnsetType | None = setting(
+        WHOLE,
+        "turns of one run; null is unlimited",
+        default=DEFAULT_TURNS,
+        unset=UNSET,
+        example="100",
+        null="unlimited",
+        trust=ABOVE_DEFAULT,
+    )
+    timeout: float | UnsetType | None = setting(
+        NUMBER, "seconds of the primary; null is unlimited", unset=UNSET, example="600", null="unlimited"
+    )
+    stall: float | UnsetType | None = setting(
+        NUMBER,
+        "seconds in which nothing may happen in a run and below it; null is none",
+        unset=UNSET,
+        example="300",
+        null="unlimited",
+    )
+    max_tokens: int | UnsetType | None = setting(
+        WHOLE, "tokens a whole tree may spend; null is unlimited", unset=UNSET, example="2000000", null="unlimited"
+    )
+    max_cost: Decimal | UnsetType | None = setting(
+        _COST,
+        "the same in US dollars; needs models whose price is known",
+        unset=UNSET,
+        example="5.00",
+        null="unlimited",
+    )
+    network: tuple[str, ...] | str | None = setting(
+        NETWORK,
+        "what may be reached: hosts, none, or full (sandboxed commands too)",
+        example='[docs.python.org, "*.example.com"]',
+        trust=OPEN_NETWORK,
+    )
+    mcp_servers: tuple[McpServer, ...] = setting(
+        SERVERS,
+        "MCP servers that runs may have tools from, by name",
+        default=(),
+        example=_SERVER_EXAMPLE,
+        trust=NEW_SERVERS,
+    )
+    workspace_setup: str | None = setting(
+        WORD, "a command run in each new copy or worktree before its run begins", example="npm ci", trust=ANY_VALUE
+    )
+    workspace_setup_timeout: float = setting(POSITIVE, "its seconds", default=SETUP_SECONDS, example="600")
+    workspace_max_mib: int = setting(
+        COUNT,
+        "how large a copy or worktree may be when it is made",
+        default=WORKSPACE_MIB,
+        example="2048",
+        trust=ABOVE_DEFAULT,
+    )
+    expose_paths: tuple[str, ...] = setting(
+        PATHS,
+        "what sandboxed runs may read beside their own folders",
+        default=(),
+        example="[/opt/toolchain]",
+        trust=ANY_VALUE,
+    )
+    container_image: str | None = setting(
+        WORD,
+        "the image of runtime container; it is never pulled",
+        example="localhost/retinue:py3.11-x86_64",
+        trust=ANY_VALUE,
+    )
+    container_flags: tuple[str, ...] = setting(
+        TEXTS,
+        "for podman or docker run; those of the sandbox come after them",
+        default=(),
+        example="[--cpus=2]",
+        trust=ANY_VALUE,
+    )
+    caps: CapsSettings = section(CapsSettings, "what each sandboxed run may use of the machine")
+    telemetry: bool | None = setting(
+        FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", example="true"
+    )
+    retention_days: float = setting(
+        NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, example="30", trust=BELOW_DEFAULT
+    )
+    orchestrator: OrchestratorSettings = section(OrchestratorSettings, "subagents that a model asks for")
+    profiles: Mapping[str, ProfileSettings] = setting(
+        _PROFILES,
+        "what each agent may do; who it is stands in its SUBAGENT.md",
+        default={},
+        trust=TrustRule("", _restrict_profiles),
+    )
+    file: Path | None = None
+
+    @property
+    def coordination(self) -> CoordinationSettings:
+        return self.orchestrator.coordination
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the primary and its tree; what the file does not say is not set."""
+        return Limits(**{limit: getattr(self, key) for limit, key in LIMIT_KEYS.items()})
+
+    @property
+    def rules(self) -> Rules:
+        return self.approvals.to_rules()
+
+
+def load_settings(path: Path | None) -> Settings:
+    """Read the settings of a file; without one return the defaults."""
+    return Settings() if path is None else parse_settings(read_text(path), path)
+
+
+def parse_settings(text: str, path: Path) -> Settings:
+    """Read the settings of a text that stands in that file. An empty text sets nothing."""
+    node = parse_yaml(text, str(path))
+    if node.value is None:
+        return Settings(file=path)
+    keys = node.section(what="'key: value' lines")
+    settings = read_section(Settings, keys, file=path)
+    _check_timeouts(settings, keys)
+    for each in keys.need("profiles").section().entries.values() if settings.profiles else ():
         check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
     return settings
 
 
-def _check_bounds(settings: Settings, section: Section) -> None:
-    """A default outside the bounds stands: a person set it."""
-    low, high = settings.subagent_min_timeout, settings.subagent_max_timeout
+def restrict(settings: Settings) -> tuple[Settings, list[Loosening]]:
+    """Return the settings that hold without the user's trust, and what they leave out."""
+    narrow: Settings
+    narrow, loosened = restrict_section(settings)
+    return narrow, loosened
+
+
+def find_unsandboxed(settings: Settings) -> list[Loosening]:
+    """Return the settings that let runs work without a sandbox."""
+    keys = ("subagent_runtime_mode", "subagent_runtime_fallback_mode", "runtime")
+    return [each for each in restrict(settings)[1] if each.key.rpartition(".")[2] in keys]
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema of retinue.yaml, for editors and other programs."""
+    return {"$schema": DRAFT, **nullable(section_schema(Settings))}
+
+
+def _check_timeouts(settings: Settings, keys: Section) -> None:
+    """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
+    low, high = settings.coordination.subagent_min_timeout, settings.coordination.subagent_max_timeout
     if low > high:
-        coordination = section.need("orchestrator").section().need("coordination").section()
+        coordination = keys.need("orchestrator").section().need("coordination").section()
         node = coordination.given("subagent_max_timeout") or coordination.need("subagent_min_timeout")
         raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")

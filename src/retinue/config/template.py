@@ -1,6 +1,6 @@
-"""The retinue.yaml and SUBAGENT.md that `retinue init` writes: made from the table of keys, so that none is missing.
+"""The retinue.yaml and SUBAGENT.md that `retinue init` writes, made from the declarations of the settings.
 
-Every setting is there: those that were chosen, and the others behind a `#` with no space after it. Each line stands for
+Every setting is there: the chosen ones, and the others behind a `#` with no space after it. Each line stands for
 itself, so removing one `#` never needs a second one removed.
 """
 
@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from retinue.config.schema import Key, Shape
-from retinue.config.settings import PROFILE, SETTINGS
+from retinue.config.schema import Setting, declared
+from retinue.config.settings import ProfileSettings, Settings
 
 COLUMN = 42
 HEAD = """\
@@ -48,63 +48,63 @@ What to report
 """
 
 
-def settings_file(
+def render_settings(
     *, model: str | None, profile: str, tests: Sequence[str], allowed: bool, exposed: Sequence[str] = ()
 ) -> str:
-    """A retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run unasked,
-    `exposed` is what they need to be shown behind a wall."""
+    """Return a retinue.yaml. `tests` are the commands that test the project, `allowed` says whether they run without
+    asking, `exposed` are the paths they need in a sandbox."""
     tools = ["read", "glob", "grep", *(["shell"] if tests else [])]
     values = {
         "expose_paths": [f"- {json.dumps(path, ensure_ascii=False)}" for path in exposed] or None,
-        "approvals": {"mode": "ask", "allow": list(_allow(tests, on=allowed)) if tests else None},
+        "approvals": {"mode": "ask", "allow": list(_render_allow(tests, on=allowed)) if tests else None},
         "profiles": {profile: {"tools": f"[{', '.join(tools)}]"}},
     }
-    known = {"model": _word(model)} if model else {}
-    return HEAD + "\n".join(_lines(SETTINGS, {**known, **values}, "")) + "\n"
+    known = {"model": _quote(model)} if model else {}
+    return HEAD + "\n".join(_render_keys(declared(Settings), {**known, **values}, "")) + "\n"
 
 
-def subagent_file(name: str, tests: Sequence[str]) -> str:
-    """A SUBAGENT.md of that name."""
+def render_subagent(name: str, tests: Sequence[str]) -> str:
+    """Return a SUBAGENT.md of that name."""
     run = f"Run the tests: {' and '.join(f'`{test}`' for test in tests)}." if tests else "Try what you can."
     return SUBAGENT.format(name=name, run=run)
 
 
-def _allow(tests: Sequence[str], *, on: bool) -> Iterator[str]:
+def _render_allow(tests: Sequence[str], *, on: bool) -> Iterator[str]:
     off = "" if on else "#"
     for test in tests:
         yield f"{off}- shell({test})"
-        yield _noted(f"#- shell({test} *)", "with any arguments: some write, delete or run what they name")
+        yield _add_note(f"#- shell({test} *)", "with any arguments: some write, delete or run what they name")
 
 
-def _lines(shape: Shape, values: Mapping[str, object], margin: str) -> Iterator[str]:
-    for key in shape.keys:
+def _render_keys(keys: Sequence[Setting], values: Mapping[str, object], margin: str) -> Iterator[str]:
+    for key in keys:
         value = values.get(key.name)
         if key.name == "profiles" and isinstance(value, dict):
-            yield from _profiles(key, value)
-        elif key.kind.shape is not None and not key.example:
+            yield from _render_profiles(key, value)
+        elif key.kind.section is not None and not key.example:
             yield from ("", f"{margin}# {key.help}") if not margin else ()
             yield f"{margin}{key.name}:"
-            yield from _lines(key.kind.shape, value if isinstance(value, dict) else {}, margin + "  ")
+            yield from _render_keys(declared(key.kind.section), value if isinstance(value, dict) else {}, margin + "  ")
         elif isinstance(value, list):
-            yield _noted(f"{margin}{key.name}:", key.help)
+            yield _add_note(f"{margin}{key.name}:", key.help)
             yield from (f"{margin}  {line}" for line in value)
         else:
-            yield _noted(f"{margin}{'' if value else '#'}{key.name}: {value or key.example}", key.help)
+            yield _add_note(f"{margin}{'' if value else '#'}{key.name}: {value or key.example}", key.help)
 
 
-def _profiles(key: Key, chosen: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
+def _render_profiles(key: Setting, chosen: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     yield from ("", f"# {key.help}", f"{key.name}:")
-    may_do = Shape(PROFILE.title, tuple(one for one in PROFILE.keys if one.name not in WHO))
+    may_do = [each for each in declared(ProfileSettings) if each.name not in WHO]
     for name, values in chosen.items():
         yield f"  {name}:"
-        yield from _lines(may_do, values, "    ")
-    yield _noted(f"  {POET}", "an agent without a SUBAGENT.md")
+        yield from _render_keys(may_do, values, "    ")
+    yield _add_note(f"  {POET}", "an agent without a SUBAGENT.md")
 
 
-def _noted(line: str, note: str) -> str:
+def _add_note(line: str, note: str) -> str:
     return f"{line:<{COLUMN}}  # {note}"
 
 
-def _word(text: str) -> str:
-    """The text as YAML."""
+def _quote(text: str) -> str:
+    """Return the text as YAML."""
     return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*:[A-Za-z0-9][A-Za-z0-9_./@-]*", text) else json.dumps(text)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from retinue.core.errors import RetinueError
+from retinue.files.atomic import open_replacement
+from retinue.files.content import read_up_to, write_all
+from retinue.files.opening import open_regular_file
+from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
 
 MAX_BYTES = 4096
@@ -26,15 +29,11 @@ class AddressFile:
     def __init__(self, folder: Path, address: Address) -> None:
         self.path = folder / f"{address.pid}.json"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            new = folder / f".{address.pid}.new"
-            new.unlink(missing_ok=True)
-            self._fd = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._fd, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._fd, msgspec.json.encode(address))
-            new.replace(self.path)
+            make_private_folder(folder).chmod(0o700)
+            with open_replacement(self.path) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                write_all(fd, msgspec.json.encode(address))
+                self._fd = os.dup(fd)  # keeps the lock
         except OSError as error:
             raise RetinueError(f"cannot write {self.path}: {error.strerror or error}") from None
 
@@ -59,7 +58,7 @@ def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
     live, stale = [], []
     for path in _list_files(folder):
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_regular_file(path)
             try:
                 if _is_stale(fd):
                     stale.append(path)
@@ -79,19 +78,16 @@ def _list_files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> Address | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular_file(path, owners=(os.geteuid(),))
     except OSError:
         return None
     try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            return None
         if _is_stale(fd):
             with suppress(OSError):
-                if path.stat().st_ino == about.st_ino:  # not the file of a new process with the same number
+                if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same number
                     path.unlink()
             return None
-        address = msgspec.json.decode(os.read(fd, MAX_BYTES), type=Address)
+        address = msgspec.json.decode(read_up_to(fd, MAX_BYTES), type=Address)
     except (OSError, msgspec.MsgspecError):
         return None
     finally:

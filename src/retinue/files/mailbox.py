@@ -92,7 +92,7 @@ class Mailbox:
         except FileNotFoundError:
             raise
         except RefusedFile as error:
-            raise UnreadableMessage(error.strerror) from None
+            raise UnreadableMessage(error.text) from None
         except OSError as error:
             raise UnreadableMessage(f"cannot be opened: {error.strerror or error}") from None
 

@@ -37,11 +37,12 @@ _TEXTS: dict[Reason, str] = {
 
 
 class RefusedFile(OSError):
-    """Something that exists and is not the kind of file that was asked for; `reason` is the typed cause."""
+    """Something that exists and is not the kind of file that was asked for; `reason` is the typed cause, `text`
+    says it to a person."""
 
     def __init__(self, reason: Reason, path: object = None) -> None:
-        super().__init__(errno.EINVAL, _TEXTS[reason], None if path is None else str(path))
-        self.reason = reason
+        self.reason, self.text = reason, _TEXTS[reason]
+        super().__init__(errno.EINVAL, self.text, None if path is None else str(path))
 
 
 def file_id(fd: int) -> FileId:

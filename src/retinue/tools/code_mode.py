@@ -10,22 +10,29 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Maker, Outcome
 from retinue.core.rules import CODE_MODE
+from retinue.processes.group import ProcessGroup
 from retinue.tools import code_modules, guard
-from retinue.tools import process_groups as groups
 from retinue.tools.code_program import FRAME_BYTES, HEAD
+from retinue.tools.command_process import (
+    BACKGROUND_ENDED,
+    OutputPipe,
+    build_environment,
+    make_outcome,
+    start_command,
+)
 from retinue.tools.truncate import Ends, cut
 
 DEFAULT_SECONDS = 60
@@ -76,37 +83,37 @@ class ExecutePython:
         sources = {module.name: module.source for module in self._modules}
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
         running, held, grace = _Running(seconds), False, self._grace
-        env = groups.environment(os.environ, run=link.ref.path)
+        env = build_environment(os.environ, run=link.ref.path)
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
-                proc, output = groups.start(
+                group, output = start_command(
                     argv,
                     cwd=folders.workspace,
                     env=env,
                     tool=call.name,
                     guard=not self._walled,
                     what="program",
-                    keep=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(),),
                 )
-            with groups.Pipe(output, ends) as pipe:
+            with OutputPipe(output, ends) as pipe:
                 try:
                     try:
                         with link.program(call, kept=_kept(folders), person=running.person) as make:
-                            in_time = await running.follow(proc, ours, {"code": code, "modules": sources}, make)
+                            in_time = await running.follow(group, ours, {"code": code, "modules": sources}, make)
                     finally:
                         await running.stop()
                     if in_time:
-                        held = not await pipe.drained()
+                        held = not await pipe.wait_for_end()
                         grace = 0.0
                 finally:
-                    await groups.end(proc, grace)
-                await pipe.drained()
+                    await group.end(term=grace)
+                await pipe.wait_for_end()
                 said = ends.close()
-        notes = running.notes[:NOTES] + ([groups.ENDED] if held else [])
+        notes = running.notes[:NOTES] + ([BACKGROUND_ENDED] if held else [])
         late = "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
-        return groups.outcome(proc, said, notes, late=late)
+        return make_outcome(group, said, notes, late=late)
 
 
 def _asked(call: Call) -> tuple[str, float]:
@@ -150,17 +157,17 @@ class _Running:
         self._left, self._since, self._waits = seconds, 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
         self._room = asyncio.Semaphore(AT_ONCE)
         self.problem = ""
         self.notes: list[str] = []
 
-    async def follow(self, proc: subprocess.Popen[bytes], channel: socket.socket, start: Any, make: Maker) -> bool:
+    async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, make: Maker) -> bool:
         """True when the program has ended by itself; raises what a call of it raised that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         writer.write(_frame(start))
-        exited = asyncio.ensure_future(groups.exited(proc))
-        self._spawn(self._serve(reader, writer, make))
+        exited = self._tasks.start(group.wait_for_exit())
+        self._tasks.start(self._serve(reader, writer, make))
         self._resume()
         try:
             await asyncio.wait((exited, self._over), return_when=asyncio.FIRST_COMPLETED)
@@ -178,10 +185,7 @@ class _Running:
         self._waits += 1
         self._pause()
         self._over.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+        await self._tasks.close(STOP_SECONDS)
 
     def person(self, waits: bool) -> None:
         """Somebody is asked about a call, or was: the time stands still meanwhile."""
@@ -207,11 +211,6 @@ class _Running:
             self.problem = problem
             self._over.set_result(None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Maker) -> None:
         """Takes its calls, as many at once as there is room for, until it closes its end."""
         try:
@@ -221,7 +220,7 @@ class _Running:
                     raise ValueError(f"a frame of {size} bytes")
                 asked = _DECODER.decode(await reader.readexactly(size))
                 await self._room.acquire()
-                self._spawn(self._answer(asked, writer, make))
+                self._tasks.start(self._answer(asked, writer, make))
         except (asyncio.IncompleteReadError, OSError):
             return
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

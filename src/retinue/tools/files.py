@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
@@ -63,7 +64,7 @@ class Read:
             except OSError as error:
                 raise guard.failure(call.name, raw, error) from error
 
-        return await guard.in_thread(work)
+        return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         return guard.visible(str(call.args.get("path") or call.args.get("file_path") or ""))
@@ -92,7 +93,7 @@ class Write:
                 guard.replace_file(path, data, folders, tool=call.name)
             return Outcome(f"wrote {raw} ({len(data)} bytes)")
 
-        return await guard.in_thread(work)
+        return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         raw, data = _path(call), _bytes(call, "content")
@@ -132,7 +133,7 @@ class Edit:
                 guard.replace_file(path, new, folders, tool=call.name)
             return Outcome(f"edited {_path(call)}")
 
-        return await guard.in_thread(work)
+        return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         _, old, new = _edited(call, folders)

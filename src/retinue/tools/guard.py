@@ -7,13 +7,11 @@ Knows nothing of what tools do with the files, and keeps nothing: each call stan
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
 import stat
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar, cast
@@ -24,7 +22,6 @@ from retinue.core.ports import Folders
 
 T = TypeVar("T")
 
-STOP_SECONDS = 2.0
 STATE = ".retinue"
 NAME_BYTES = 255
 PATH_BYTES = 4095
@@ -123,20 +120,6 @@ def replace_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> Non
                 raise
         except OSError as error:
             raise failure(tool, path, error) from error
-
-
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Runs blocking work off the loop. When cancelled, it sets the event and waits a little for the work to stop,
-    so that a write is over before its run is."""
-    stop = threading.Event()
-    task = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([task], timeout=STOP_SECONDS)
-        raise
 
 
 def _resolve(base: Path, raw: str, tool: str) -> Path:

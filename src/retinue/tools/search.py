@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
@@ -69,7 +70,7 @@ class Glob:
                 lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
             return _outcome(lines, call, folders)
 
-        return await guard.in_thread(work)
+        return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         return guard.visible(str(call.args.get("pattern", "")))
@@ -112,7 +113,7 @@ class Grep:
                         return _outcome(lines, call, folders)
             return _outcome(lines, call, folders)
 
-        return await guard.in_thread(work)
+        return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         return guard.visible(str(call.args.get("pattern", "")))

@@ -10,7 +10,13 @@ from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
 from retinue.tools import guard
-from retinue.tools import process_groups as groups
+from retinue.tools.command_process import (
+    BACKGROUND_ENDED,
+    OutputPipe,
+    build_environment,
+    make_outcome,
+    start_command,
+)
 from retinue.tools.truncate import Ends
 
 DEFAULT_SECONDS = 120.0
@@ -49,22 +55,22 @@ class Shell:
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         command, seconds = _asked(call)
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
-        env = groups.environment(os.environ, run=link.ref.path)
+        env = build_environment(os.environ, run=link.ref.path)
         argv = (shutil.which("bash") or "/bin/sh", "-c", command)
-        proc, output = groups.start(argv, cwd=folders.workspace, env=env, tool=call.name, guard=not self._walled)
+        group, output = start_command(argv, cwd=folders.workspace, env=env, tool=call.name, guard=not self._walled)
         in_time, held, grace = False, False, self._grace
-        with groups.Pipe(output, ends) as pipe:
+        with OutputPipe(output, ends) as pipe:
             try:
-                in_time = await groups.exited(proc, seconds)
+                in_time = await group.wait_for_exit(seconds)
                 if in_time:
-                    held = not await pipe.drained()
+                    held = not await pipe.wait_for_end()
                     grace = 0.0
             finally:
-                await groups.end(proc, grace)
-            await pipe.drained()
+                await group.end(term=grace)
+            await pipe.wait_for_end()
             said = ends.close()
-        notes = [groups.ENDED] if held else []
-        return groups.outcome(proc, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
+        notes = [BACKGROUND_ENDED] if held else []
+        return make_outcome(group, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
 
     def preview(self, call: Call, folders: Folders) -> str:
         return guard.visible(_asked(call)[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.secrets import Stream
+from retinue.files.private import open_private_file
 
 SPILL_BYTES = 256 * 1024 * 1024
 
@@ -80,9 +81,7 @@ class Ends:
             return
         try:
             self._path = self._spill()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o600)
-            os.fchmod(self._fd, 0o600)
+            self._fd = open_private_file(self._path)
         except OSError as error:
             self._trouble = error.strerror or str(error)
 

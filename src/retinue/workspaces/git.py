@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.processes.group import run_program
 
 SECONDS = 120.0
 NO_GIT = "workspace 'copy' and 'worktree' need git on this machine, and there is none: install it, or use scratch"
@@ -75,7 +76,7 @@ def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> byt
 
 def _run(line: list[str], env: dict[str, str], data: bytes, cwd: str, good: Sequence[int]) -> bytes:
     try:
-        done = subprocess.run(line, env=env, input=data, cwd=cwd, capture_output=True, timeout=SECONDS, check=False)
+        done = run_program(line, env=env, cwd=cwd, input_data=data, seconds=SECONDS)
     except subprocess.TimeoutExpired:
         raise RetinueError(f"git {_what(line)} did not end within {SECONDS:g} s") from None
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import stat
 import subprocess
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from retinue.files.content import read_chunks
+from retinue.files.trees import remove_tree
+from retinue.processes.group import start_group
 from retinue.workspaces import git
 from retinue.workspaces.walk import Entry, open_entry
 
@@ -57,20 +58,18 @@ class Ignores:
             f"--work-tree={work}", "check-ignore", "--no-index", "--stdin", "-z", "-v", "-n", git_dir=store
         )
         self._work = work
-        self._process = subprocess.Popen(
-            line, env=env, cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self._group = start_group(line, env=env, cwd=work, stdin=pipe, stdout=pipe, stderr=nowhere, bufsize=0)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
+        self._group.kill()
+        for stream in (self._group.process.stdin, self._group.process.stdout):
             if stream is not None:
                 stream.close()
-        self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_tree(self._folder)
 
     def __call__(self, entry: Entry) -> bool:
         if entry.name == ".gitignore":
@@ -104,7 +103,7 @@ class Ignores:
             return
 
     def _ask(self, path: str) -> bool:
-        asking, answering = self._process.stdin, self._process.stdout
+        asking, answering = self._group.process.stdin, self._group.process.stdout
         assert asking is not None and answering is not None
         asking.write(os.fsencode(path) + b"\0")
         waiting = select.poll()

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
 from retinue.files.private import make_private_folder
+from retinue.processes.group import start_group
 from retinue.workspaces import git
 
 # What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
@@ -114,10 +115,14 @@ class Import:
         line, env = git.build_command(
             "fast-import", "--quiet", "--done", "--force", "--depth=0", git_dir=self._store.folder
         )
-        self._process = subprocess.Popen(
-            line, env=env, cwd=self._store.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        self._group = start_group(
+            line,
+            env=env,
+            cwd=self._store.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
         self._put(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
         return self
 
@@ -125,11 +130,11 @@ class Import:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._process.kill()
+            self._group.kill()
         else:
             self._put(b"done\n")
-        _, words = self._process.communicate()
-        if error is None and self._process.returncode:
+        _, words = self._group.process.communicate()
+        if error is None and self._group.process.returncode:
             what = " ".join(words.decode("utf-8", "replace").split())
             raise RetinueError(f"git fast-import failed: {what[:300]}")
         if error is None:
@@ -164,11 +169,11 @@ class Import:
         self._put(b"\n")
 
     def _put(self, data: bytes) -> None:
-        assert self._process.stdin is not None
+        assert self._group.process.stdin is not None
         try:
-            self._process.stdin.write(data)
+            self._group.process.stdin.write(data)
         except BrokenPipeError:
-            words = b"" if self._process.stderr is None else self._process.stderr.read(300)
+            words = b"" if self._group.process.stderr is None else self._group.process.stderr.read(300)
             raise RetinueError(f"git fast-import failed: {words.decode('utf-8', 'replace').strip()}") from None
 
 

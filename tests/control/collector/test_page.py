@@ -46,7 +46,9 @@ async def test_without_an_address_the_program_runs_as_well(tmp_path: Path) -> No
 def test_the_setting_of_the_page_loads(tmp_path: Path) -> None:
     [config] = snippets(PAGE, "yaml")
     (tmp_path / "retinue.yaml").write_text(config)
-    assert load_project(tmp_path, config=tmp_path / "retinue.yaml").settings.subagent_reports == "best_effort"
+    assert (
+        load_project(tmp_path, config=tmp_path / "retinue.yaml").settings.coordination.subagent_reports == "best_effort"
+    )
 
 
 def test_the_page_has_every_field_and_variable() -> None:

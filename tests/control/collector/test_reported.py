@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from retinue import build
-from retinue.config.settings import parse_settings
-from retinue.config.trust import held
+from retinue.config.settings import parse_settings, restrict
 from retinue.control.publisher import publisher_of
 from retinue.core.errors import NotFound
 from retinue.core.profiles import Profile, Task
@@ -104,9 +103,10 @@ async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest
 def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_path: Path) -> None:
     text = "orchestrator: {coordination: {subagent_reports: best_effort}}\n"
     settings = parse_settings(text, tmp_path / "retinue.yaml")
-    assert settings.subagent_reports == "best_effort"
-    narrow, words = held(settings)
-    assert (narrow.subagent_reports, words) == ("strict", ["subagent_reports: best_effort"])
+    assert settings.coordination.subagent_reports == "best_effort"
+    narrow, words = restrict(settings)
+    assert narrow.coordination.subagent_reports == "strict"
+    assert list(map(str, words)) == ["orchestrator.coordination.subagent_reports: best_effort"]
     config = tmp_path / "mine.yaml"
     config.write_text(text)
     assert build.load_project_parts(tmp_path, config=config)[0].best_effort

@@ -84,7 +84,7 @@ def test_where_runs_live_is_written_where_a_person_would_put_it(tmp_path: Path, 
     file.write_text(before)
     set_runtime(file, "inherited")
     assert file.read_text() == after
-    assert load_settings(file).subagent_runtime_mode == "inherited"
+    assert load_settings(file).coordination.subagent_runtime_mode == "inherited"
 
 
 def test_where_runs_live_is_left_to_a_person_in_a_file_that_is_hard_to_change(tmp_path: Path) -> None:

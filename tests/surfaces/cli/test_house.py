@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import retinue
-from retinue.config.settings import schema
+from retinue.config.settings import settings_schema
 from retinue.log.schema import VERSION
 from retinue.surfaces.cli.main import COMMANDS
 from tests.surfaces.cli.shell import COMMAND, Project, environment, one_line_error, until
@@ -121,7 +121,8 @@ def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Proj
     assert project.retinue("trust", "--yes").returncode == 0
     assert (
         "warn  authority runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
-        "also answer questions and change files outside the project (`subagent_runtime_mode: inherited`, "
+        "also answer questions and change files outside the project "
+        "(`orchestrator.coordination.subagent_runtime_mode: inherited`, "
         f"`profiles.explorer.runtime: inherited`)\n                -> take that out of {file}, or read what you allow"
     ) in project.retinue("doctor").stdout
 
@@ -168,7 +169,7 @@ def test_doctor_sees_a_control_server(project: Project) -> None:
 
 def test_doctor_prints_the_schema(project: Project) -> None:
     done = project.retinue("doctor", "--schema")
-    assert (done.returncode, json.loads(done.stdout)) == (0, schema())
+    assert (done.returncode, json.loads(done.stdout)) == (0, settings_schema())
     assert "not allowed with" in one_line_error(project.retinue("doctor", "--schema", "--json"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from retinue.config import trust
 from retinue.config.project import load_project
-from retinue.config.settings import parse_settings
+from retinue.config.settings import Settings, parse_settings, restrict
 from retinue.core.limits import MIB, Caps
 from retinue.core.network import parse_hosts
 from tests.surfaces.cli.shell import Project, one_line_error
@@ -67,9 +67,9 @@ def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Proje
     (project.folder / "retinue.yaml").write_text(text)
     given = load_project(project.folder)
     assert given.ignored == ("caps.memory_mib: 8192", "caps.open_files: 8192")
-    assert given.settings.caps == Caps(processes=64, file_bytes=10 * MIB)
+    assert given.settings.caps.to_caps() == Caps(processes=64, file_bytes=10 * MIB)
     assert project.retinue("trust", "--yes").returncode == 0
-    trusted = load_project(project.folder).settings.caps
+    trusted = load_project(project.folder).settings.caps.to_caps()
     assert trusted == Caps(memory=8192 * MIB, processes=64, open_files=8192, file_bytes=10 * MIB)
 
 
@@ -175,14 +175,17 @@ def _answered_always(project: Project, *, trust: bool = True) -> Path:
 
 def test_what_counts_as_loose() -> None:
     def loose(text: str) -> list[str]:
-        return trust.held(parse_settings(text, Path("retinue.yaml")))[1]
+        return [str(each) for each in restrict(parse_settings(text, Path("retinue.yaml")))[1]]
+
+    def narrowed(text: str) -> Settings:
+        return restrict(parse_settings(text, Path("retinue.yaml")))[0]
 
     assert loose("max_concurrent: null\nmax_depth: 4\nmax_turns: 100\nstall: null\ntimeout: null\n") == [
         "max_depth: 4",
         "max_concurrent: null",
     ]
     assert loose("orchestrator: {coordination: {subagent_default_timeout: 1801, subagent_min_timeout: 1}}") == [
-        "subagent_default_timeout: 1801"
+        "orchestrator.coordination.subagent_default_timeout: 1801"
     ]
     assert loose("profiles: {Poet: {limits: {turns: 101, depth: 3}, approvals: {mode: yes, allow: [shell]}}}") == [
         "profiles.Poet.limits.turns: 101"
@@ -192,16 +195,19 @@ def test_what_counts_as_loose() -> None:
         "subagent_host_launch_prefix: [nice, -n, '5']}}\nexpose_paths: [/opt]\nprofiles: {poet: {runtime: inherited}}\n"
     )
     assert loose(walls) == [
-        "expose_paths: /opt", "subagent_host_launch_prefix: nice -n 5", "subagent_runtime_mode: inherited",
-        "subagent_runtime_fallback_mode: inherited", "profiles.poet.runtime: inherited",
-    ]  # fmt: skip
-    narrow = trust.held(parse_settings(walls, Path("retinue.yaml")))[0]
-    assert (narrow.expose_paths, narrow.subagent_host_launch_prefix, narrow.profiles["poet"].runtime) == ((), (), None)
-    assert narrow.subagent_runtime_mode is narrow.subagent_runtime_fallback_mode is None
+        "expose_paths: /opt",
+        "orchestrator.coordination.subagent_runtime_mode: inherited",
+        "orchestrator.coordination.subagent_runtime_fallback_mode: inherited",
+        "orchestrator.coordination.subagent_host_launch_prefix: nice -n 5",
+        "profiles.poet.runtime: inherited",
+    ]
+    narrow = narrowed(walls)
+    assert (narrow.expose_paths, narrow.profiles["poet"].runtime) == ((), None)
+    assert narrow.coordination == Settings().coordination
     assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")
     image = "container_image: evil\ncontainer_flags: [--privileged]\n"
     assert loose(image) == ["container_image: evil", "container_flags: --privileged"]
-    narrow = trust.held(parse_settings(image, Path("retinue.yaml")))[0]
+    narrow = narrowed(image)
     assert (narrow.container_image, narrow.container_flags) == (None, ())
     assert loose(
         "profiles: {a: {limits: {seconds: null}}, b: {limits: {seconds: 1801}}, c: {limits: {seconds: 9}}}"
@@ -210,11 +216,14 @@ def test_what_counts_as_loose() -> None:
         "profiles.b.limits.seconds: 1801",
     ]
     asks = "orchestrator: {coordination: {subagent_runtime_mode: delegated, subagent_delegation_directory: box}}"
-    assert loose(asks) == ["subagent_runtime_mode: delegated", "subagent_delegation_directory: box"]
-    narrow = trust.held(parse_settings(asks, Path("retinue.yaml")))[0]
-    assert narrow.subagent_runtime_mode is narrow.subagent_delegation_directory is None
+    assert loose(asks) == [
+        "orchestrator.coordination.subagent_runtime_mode: delegated",
+        "orchestrator.coordination.subagent_delegation_directory: box",
+    ]
+    narrow = narrowed(asks)
+    assert narrow.coordination == Settings().coordination
     assert loose("retention_days: 29.5") == ["retention_days: 29.5"] and loose("retention_days: 31") == []
-    assert trust.held(parse_settings("retention_days: 0", Path("retinue.yaml")))[0].retention_days == 30
+    assert narrowed("retention_days: 0").retention_days == 30
     assert loose("workspace_max_mib: 2049") == ["workspace_max_mib: 2049"]
     assert loose("workspace_max_mib: 2048") == []
 
@@ -225,12 +234,12 @@ def test_an_answer_that_others_could_have_written_is_none(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     file = tmp_path / "retinue.yaml"
-    trust.remember(file, LOOSE)
+    trust.keep_answer(file, LOOSE)
     [kept] = (tmp_path / "config/retinue/trusted").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-    assert trust.answered(file, LOOSE) is True
-    assert trust.answered(file, LOOSE + " ") is None
+    assert trust.read_answer(file, LOOSE) is True
+    assert trust.read_answer(file, LOOSE + " ") is None
     actions: dict[str, Any] = {
         "text": lambda: kept.write_text("{" * 100),
         "mode": lambda: kept.chmod(0o666),
@@ -239,7 +248,7 @@ def test_an_answer_that_others_could_have_written_is_none(
         "folder": lambda: (kept.unlink(), kept.mkdir()),
     }
     actions[spoil]()
-    assert trust.answered(file, LOOSE) is None
+    assert trust.read_answer(file, LOOSE) is None
 
 
 def test_without_a_home_nothing_is_trusted(clone: Project) -> None:

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 import retinue
-from retinue.config import trust
-from retinue.config.servers import servers_from
-from retinue.config.settings import parse_settings, schema
+from retinue.config.servers import parse_servers
+from retinue.config.settings import parse_settings, restrict, settings_schema
 from retinue.core.errors import ConfigError
 from retinue.core.servers import McpServer
 
@@ -53,8 +52,8 @@ def test_what_is_read() -> None:
         ),
         McpServer("tracker", url="https://mcp.example.com/mcp", headers={"Authorization": "Bearer ${TRACKER_TOKEN}"}),
     )
-    jsonschema.validate(yaml.safe_load(GOOD), schema())
-    assert servers_from(yaml.safe_load(GOOD)["mcp_servers"]) == settings.mcp_servers
+    jsonschema.validate(yaml.safe_load(GOOD), settings_schema())
+    assert parse_servers(yaml.safe_load(GOOD)["mcp_servers"]) == settings.mcp_servers
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,8 @@ def test_a_profile_names_servers_that_there_are() -> None:
 
 
 def test_it_waits_for_a_yes_with_what_names_it() -> None:
-    narrow, words = trust.held(parse_settings(GOOD, FILE))
-    assert words == [
+    narrow, words = restrict(parse_settings(GOOD, FILE))
+    assert [str(each) for each in words] == [
         "mcp_servers.files: npx -y some-server . (gets HTTPS_PROXY, MY_TOKEN; LEVEL=1; TOKEN=...; in tools)",
         "mcp_servers.tracker: https://mcp.example.com/mcp (gets TRACKER_TOKEN)",
     ]
@@ -120,5 +119,5 @@ async def test_a_file_that_is_named_is_trusted_by_that(tmp_path: Path) -> None:
 
 def test_the_question_shows_all_that_decides_which_code_runs() -> None:
     text = "mcp_servers: {a: {command: npx, cwd: sub, env: {NODE_OPTIONS: --require ./x.js, A_TOKEN: t0p-53cret}}}"
-    [words] = trust.held(parse_settings(text, FILE))[1]
-    assert words == "mcp_servers.a: npx (NODE_OPTIONS=--require ./x.js; A_TOKEN=...; in sub)"
+    [words] = restrict(parse_settings(text, FILE))[1]
+    assert str(words) == "mcp_servers.a: npx (NODE_OPTIONS=--require ./x.js; A_TOKEN=...; in sub)"

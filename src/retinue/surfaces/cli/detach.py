@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
+from retinue.files.private import make_private_folder, open_private_file
 from retinue.supervisor.nodes import Node
 
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
@@ -23,11 +23,11 @@ class Away:
 
     def announce(self, node: Node) -> None:
         """There is a tree. Leaves the terminal and says so."""
-        folder = _private(Path(node.folders.own))
+        folder = make_private_folder(node.folders.own)
         sys.stdout.flush()
         sys.stderr.flush()
         for fd, name in FILES:
-            file = os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            file = open_private_file(folder / name, append=True)
             os.dup2(file, fd)
             os.close(file)
         os.write(self._pipe, node.ref.tree.encode())
@@ -57,11 +57,3 @@ def leave() -> int | Away:
         print(tree)
         return 0
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def _private(folder: Path) -> Path:
-    """The folder and those above it, for nobody but us."""
-    for path in reversed([folder, *folder.parents]):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
-    return folder

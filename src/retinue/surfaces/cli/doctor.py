@@ -9,7 +9,7 @@ from typing import Any
 
 from retinue.build.sandboxes import build_image
 from retinue.config.project import find_project, load_project
-from retinue.config.settings import schema
+from retinue.config.settings import settings_schema
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.checkup import machine, project
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
-        screen.print_json(schema(), indent=2)
+        screen.print_json(settings_schema(), indent=2)
         return 0
     if args.escape:
         from retinue.surfaces.cli import escape

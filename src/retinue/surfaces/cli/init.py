@@ -16,7 +16,7 @@ from retinue.config.files import exists
 from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
 from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
 from retinue.config.project import SETTINGS_FILE, load_project
-from retinue.config.template import settings_file, subagent_file
+from retinue.config.template import render_settings, render_subagent
 from retinue.config.toolchains import Toolchain, find_toolchains
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
         if exists(file):
             raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
     plan = _plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
-    text = settings_file(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
-    _write({agent: subagent_file(name, plan.tests), settings: text})
+    text = render_settings(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
+    _write({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
         print(safe.line(note))
     print(f"wrote    {safe.line(str(settings))}\nwrote    {safe.line(str(agent))}")
     try:
-        trust.remember(settings, text)
+        trust.keep_answer(settings, text)
     except ConfigError as error:
         screen.warn(f"{error}; `retinue run` will ask whether to trust {settings.name}")
     for warning in load_project(folder).warnings:
@@ -173,7 +173,7 @@ def _write(texts: dict[Path, str]) -> None:
             for folder in reversed(missing):
                 folder.mkdir()
                 made.append(folder)
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as new:  # noqa: PTH123
+            with file.open("xb") as new:
                 made.append(file)
                 new.write(text.encode())
     except OSError as error:

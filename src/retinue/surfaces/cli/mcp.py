@@ -111,7 +111,7 @@ def _install(args: argparse.Namespace) -> int:
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = own_settings(folder)[0].subagent_default_timeout
+    seconds = own_settings(folder)[0].coordination.subagent_default_timeout
     wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
         print(safe.line(install.write(wish)))

@@ -42,7 +42,11 @@ def given(args: argparse.Namespace, project: Any) -> Given:
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
     """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
-    if args.runtime is not None or project.settings.subagent_runtime_mode is not None or parts.runtime == "delegated":
+    if (
+        args.runtime is not None
+        or project.settings.coordination.subagent_runtime_mode is not None
+        or parts.runtime == "delegated"
+    ):
         return parts
     kept = plain(tree.runs.runs[0].spawned.profile).get("runtime")
     return replace(parts, runtime=kept) if kept in RUNTIMES else parts

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(no_model(where))
     for warning in project.warnings:
         screen.warn(warning)
-    if parts.runtime == "delegated" and not (args.runtime or project.settings.subagent_runtime_mode):
+    if parts.runtime == "delegated" and not (args.runtime or project.settings.coordination.subagent_runtime_mode):
         screen.complain(f"inside a container: subagents are asked of the host through {parts.outbox} (delegated)")
     terminal = not args.detach and args.task != "-" and sys.stdin.isatty() and sys.stderr.isatty()
     parts = walls.checked(parts, profile, terminal=terminal)

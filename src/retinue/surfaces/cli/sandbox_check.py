@@ -76,4 +76,4 @@ def _make_ready(parts: build.Parts) -> None:
 def _write(parts: build.Parts, file: Path) -> None:
     before, after = rulefile.set_runtime(file, parts.runtime)
     if parts.keeps_trust:
-        trust.follow(file, before, after)
+        trust.carry_answer(file, before, after)

@@ -10,7 +10,7 @@ from pathlib import Path
 from retinue.config import trust
 from retinue.config.files import exists, read_text
 from retinue.config.project import SETTINGS_FILE, find_project
-from retinue.config.settings import parse_settings
+from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
@@ -39,11 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
-        trust.forget(file)
+        trust.remove_answer(file)
         print(f"{safe.line(str(file))} is not trusted.")
         return 0
     text = read_text(file)
-    loose = trust.held(parse_settings(text, file))[1]
+    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
         print(f"{safe.line(str(file))} loosens nothing, so all of it is in force.")
         return 0
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if not _asked(file, loose):
             print("Nothing was changed.", file=sys.stderr)
             return 1
-    trust.remember(file, text)
+    trust.keep_answer(file, text)
     print(f"{safe.line(str(file))} is trusted until it changes: {safe.line(', '.join(loose))}")
     return 0
 
@@ -64,11 +64,11 @@ def settle() -> None:
     if not exists(file) or not prompts.at_terminal():
         return
     text = read_text(file)
-    loose = trust.held(parse_settings(text, file))[1]
-    if loose and trust.answered(file, text) is None:
+    loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
+    if loose and trust.read_answer(file, text) is None:
         yes = _asked(file, loose)
         with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
-            trust.remember(file, text, trusted=yes)
+            trust.keep_answer(file, text, trusted=yes)
 
 
 def _asked(file: Path, loose: list[str]) -> bool:

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=args.runtime,
     )
     screen.checked(project.folder)
-    if args.runtime is None and project.settings.subagent_runtime_mode is None:
+    if args.runtime is None and project.settings.coordination.subagent_runtime_mode is None:
         parts = replace(parts, runtime="isolated")
     parts = build.adapt_to_watcher(parts)
     if parts.model is None and all(profile.model is None for profile in parts.profiles):

@@ -13,12 +13,14 @@ import os
 import re
 import secrets
 import shlex
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
+from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
+from retinue.files.private import make_private_folder
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
@@ -256,11 +258,9 @@ def kept_token(file: Path) -> str:
         found = _read(file)
         if found:
             return found
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
+        make_private_folder(file.parent)
         token = secrets.token_urlsafe(32)
-        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "w") as out:
-            out.write(token)
+        replace_file(file, token.encode())
         return token
     except OSError as error:
         raise RetinueError(f"cannot keep a token in {file}: {error.strerror or error}") from None
@@ -269,13 +269,8 @@ def kept_token(file: Path) -> str:
 def _read(file: Path) -> str:
     """What is in it, if nobody else can have written or read it."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_small_file(file, LONGEST_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
     except OSError:
         return ""
-    try:
-        about = os.fstat(fd)
-        ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
-        text = os.read(fd, LONGEST_TOKEN + 1).decode("ascii", "replace") if ours else ""
-    finally:
-        os.close(fd)
+    text = data.decode("ascii", "replace")
     return text if _TOKEN.fullmatch(text) else ""

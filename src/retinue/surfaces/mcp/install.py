@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.errors import ConfigError
+from retinue.files.atomic import replace_file
 
 BACKUP = ".retinue-backup"
 SPARE_SECONDS = 60  # that a call may take longer than its subagent
@@ -233,12 +234,8 @@ def _backup(file: Path) -> Path:
 
 def _replace(file: Path, text: str, *, mode: int) -> None:
     """The whole new content or the whole old one."""
-    new = file.with_name(f".{file.name}.retinue-new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "w", encoding="utf-8") as out:
-            out.write(text)
-        new.replace(file)
+        replace_file(file, text.encode(), mode=mode)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from None

@@ -24,12 +24,13 @@ from mcp.client.streamable_http import streamable_http_client
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.servers import McpServer, filled, variables
+from retinue.processes.group import wait_until
+from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp import words
 from retinue.tools.mcp.calls import Calls, Made
 from retinue.tools.mcp.journal import Journal
 from retinue.tools.mcp.listing import MOST_TOOLS, Listed, Offered, listed
 from retinue.tools.mcp.programs import EXIT_SECONDS, LARGEST_LINE, CannotStart, Program
-from retinue.tools.process_groups import PASSED, within
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -212,7 +213,7 @@ class Connection:
 
     async def _why(self, otherwise: str) -> str:
         """Why the connection is over: who reads from it knows most, after a moment."""
-        await within(EXIT_SECONDS, lambda: bool(self._broken or self.error))
+        await wait_until(lambda: bool(self._broken or self.error), EXIT_SECONDS)
         if not self.error:
             self._break(otherwise)
         return self._broken or self.error
@@ -295,7 +296,7 @@ class Connection:
         server = self.server
         if server.url:
             return self._http()
-        env = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
+        env = {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")}
         env |= {name: os.environ[name] for name in server.inherit_env if name in os.environ}
         env |= {name: filled(value, os.environ) for name, value in server.env.items()}
         secrets.learn(env)

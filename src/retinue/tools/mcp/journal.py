@@ -10,7 +10,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from retinue.core.errors import RetinueError
 from retinue.core.secrets import clean
+from retinue.files.private import make_private_folder, open_private_file
 from retinue.tools.mcp import words
 
 LARGEST = 4 * 1024 * 1024
@@ -34,12 +36,11 @@ class Journal:
         self._room, self._tail = LARGEST, b""
         if self.path is None:
             return
-        with suppress(OSError):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError, RetinueError):
+            make_private_folder(self.path.parent)
             if self.path.exists() and self.path.stat().st_size > KEPT_OLD:
                 self.path.replace(self.path.with_suffix(".old.log"))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self.path, flags, 0o600)
+            self._fd = open_private_file(self.path, append=True)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean(what)}\n".encode("utf-8", "replace"))
 

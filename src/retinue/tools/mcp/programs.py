@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -20,10 +18,9 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
-from retinue.tools import process_groups as groups
+from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
 from retinue.tools.mcp import words
 from retinue.tools.mcp.journal import Journal
-from retinue.tools.process_groups import guard_of, is_gone, signal_all, within
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -37,7 +34,6 @@ _ESCAPES = re.compile(
 )
 LEAVE_SECONDS = 2.0
 TERM_SECONDS = 2.0
-KILL_SECONDS = 2.0
 EXIT_SECONDS = 1.0
 
 
@@ -71,17 +67,16 @@ class Program:
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[TransportStreams]:
         """Raises RetinueError when it cannot be started."""
-        process, pipes = self._start()
-        guard = _guarded(process)
+        group, pipes = self._start()
         try:
             async with AsyncExitStack() as stack:
                 streams = await self._connect(stack, pipes)
                 to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](0)
                 theirs, from_us = anyio.create_memory_object_stream[SessionMessage](0)
-                async with to_us, ours, theirs, from_us, anyio.create_task_group() as group:
-                    group.start_soon(self._listen, process, streams[0], to_us)
-                    group.start_soon(self._drain, streams[1])
-                    group.start_soon(self._speak, streams[2], from_us)
+                async with to_us, ours, theirs, from_us, anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._listen, group, streams[0], to_us)
+                    tasks.start_soon(self._drain, streams[1])
+                    tasks.start_soon(self._speak, streams[2], from_us)
                     try:
                         yield ours, theirs
                     finally:
@@ -89,28 +84,23 @@ class Program:
                         with anyio.CancelScope(shield=True):
                             ours.close()  # so that the reader only drains from now on
                             streams[2].close()
-                            await end(process, leave=0 if self._over else LEAVE_SECONDS)
-                        group.cancel_scope.cancel()
+                            await group.end(leave=0 if self._over else LEAVE_SECONDS, term=TERM_SECONDS)
+                        tasks.cancel_scope.cancel()
         finally:
-            if not is_gone(process):  # told to hurry, or the loop itself is being torn down
-                signal_all(process, signal.SIGKILL)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(KILL_SECONDS)
-            guard.kill()
-            guard.communicate()
+            group.kill()  # has nothing left to do unless it was told to hurry, or the loop is being torn down
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], tuple[int, int, int]]:
+    def _start(self) -> tuple[ProcessGroup, tuple[int, int, int]]:
         ends = [os.pipe() for _ in range(3)]
         (in_read, in_write), (out_read, out_write), (err_read, err_write) = ends
         try:
-            process = subprocess.Popen(
+            group = start_group(
                 self._argv,
                 cwd=self._cwd,
                 env=self._env,
                 stdin=in_read,
                 stdout=out_write,
                 stderr=err_write,
-                start_new_session=True,
+                guard=Guard(leave=3, term=2),
             )
         except (OSError, ValueError) as error:
             for fd in (in_write, out_read, err_read):
@@ -122,7 +112,7 @@ class Program:
         finally:
             for fd in (in_read, out_write, err_write):
                 os.close(fd)
-        return process, (out_read, err_read, in_write)
+        return group, (out_read, err_read, in_write)
 
     async def _connect(
         self, stack: AsyncExitStack, pipes: tuple[int, int, int]
@@ -142,7 +132,7 @@ class Program:
         stack.callback(writing.close)
         return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
 
-    async def _listen(self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, to_us: Any) -> None:
+    async def _listen(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
         """Lines of any length that fits in memory; what is no message is noted and passed over."""
         buffer = bytearray()
         why = ""
@@ -158,7 +148,7 @@ class Program:
                     why = f"it printed a line of more than {LARGEST_LINE // 1024 // 1024} MiB"
             self._over = True
             if not self._leaving:
-                self._on_over(why or await self._ended(process))
+                self._on_over(why or await self._ended(group))
         while await stdout.read(CHUNK):  # nobody must wait for us to read
             pass
 
@@ -181,10 +171,10 @@ class Program:
             await to_us.send(SessionMessage(message))
         return ""
 
-    async def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        await within(EXIT_SECONDS, lambda: process.poll() is not None and self._drained)
-        code = process.poll()
-        what = "it closed its stdout" if code is None else f"it ended with exit code {groups.code(code)}"
+    async def _ended(self, group: ProcessGroup) -> str:
+        await wait_until(lambda: group.process.poll() is not None and self._drained, EXIT_SECONDS)
+        code = group.process.poll()
+        what = "it closed its stdout" if code is None else f"it ended with exit code {exit_code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
 
     async def _drain(self, stderr: asyncio.StreamReader) -> None:
@@ -214,22 +204,3 @@ def _message(line: bytes) -> types.JSONRPCMessage | None:
 def _whole(line: bytes) -> bytes:
     """The line with whole characters only: a server may cut a text in the middle of one."""
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))
-
-
-def _guarded(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """A process that outlives us for as long as it takes to end that one and its group."""
-    try:
-        return guard_of(process.pid, leave=3, grace=2)
-    except OSError as error:
-        signal_all(process, signal.SIGKILL)
-        process.wait(KILL_SECONDS)
-        raise CannotStart(f"cannot guard it: {error.strerror or error}") from None
-
-
-async def end(process: subprocess.Popen[bytes], *, leave: float) -> None:
-    """Waits for it to go by itself, then ends it and everything in its session."""
-    await within(leave, lambda: process.poll() is not None)
-    if signal_all(process, signal.SIGTERM) and not await within(TERM_SECONDS, lambda: is_gone(process)):
-        signal_all(process, signal.SIGKILL)
-        await within(KILL_SECONDS, lambda: is_gone(process))
-    process.poll()

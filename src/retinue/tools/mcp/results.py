@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import mcp_types as types
 import msgspec
 
 from retinue.core.ports import Outcome
+from retinue.files.private import write_private_file
 from retinue.tools.mcp import words
 
 LARGEST_FILE = 64 * 1024 * 1024
@@ -62,9 +62,7 @@ def _written(kind: str, data: bytes, mime: str, spill: Spill, name: str = "") ->
         return f"[{what}: not kept, it is larger than {LARGEST_FILE // 1024 // 1024} MiB]"
     try:
         path = spill(f"{kind}{mimetypes.guess_extension(mime.partition(';')[0].strip()) or '.bin'}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
+        write_private_file(path, data, exclusive=True)
     except OSError as error:
         return f"[{what}: not kept, {error.strerror or error}]"
     return f"[{what} in {path}]"

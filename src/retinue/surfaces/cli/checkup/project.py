@@ -10,7 +10,7 @@ from pathlib import Path
 from retinue import build
 from retinue.build.servers import make_tool_servers
 from retinue.config.project import SETTINGS_FILE
-from retinue.config.trust import unwalled
+from retinue.config.settings import find_unsandboxed
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
 from retinue.core.servers import McpServer, ServerReport
@@ -79,7 +79,7 @@ def check_servers(look: Look) -> Iterator[Check]:
 def check_authority(look: Look) -> Iterator[Check]:
     """Warn if a setting in force lets runs work with the user's own authority."""
     settings = None if look.project is None else look.project.settings
-    found = [] if settings is None else [f"`{words}`" for words in unwalled(settings)]
+    found = [] if settings is None else [f"`{each}`" for each in find_unsandboxed(settings)]
     if settings is not None and found:
         text = FULL_AUTHORITY.format(settings=", ".join(found))
         yield Check("authority", "warn", text, RESTRICT.format(file=settings.file))

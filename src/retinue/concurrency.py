@@ -1,0 +1,135 @@
+"""Owning asyncio tasks and threads: every background task has one owner that ends it.
+
+`TaskOwner` replaces a loose `asyncio.create_task`. The functions cover the other shapes: the first of several to
+finish, work that finishes although its caller is cancelled, and blocking work in a thread. Where tasks live and die
+together with one block, `asyncio.TaskGroup` is the better choice. Knows nothing of what the tasks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+STOP_SECONDS = 2.0
+
+
+class TaskOwner:
+    """The tasks that one object runs in the background.
+
+    `on_error` is told of an exception that ended a task. Without it the one who awaits the task gets the exception, and
+    if nobody does, asyncio reports it."""
+
+    def __init__(self, *, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_error = on_error
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(tuple(self._tasks))
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run a coroutine as a task of this owner."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        return task
+
+    def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
+        """Run a blocking function in a thread, as a task of this owner. Cancelling it leaves the thread running."""
+        return self.start(asyncio.to_thread(work))
+
+    def cancel(self) -> None:
+        """Ask all tasks to end."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all tasks have ended, those started meanwhile too; return False when the time is up first."""
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        while self._tasks:
+            left = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            if left is not None and left <= 0:
+                return False
+            await asyncio.wait(tuple(self._tasks), timeout=left)
+            await asyncio.sleep(0)  # the callbacks that take ended tasks out run now
+        return True
+
+    async def close(self, seconds: float | None = STOP_SECONDS) -> bool:
+        """Cancel all tasks and wait for them; return False if some do not end in time."""
+        self.cancel()
+        return await self.wait(seconds)
+
+    async def __aenter__(self) -> TaskOwner:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(None)
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if self._on_error is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+
+async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]], *, seconds: float | None = None) -> int | None:
+    """Run coroutines at once until one of them ends, and end the others; return the number of the one that ended.
+
+    Raises the exception of that one. None means that the time was up first."""
+    async with TaskOwner() as owner:
+        tasks = [owner.start(work) for work in works]
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for number, task in enumerate(tasks):
+            if task.done():
+                task.result()
+                return number
+    return None
+
+
+async def finish_despite_cancel(work: Coroutine[Any, Any, T], *, hurry: Callable[[], object] = lambda: None) -> T:
+    """Finish work that has a deadline of its own, also when the caller is cancelled meanwhile.
+
+    A caller that is cancelled gets its CancelledError afterwards; each cancellation but the one that may have led here
+    calls `hurry`."""
+    caller = asyncio.current_task()
+    known = caller is not None and caller.cancelling() > 0
+    cancelled = False
+    async with TaskOwner() as owner:
+        task = owner.start(work)
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                cancelled = True
+                if known:
+                    hurry()
+                known = True
+            except Exception:  # noqa: BLE001 - raised below, by the task's result
+                break
+    if cancelled:
+        if not task.cancelled():
+            task.exception()
+        raise asyncio.CancelledError
+    return task.result()
+
+
+async def run_in_thread(work: Callable[[threading.Event], T], *, owner: TaskOwner | None = None) -> T:
+    """Run blocking work in a thread. When the caller is cancelled, set the work's event and wait a little for it to
+    stop, so that a write is over before its run is. `owner` keeps work that goes on longer."""
+    stop = threading.Event()
+    task = (owner or TaskOwner()).start_thread(lambda: work(stop))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([task], timeout=STOP_SECONDS)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise

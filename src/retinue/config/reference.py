@@ -1,0 +1,44 @@
+"""The tables of docs/settings.md, made from the declarations. `python -m retinue.config.reference` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retinue.config.schema import Setting, declared
+from retinue.config.servers import ServerSettings
+from retinue.config.settings import ProfileSettings, Settings
+
+
+def render_reference() -> str:
+    """Return the tables of all settings as Markdown."""
+    tables = {
+        "retinue.yaml": _render_rows(declared(Settings), ""),
+        "Each of `profiles`": _render_rows(declared(ProfileSettings), ""),
+        "Each of `mcp_servers`": _render_rows(declared(ServerSettings), ""),
+    }
+    return "\n".join(
+        f"### {title}\n\n| key | meaning | default | example | needs trust |\n|---|---|---|---|---|\n{''.join(rows)}"
+        for title, rows in tables.items()
+    )
+
+
+def _render_rows(settings: tuple[Setting, ...], prefix: str) -> Iterator[str]:
+    for each in settings:
+        name = f"{prefix}{each.name}"
+        if each.kind.section is not None:
+            yield from _render_rows(declared(each.kind.section), f"{name}.")
+            continue
+        cells = [f"`{name}`", each.help, _show_default(each.default), f"`{each.example}`" if each.example else ""]
+        cells.append("" if each.trust is None else each.trust.words)
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def _show_default(value: object) -> str:
+    if value is None or value in ((), {}, ""):
+        return ""
+    shown = str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
+    return f"`{shown}`"
+
+
+if __name__ == "__main__":
+    print(render_reference(), end="")

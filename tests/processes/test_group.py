@@ -1,0 +1,133 @@
+"""A program and all it started: ended together, in time, also when we are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retinue.processes.group import (
+    Guard,
+    ProcessGroup,
+    exit_code,
+    has_living_member,
+    run_program,
+    start_group,
+    wait_until,
+)
+
+# A parent that ignores SIGTERM if told so, with a child that does the same; both say when they are ready.
+STUBBORN = "trap '' TERM; sleep 300 & echo ready; wait; wait"
+POLITE = "sleep 300 & echo ready; wait"
+
+
+def started(script: str, *, guard: Guard | None = None) -> ProcessGroup:
+    group = start_group(["/bin/sh", "-c", script], stdout=subprocess.PIPE, guard=guard)
+    assert group.process.stdout is not None
+    with group.process.stdout as stdout:
+        assert stdout.readline() == b"ready\n"
+    return group
+
+
+async def test_a_polite_group_ends_at_sigterm() -> None:
+    group = started(POLITE)
+    await group.end(term=20)
+    assert group.returncode == -signal.SIGTERM and group.is_gone() and not has_living_member(group.pid)
+
+
+async def test_a_stubborn_group_is_killed_when_its_time_is_up() -> None:
+    group = started(STUBBORN)
+    await group.end(term=0.1)
+    assert group.returncode == -signal.SIGKILL and not has_living_member(group.pid)
+
+
+async def test_without_time_it_is_killed_at_once_and_a_second_end_does_nothing() -> None:
+    group = started(POLITE)
+    await group.end(term=0)
+    assert group.returncode == -signal.SIGKILL
+    await group.end()
+    group.kill()
+
+
+async def test_time_to_leave_lets_it_exit_by_itself_and_ends_what_it_leaves() -> None:
+    group = started("sleep 300 & echo ready; exit 3")
+    await group.end(leave=20, term=5)
+    assert group.returncode == 3 and not has_living_member(group.pid)
+
+
+async def test_waiting_for_the_exit_does_not_reap_and_has_an_end() -> None:
+    group = started("echo ready; exit 5")
+    assert await group.wait_for_exit(20)
+    assert group.returncode is None and Path(f"/proc/{group.pid}").exists()
+    await group.end()
+    assert group.returncode == 5
+    other = started(POLITE)
+    assert not await other.wait_for_exit(0.01)
+    await other.end(term=0)
+
+
+async def test_a_cancelled_end_is_finished_and_a_second_cancel_hurries_it() -> None:
+    group = started(STUBBORN)
+    ending = asyncio.create_task(group.end(term=300))
+    await asyncio.sleep(0.05)
+    ending.cancel()
+    await asyncio.sleep(0.05)
+    assert not ending.done()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not has_living_member(group.pid)
+
+
+async def test_a_guard_ends_the_group_when_we_are_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess\n"
+        "from retinue.processes.group import Guard, start_group\n"
+        f"group = start_group(['/bin/sh', '-c', {POLITE!r}], stdout=subprocess.PIPE, guard=Guard(term=0.1))\n"
+        "group.process.stdout.readline()\n"
+        "print(group.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert await wait_until(lambda: not has_living_member(int(died.stdout)), 20)
+
+
+async def test_a_guard_goes_with_the_group() -> None:
+    before = children()
+    group = started(POLITE, guard=Guard())
+    assert len(children() - before) == 2
+    await group.end()
+    assert children() == before
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_a_program_that_cannot_start_leaves_nothing() -> None:
+    before = children()
+    for argv in (["/nonexistent"], ["/bin/sh", "a\0b"]):
+        with pytest.raises((OSError, ValueError)):
+            start_group(argv, guard=Guard())
+    assert children() == before
+
+
+def test_a_program_is_run_to_its_end_or_killed_with_its_children(tmp_path: Path) -> None:
+    done = run_program(["/bin/sh", "-c", "cat; echo oops >&2; exit 4"], cwd=None, env={}, input_data=b"in", seconds=20)
+    assert (done.returncode, done.stdout, done.stderr) == (4, b"in", b"oops\n")
+    pids = tmp_path / "pid"
+    script = f"sleep 300 & echo $$ > {pids}; wait"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_program(["/bin/sh", "-c", script], cwd=None, env={"PATH": os.defpath}, input_data=b"", seconds=0.5)
+    assert not has_living_member(int(pids.read_text()))
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
+def test_exit_codes_are_those_of_shells(returncode: int, code: int) -> None:
+    assert exit_code(returncode) == code

@@ -1,0 +1,146 @@
+"""Owning tasks: all are ended, in time, and nothing they raise is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from retinue.concurrency import TaskOwner, finish_despite_cancel, run_in_thread, run_until_first
+
+
+async def forever(ended: list[str], name: str = "") -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(name)
+
+
+async def test_an_owner_ends_all_its_tasks() -> None:
+    ended: list[str] = []
+    async with TaskOwner() as owner:
+        for name in "abc":
+            owner.start(forever(ended, name), name=name)
+        await asyncio.sleep(0)
+        assert len(owner) == 3 and {task.get_name() for task in owner} == {"a", "b", "c"}
+    assert sorted(ended) == ["a", "b", "c"] and len(owner) == 0
+
+
+async def test_waiting_includes_tasks_that_tasks_start_and_has_a_deadline() -> None:
+    owner, go, seen = TaskOwner(), asyncio.Event(), []
+
+    async def second() -> None:
+        seen.append("second")
+
+    async def first() -> None:
+        await go.wait()
+        owner.start(second())
+
+    owner.start(first())
+    assert not await owner.wait(0.01)
+    go.set()
+    assert await owner.wait(10) and seen == ["second"]
+
+
+async def test_a_task_that_does_not_end_costs_no_more_than_the_deadline() -> None:
+    release, owner = asyncio.Event(), TaskOwner()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await release.wait()
+
+    task = owner.start(stubborn())
+    await asyncio.sleep(0)
+    assert not await owner.close(0.01) and not task.done()
+    release.set()
+    assert await owner.wait(10)
+
+
+async def test_an_exception_is_told_to_the_owner_or_to_the_one_who_awaits() -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    told: list[BaseException] = []
+    owner = TaskOwner(on_error=told.append)
+    owner.start(fail())
+    assert await owner.wait(10) and [type(error) for error in told] == [KeyError]
+    with pytest.raises(KeyError):
+        await TaskOwner().start(fail())
+
+
+async def test_the_first_to_end_ends_the_others() -> None:
+    ended: list[str] = []
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    assert await run_until_first([forever(ended), asyncio.sleep(0), forever(ended)]) == 1
+    assert len(ended) == 2
+    assert await run_until_first([forever(ended)], seconds=0.01) is None
+    with pytest.raises(KeyError):
+        await run_until_first([forever(ended), fail()])
+    assert len(ended) == 4
+
+
+async def test_a_cancelled_caller_takes_its_tasks_along() -> None:
+    ended: list[str] = []
+    caller = asyncio.create_task(run_until_first([forever(ended), forever(ended)]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert len(ended) == 2
+
+
+async def test_work_is_finished_although_its_caller_is_cancelled_and_hurried_the_second_time() -> None:
+    go, hurries, started, done = asyncio.Event(), [], asyncio.Event(), []
+
+    async def work() -> str:
+        started.set()
+        await go.wait()
+        done.append(True)
+        return "result"
+
+    def hurry() -> None:
+        hurries.append(True)
+        go.set()
+
+    caller = asyncio.create_task(finish_despite_cancel(work(), hurry=hurry))
+    await started.wait()
+    caller.cancel()
+    await asyncio.sleep(0.01)
+    assert not caller.done() and not hurries
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert done and hurries
+
+
+async def test_finished_work_gives_its_result_or_its_exception() -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    assert await finish_despite_cancel(asyncio.sleep(0, "result")) == "result"
+    with pytest.raises(KeyError):
+        await finish_despite_cancel(fail())
+
+
+async def test_blocking_work_is_told_to_stop_and_waited_for() -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def work(stop: threading.Event) -> None:
+        began.set()
+        assert stop.wait(10)
+        stopped.set()
+
+    caller = asyncio.create_task(run_in_thread(work))
+    await asyncio.to_thread(began.wait, 10)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert stopped.is_set()
+    assert await run_in_thread(lambda stop: stop.is_set()) is False
