@@ -1,21 +1,24 @@
-"""The fixture `retinue_cassette`: a test's model calls, recorded once and played ever after. Loaded by pytest itself.
+"""The fixture `retinue_cassette`: records the model calls of a test once, and plays them from then on.
 
-While a test has the fixture, whatever opens a Retinue in it (`retinue.open`, `run_sync`, a `SubagentFactory`) gets its
-models' replies from a file beside the test, `cassettes/<module>/<test>.yaml`. Nothing of retinue is imported before.
+While a test has the fixture, everything that opens a Retinue in it (`retinue.open`, `run_sync`, a `SubagentFactory`)
+gets its models' replies from a file beside the test, `cassettes/<module>/<test>.yaml`. pytest loads this module in
+every session, so it imports nothing of Retinue before a test asks for the fixture.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from retinue.models.cassettes import Mismatch, RecordMode
 
 SHOWN = 3
 _HELP = (
@@ -30,74 +33,66 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class RetinueCassette:
-    """What a test gets. `path` is its file."""
+    """The value of the fixture. `path` is the test's file."""
 
-    def __init__(self, nodeid: str, path: Path, record: str) -> None:
+    def __init__(self, nodeid: str, path: Path, mode: RecordMode) -> None:
+        from retinue.config.cassettes import read_cassette
+        from retinue.models.cassettes import Cassette
+
         self.path = path
         self._nodeid = nodeid
-        self._record: Any = record
         self._ignored: list[tuple[re.Pattern[str], str]] = []
-        self._files = importlib.import_module("retinue.config.cassettes")
-        self._models = importlib.import_module("retinue.models.cassettes")
-        self._secrets = importlib.import_module("retinue.core.secrets")
-        self.tape = self._models.Cassette(self._read(), record, self._clean)
+        self.cassette = Cassette(recorded=read_cassette(path), mode=mode, clean_text=self._clean_text)
 
     def ignore(self, pattern: str, put: str = "<ignored>") -> None:
-        """Text that matches is of the moment, a date or an id: it is not compared and not kept."""
+        """Replace text that matches, such as a date or an id, so that it is neither compared nor kept."""
         self._ignored.append((re.compile(pattern), put))
 
-    def _clean(self, text: str) -> str:
-        for pattern, put in self._ignored:
-            text = pattern.sub(put, text)
-        self._secrets.learn(os.environ)  # again each time: a test sets variables of its own
-        clean: str = self._models.without_keys(self._secrets.scrub(text))
-        return clean.encode("utf-8", "replace").decode()
-
-    def _read(self) -> list[Any]:
-        return [
-            self._models.Taped(e.tree, e.run, e.turn, e.agent, e.model, r.system, r.thread, r.tools, e.reply)
-            for e, r in self._files.read_cassette(self.path)
-        ]
-
-    def _write(self) -> None:
-        """What was recorded, and what was there and is still wanted. A recording that broke off replaces nothing."""
-        tape = self.tape
-        if not tape.recorded or (tape.record == "all" and tape.failed):
-            return
-        kept = list(tape.calls.values()) + ([] if tape.record == "all" else tape.unused())
-        entry, request = self._files.Entry, self._files.Request
-        calls = [
-            (entry(c.run, c.turn, c.agent, c.model, c.reply, c.tree), request(c.system, c.thread, c.tools))
-            for c in self._models.in_order(kept)
-        ]
-        self._files.write_cassette(self.path, calls)
-
     def close(self, *, passed: bool) -> str:
-        """Writes the file; gives what is wrong, in words."""
-        self._write()
-        tape = self.tape
-        said = [self._problem(problem) for problem in tape.problems[:SHOWN]]
-        if len(tape.problems) > SHOWN:
-            said.append(f"and {len(tape.problems) - SHOWN} more calls that the cassette does not have")
-        said += [
-            f"the model failed, so this call is not recorded: {self._clean(words)}" for words in tape.failed[:SHOWN]
+        """Write the file, and return what is wrong; an empty text if nothing is."""
+        cassette = self.cassette
+        self._write_file()
+        problems = [self._describe_mismatch(mismatch) for mismatch in cassette.mismatches[:SHOWN]]
+        if len(cassette.mismatches) > SHOWN:
+            problems.append(f"and {len(cassette.mismatches) - SHOWN} more calls that the cassette does not have")
+        problems += [
+            f"the model failed, so this call is not recorded: {self._clean_text(failure)}"
+            for failure in cassette.failures[:SHOWN]
         ]
-        unused = tape.unused() if passed and not tape.problems else []
+        unused = cassette.list_unused() if passed and not cassette.mismatches else []
         if unused:
             names = "\n".join(f"  {call.run} ({call.agent}), turn {call.turn}" for call in unused)
-            said.append(f"these recorded calls were not made:\n{names}\n{self._command('all', 'record anew')}")
-        return "\n\n".join(f"retinue_cassette: {words}" for words in said)
+            problems.append(f"these recorded calls were not made:\n{names}\n{self._suggest('all', 'record anew')}")
+        return "\n\n".join(f"retinue_cassette: {problem}" for problem in problems)
 
-    def _problem(self, problem: Any) -> str:
-        who = f"{problem.run} ({problem.agent}), turn {problem.turn}"
-        if problem.what == "departs":
-            diff = "\n".join(problem.lines)
-            return f"{who}: the request is not the recorded one\n{diff}\n{self._command('all', 'record anew')}"
+    def _write_file(self) -> None:
+        """Write what was recorded now and what was there before. A recording that broke off replaces nothing."""
+        from retinue.config.cassettes import write_cassette
+
+        cassette = self.cassette
+        if cassette.new_count and not (cassette.mode == "all" and cassette.failures):
+            write_cassette(self.path, cassette.list_kept())
+
+    def _clean_text(self, text: str) -> str:
+        from retinue.core import secrets
+        from retinue.models.cassettes import redact_keys
+
+        for pattern, put in self._ignored:
+            text = pattern.sub(put, text)
+        secrets.learn(os.environ)  # again each time: a test sets variables of its own
+        return redact_keys(secrets.scrub(text)).encode("utf-8", "replace").decode()
+
+    def _describe_mismatch(self, mismatch: Mismatch) -> str:
+        asked = mismatch.asked
+        who = f"{asked.run} ({asked.agent}), turn {asked.turn}"
+        if mismatch.kind == "differs":
+            diff = "\n".join(mismatch.lines)
+            return f"{who}: the request is not the recorded one\n{diff}\n{self._suggest('all', 'record anew')}"
         where = "" if self.path.exists() else f"\nthere is no file {self.path}"
-        return f"{who}: this call is not recorded{where}\n{self._command('new', 'record it')}"
+        return f"{who}: this call is not recorded{where}\n{self._suggest('new', 'record it')}"
 
-    def _command(self, record: str, what: str) -> str:
-        return f"{what}: pytest {shlex.quote(self._nodeid)} --retinue-record={record}"
+    def _suggest(self, mode: RecordMode, what: str) -> str:
+        return f"{what}: pytest {shlex.quote(self._nodeid)} --retinue-record={mode}"
 
 
 _KEY = pytest.StashKey[RetinueCassette]()
@@ -106,12 +101,13 @@ _KEY = pytest.StashKey[RetinueCassette]()
 @pytest.fixture
 def retinue_cassette(request: pytest.FixtureRequest) -> Iterator[RetinueCassette]:
     """Records this test's model calls to a file beside it, or plays them from there (see --retinue-record)."""
-    use_cassette = importlib.import_module("retinue.build.models").use_cassette
+    from retinue.build.models import use_cassette
+
     node = request.node
-    made = RetinueCassette(node.nodeid, _path(node), request.config.getoption("--retinue-record"))
-    node.stash[_KEY] = made
-    with use_cassette(made.tape):
-        yield made
+    fixture = RetinueCassette(node.nodeid, _cassette_path(node), request.config.getoption("--retinue-record"))
+    node.stash[_KEY] = fixture
+    with use_cassette(fixture.cassette):
+        yield fixture
 
 
 @pytest.hookimpl(wrapper=True)
@@ -121,14 +117,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
         passed = True
     finally:
-        cassette = item.stash.get(_KEY, None)
-        words = "" if cassette is None else cassette.close(passed=passed)
-        if words:
-            pytest.fail(words, pytrace=False)
+        fixture = item.stash.get(_KEY, None)
+        problems = "" if fixture is None else fixture.close(passed=passed)
+        if problems:
+            pytest.fail(problems, pytrace=False)
 
 
-def _path(node: Any) -> Path:
-    """`cassettes/<module>/<test>.yaml` beside the module; a class and parameters are part of the test's name."""
+def _cassette_path(node: Any) -> Path:
+    """Return `cassettes/<module>/<test>.yaml` beside the module; a class and parameters are part of the test's name."""
     name = ".".join(node.nodeid.split("::")[1:])
     plain = re.sub(r"[^A-Za-z0-9_.=,-]+", "-", name).strip("-")[:100]
     if plain != name:  # two names must not share a file

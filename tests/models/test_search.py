@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import retinue
-from retinue import Event, Profile, Result, build
+from retinue import Event, Profile, Result
+from retinue.build.models import use_cassette
 from retinue.core.events import Message, ToolCall, ToolResult, Warned
 from retinue.core.messages import AssistantTurn
 from retinue.core.usage import Usage
@@ -101,14 +100,14 @@ async def test_where_it_cannot_be_it_is_not_offered_and_who_named_it_is_told() -
         assert (warned.code, says in warned.text) == ("lacks_tools", True)
 
 
-async def test_a_cassette_has_the_searches_that_were_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cassette_has_the_searches_that_were_recorded() -> None:
     blocks = [*wire.searched("srvtoolu_1", "what is new", FOUND), wire.text("All is new.")]
-    tape = Cassette([], "all", str)
-    monkeypatch.setattr(build, "cassette", tape)
+    recorded = Cassette([], "all", str)
     async with serving(Answer(wire.anthropic(*blocks))):
-        await run(CLAUDE, network=["a.com"])
-    played = Cassette(list(tape.calls.values()), "none", str)
-    monkeypatch.setattr(build, "cassette", played)
-    result, events = await run(CLAUDE, network=["a.com"])
-    assert (result.final_response, played.problems) == ("All is new.", [])
+        with use_cassette(recorded):
+            await run(CLAUDE, network=["a.com"])
+    played = Cassette(recorded.list_kept(), "none", str)
+    with use_cassette(played):
+        result, events = await run(CLAUDE, network=["a.com"])
+    assert (result.final_response, played.mismatches) == ("All is new.", [])
     assert [body.text for body in bodies(events, ToolResult)] == ["Release notes https://docs.a.com/notes"]

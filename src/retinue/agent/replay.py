@@ -22,10 +22,10 @@ from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, 
 from retinue.core.plans import Plan, Planner, Runtime
 from retinue.core.ports import Link, Maker, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
-from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, TurnRecord, difference_lines, plain
+from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, TurnRecord, diff_lines
 from retinue.core.results import Ending, Result, ending_texts, unconfirmed_texts
 from retinue.core.rules import ALLOW, Verdict
-from retinue.models.replay import ReplayModel
+from retinue.models.recorded import ReplayModel
 from retinue.tools.replay import RecordedSpec, ReplayTool
 
 STUCK_SECONDS = 15.0
@@ -61,11 +61,11 @@ class Stage:
         part = self._by_profile[profile]
         record = part.record
         part.current = self._planned(record)
-        system, specs = _words(record), record.tools()
+        system, specs = record.instructions, record.tools
         if part.current is not None:
             system, specs = part.current.system, part.current.specs
         tools = {spec.name: ReplayTool(spec, part) for spec in specs}
-        model = ReplayModel(record, part.departed) if record.spawned.model else None
+        model = ReplayModel(record, self.report) if record.spawned.model else None
         return Plan(
             profile=profile,
             system=system,
@@ -95,6 +95,10 @@ class Stage:
         decision = Allow(args=decided.args) if decided.allowed else Deny(decided.reason)
         self.answer(question.id, decision, by=decided.by)
         return decision
+
+    def report(self, difference: Difference) -> None:
+        """Keep the first difference of each run: the others follow from it."""
+        self.departures.setdefault(difference.run, difference)
 
     # The runs
 
@@ -170,11 +174,9 @@ class Part:
         self.children: list[int] = []
         self.turn: TurnRecord | None = None
 
-    def departed(self, turn: int, what: str, then: Sequence[str], now: Sequence[str]) -> None:
-        """Only the first place is told: what comes after follows from it."""
+    def report(self, turn: int, what: str, line: str) -> None:
         record = self.record
-        lines = difference_lines(then, now, now="now")
-        self.stage.departures.setdefault(record.number, Difference(record.number, record.path, turn, what, lines))
+        self.stage.report(Difference(record.number, record.path, turn, what, diff_lines([], [line])))
 
     def recorded(self, call: Call) -> CallRecord | None:
         found = None if self.turn is None else self.turn.calls.get(call.id)
@@ -239,7 +241,7 @@ class ReplayLink:
         self.emit: Callable[[Body], Any] = link.emit
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        self._part.turn = self._part.record.turn(turn)
+        self._part.turn = self._part.record.find_turn(turn)
         reply = await self._link.complete(turn, system, thread, tools)
         self._calls = {call.id for call in reply.calls}
         self._all_done = asyncio.Event()
@@ -251,7 +253,7 @@ class ReplayLink:
         if record is None:
             turn = self._part.turn
             now = f"call {call.name} ({call.id}): {msgspec.json.encode(call.args).decode()}"
-            self._part.departed(turn.number if turn is not None else 0, "call", [], [now])
+            self._part.report(turn.number if turn is not None else 0, "call", now)
             raise EndOfRecord
         asks = record.asked is None or record.decided is not None
         decision = await self._link.begin(call, RecordedSpec.of(spec, _verdict(record) if asks else ALLOW), preview)
@@ -316,7 +318,7 @@ class ReplayLink:
 
     def _words(self) -> list[Inbox]:
         turn = self._part.turn
-        coming = self._part.record.turn(1 if turn is None else turn.number + 1)
+        coming = self._part.record.find_turn(1 if turn is None else turn.number + 1)
         words = [] if coming is None else coming.inbox
         return [word for word in words if word.about is not None or word.source != "notice"]  # the loop has its own
 
@@ -338,12 +340,6 @@ def _verdict(record: CallRecord) -> Verdict:
     if decided is None:
         return ALLOW
     return Verdict("allow" if decided.allowed else "deny", decided.by.removeprefix(_RULE))
-
-
-def _words(record: RunRecord) -> str:
-    """The system prompt without what the task added: the supervisor adds that again."""
-    profile = plain(record.spawned.profile)
-    return str(profile.get("system") or profile.get("instructions") or "")
 
 
 def _profile(record: RunRecord) -> Profile:

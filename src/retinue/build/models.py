@@ -82,9 +82,9 @@ def use_cassette(cassette: Cassette) -> Iterator[None]:
 def wrap_with_cassette(models: ModelSource, *, name_run: Callable[[RunRef], str], project: str, state: str) -> None:
     """Put the cassette in use, if there is one, in front of the models. `name_run` names a run for good."""
     if _cassette is not None:
-        from retinue.models.cassettes import Where
+        from retinue.models.cassettes import RunNames
 
-        models.wrap = partial(_cassette.model, where=Where(name_run, project, state))
+        models.wrap = partial(_cassette.make_model, names=RunNames(name_run, project, state))
 
 
 def _make_model(name: str, project: Path, clock: Clock) -> Model:

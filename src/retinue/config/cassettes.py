@@ -1,9 +1,12 @@
-"""The file of a cassette: YAML that reads well in a review. A call has only what is new since the one before it in its
-run; what tools there are stands once, at the end. Who recorded the calls, and why, is not known here."""
+"""The file of a cassette: YAML that reads well in a review.
+
+A call has only what is new since the call before it in its run; each tool is described once, at the end. Does not know
+who recorded the calls, or why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import yaml
 from retinue.config.files import exists, read_text
 from retinue.core.errors import ConfigError
 from retinue.core.messages import AssistantTurn, Reply, ToolSpec, Turn
+from retinue.core.records import Exchange, RecordedRequest
 from retinue.files.atomic import replace_file
 
 VERSION = 1
@@ -20,9 +24,9 @@ HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One call as the file has it. What is None is as in the call before it; `messages` are what is new since, or with
-    `whole` all there are."""
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One call as the file has it. None means: as in the call before it. `messages` are the new ones, or all of them if
+    `whole`."""
 
     run: str
     turn: int
@@ -38,20 +42,12 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: int
-    calls: list[Entry]
+    calls: list[_Entry]
     tools: dict[str, ToolSpec] = {}
 
 
-class Request(msgspec.Struct, frozen=True):
-    """What an entry asked, in full."""
-
-    system: str
-    thread: tuple[Turn, ...]
-    tools: tuple[ToolSpec, ...]
-
-
-def read_cassette(path: Path) -> list[tuple[Entry, Request]]:
-    """The calls of the file; none if there is no such file."""
+def read_cassette(path: Path) -> list[Exchange]:
+    """Return the calls of the file; none if there is no such file."""
     if not exists(path):
         return []
     text = read_text(path)
@@ -61,41 +57,49 @@ def read_cassette(path: Path) -> list[tuple[Entry, Request]]:
         raise ConfigError(f"{path} is not a cassette: {' '.join(str(error).split())}") from None
     if file.version != VERSION:
         raise ConfigError(f"{path} is of version {file.version}; this retinue reads {VERSION}: record it anew")
-    last: dict[tuple[int, str], tuple[Request, Reply]] = {}
-    calls = []
+    newest: dict[tuple[int, str], Exchange] = {}
+    exchanges = []
     for entry in file.calls:
         try:
             tools = None if entry.tools is None else tuple(file.tools[name] for name in entry.tools)
         except KeyError as error:
             raise ConfigError(f"{path} names the tool {error} and does not describe it") from None
-        asked = _whole(entry, tools, last.get((entry.tree, entry.run)))
-        last[entry.tree, entry.run] = asked, entry.reply
-        calls.append((entry, asked))
-    return calls
+        exchange = _expand_entry(entry, tools, newest.get((entry.tree, entry.run)))
+        newest[entry.tree, entry.run] = exchange
+        exchanges.append(exchange)
+    return exchanges
 
 
-def _whole(entry: Entry, tools: tuple[ToolSpec, ...] | None, before: tuple[Request, Reply] | None) -> Request:
-    if before is None:
-        return Request(entry.system or "", tuple(entry.messages), tools or ())
-    asked, reply = before
-    known = () if entry.whole else (*asked.thread, _said(reply))
-    system = asked.system if entry.system is None else entry.system
-    return Request(system, (*known, *entry.messages), asked.tools if tools is None else tools)
+def _expand_entry(entry: _Entry, tools: tuple[ToolSpec, ...] | None, before: Exchange | None) -> Exchange:
+    system, known = entry.system, ()  # type: tuple[str | None, tuple[Turn, ...]]
+    if before is not None:
+        system = before.request.system if system is None else system
+        tools = before.request.tools if tools is None else tools
+        known = () if entry.whole else _extend_thread(before)
+    request = RecordedRequest(
+        model=entry.model, system=system or "", thread=(*known, *entry.messages), tools=tools or ()
+    )
+    return Exchange(
+        run=entry.run, turn=entry.turn, agent=entry.agent, request=request, reply=entry.reply, tree=entry.tree
+    )
 
 
-def _said(reply: Reply) -> AssistantTurn:
-    return AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives)
+def _extend_thread(exchange: Exchange) -> tuple[Turn, ...]:
+    """Return the thread of a call with its reply: what the next call of the run usually begins with."""
+    reply = exchange.reply or Reply()
+    return (*exchange.request.thread, AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
 
 
-def write_cassette(path: Path, calls: Sequence[tuple[Entry, Request]]) -> None:
-    """Writes the calls in the order given; folders are made, and a file is there whole or not at all."""
+def write_cassette(path: Path, exchanges: Iterable[Exchange]) -> None:
+    """Write the calls in the order given, and make the folders. The file is replaced in one step."""
     tools: dict[str, ToolSpec] = {}
-    last: dict[tuple[int, str], tuple[Request, Reply]] = {}
+    newest: dict[tuple[int, str], Exchange] = {}
     entries = []
-    for entry, asked in calls:
-        before = last.get((entry.tree, entry.run))
-        entries.append(_plain(entry, asked, before, [_named(tool, tools) for tool in asked.tools]))
-        last[entry.tree, entry.run] = asked, entry.reply
+    for exchange in exchanges:
+        run = exchange.tree, exchange.run
+        names = [_name_tool(tool, tools) for tool in exchange.request.tools]
+        entries.append(_shorten_exchange(exchange, newest.get(run), names))
+        newest[run] = exchange
     described = {name: msgspec.to_builtins(tool) for name, tool in sorted(tools.items())}
     text = yaml.dump(
         {"version": VERSION, "calls": entries, "tools": described},
@@ -111,34 +115,40 @@ def write_cassette(path: Path, calls: Sequence[tuple[Entry, Request]]) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _plain(entry: Entry, asked: Request, before: tuple[Request, Reply] | None, tools: list[str]) -> dict[str, Any]:
-    known: tuple[Turn, ...] = ()
+def _shorten_exchange(exchange: Exchange, before: Exchange | None, tools: list[str]) -> dict[str, Any]:
+    """Return the entry of a call, without what it has in common with the call before it."""
+    request, known = exchange.request, ()  # type: RecordedRequest, tuple[Turn, ...]
     same_tools = same_system = whole = False
     if before is not None:
-        known = (*before[0].thread, _said(before[1]))
-        same_system, same_tools = before[0].system == asked.system, before[0].tools == asked.tools
-        whole = asked.thread[: len(known)] != known
+        known = _extend_thread(before)
+        same_system, same_tools = before.request.system == request.system, before.request.tools == request.tools
+        whole = request.thread[: len(known)] != known
         known = () if whole else known
-    plain: dict[str, Any] = {"run": entry.run, "turn": entry.turn, "agent": entry.agent, "model": entry.model}
-    plain |= {} if entry.tree == 1 else {"tree": entry.tree}
-    plain |= {} if same_system else {"system": asked.system}
-    plain |= {"whole": True} if whole else {}
-    plain["messages"] = [_short(turn) for turn in asked.thread[len(known) :]]
-    plain |= {} if same_tools else {"tools": tools}
-    reply = {name: value for name, value in msgspec.to_builtins(entry.reply).items() if value}
+    entry: dict[str, Any] = {
+        "run": exchange.run,
+        "turn": exchange.turn,
+        "agent": exchange.agent,
+        "model": request.model,
+    }
+    entry |= {} if exchange.tree == 1 else {"tree": exchange.tree}
+    entry |= {} if same_system else {"system": request.system}
+    entry |= {"whole": True} if whole else {}
+    entry["messages"] = [_shorten_turn(turn) for turn in request.thread[len(known) :]]
+    entry |= {} if same_tools else {"tools": tools}
+    reply = {name: value for name, value in msgspec.to_builtins(exchange.reply).items() if value}
     reply["usage"] = {name: value for name, value in reply["usage"].items() if value}
-    return plain | {"reply": reply}
+    return entry | {"reply": reply}
 
 
-def _short(turn: Turn) -> dict[str, Any]:
-    """A message without what goes without saying: that it is the task, that the tool worked."""
+def _shorten_turn(turn: Turn) -> dict[str, Any]:
+    """Return a message without the usual values: that it is the task, that the tool worked."""
     plain: dict[str, Any] = msgspec.to_builtins(turn)
     usual = {"source": "task", "success": True}
     return {name: value for name, value in plain.items() if usual.get(name) != value}
 
 
-def _named(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:
-    """The name under which the file describes a tool: its own, unless another one has that."""
+def _name_tool(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:
+    """Add a tool to those that the file describes, and return its name there: its own, unless another one has that."""
     name, number = tool.name, 2
     while tools.setdefault(name, tool) != tool:
         name, number = f"{tool.name} ({number})", number + 1
@@ -146,14 +156,14 @@ def _named(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stands as such; nothing is an alias of anything."""
+    """A dumper that writes text of several lines as such, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)

@@ -23,6 +23,9 @@ _REASONS = {
 }
 _REFUSALS: dict[Reason, str] = {
     "link": "is a symbolic link; only regular files are read here",
+    "fifo": "is not a regular file",
+    "socket": "is not a regular file",
+    "device": "is not a regular file",
     "too_large": f"is larger than {MAX_BYTES // 1024 // 1024} MiB",
 }
 

@@ -1,10 +1,15 @@
-"""A recorded run, taken apart by its turns: what it was asked, answered and given. Made by a fold in `log/`, played by
-`retinue replay`. Also how a request reads as lines of text, so that two of them can be told apart by a person."""
+"""Records of what runs asked and got, and how two of them differ.
+
+An `Exchange` is one model request and its reply; a cassette is a list of them. A `RunRecord` is a whole run of a log,
+taken apart by its turns. Both show a request as lines of text, so that a person can read the difference. Knows neither
+files nor models: `config/cassettes.py` stores exchanges, `log/records.py` makes run records from events, and
+`models/recorded.py` plays the replies.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Any
@@ -21,8 +26,9 @@ from retinue.core.events import (
     RunSpawned,
     ToolCall,
     ToolResult,
+    decode_raw,
 )
-from retinue.core.messages import AssistantTurn, Call, Reply, ToolSpec, ToolTurn, Turn, UserTurn
+from retinue.core.messages import AssistantTurn, Call, Reply, Request, ToolSpec, ToolTurn, Turn, UserTurn
 from retinue.core.usage import NO_USAGE, Usage
 
 CONTEXT_LINES = 3
@@ -30,7 +36,62 @@ _FOLDERS = re.compile(r"(?:\n\n|\A)Your workspace is .*\. You may also read: .*\
 
 
 class EndOfRecord(Stop):
-    """A replayed run has come to where its record ends."""
+    """A replayed run has reached the end of its record."""
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """The part of a model request that a recording keeps: the model's name and everything the model sees.
+
+    The system prompt is without the folders that the supervisor adds, which belong to one machine and one tree."""
+
+    model: str
+    system: str
+    thread: tuple[Turn, ...]
+    tools: tuple[ToolSpec, ...]
+
+    @classmethod
+    def from_request(cls, request: Request) -> RecordedRequest:
+        return cls(
+            model=request.model,
+            system=_FOLDERS.sub("", request.system),
+            thread=tuple(request.thread),
+            tools=request.tools,
+        )
+
+    def format_lines(self) -> list[str]:
+        """Return the request as lines that a person can read. Leaves out what only the provider can read."""
+        lines = [f"model: {self.model}", *_format_part("system", self.system)]
+        for turn in self.thread:
+            if isinstance(turn, UserTurn):
+                lines += _format_part(f"user ({turn.source})", turn.text)
+            elif isinstance(turn, ToolTurn):
+                outcome = "result" if turn.success else "failed"
+                lines += _format_part(f"{outcome} of {turn.name} ({turn.call_id})", turn.text)
+            else:
+                lines += _format_reply(turn)
+                lines += [_format_call(call) for call in turn.calls]
+        for tool in self.tools:
+            lines += [*_format_part(f"tool {tool.name}", tool.description), f"  {_format_json(tool.schema)}"]
+        return lines
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One model request of a run and its reply; no reply if the run ended before it.
+
+    `run` is the run's path; on a cassette each part is numbered below its parent, and trees are numbered from 1."""
+
+    run: str
+    turn: int
+    agent: str
+    request: RecordedRequest
+    reply: Reply | None = None
+    tree: int = 1
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        return self.tree, self.run, self.turn
 
 
 @dataclass
@@ -41,12 +102,12 @@ class CallRecord:
     asked: ApprovalAsked | None = None
     decided: ApprovalDecided | None = None
     result: ToolResult | None = None
-    steps: list[Message | CallRecord | RunRecord] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass
 class TurnRecord:
-    """One turn. `inbox` came before it; `reply` is None where the model gave none; `whole` says that it was ended."""
+    """One turn. `inbox` came before it; `reply` is None if the model gave none; `whole` says that the turn ended."""
 
     number: int
     inbox: list[Inbox] = field(default_factory=list)
@@ -58,25 +119,50 @@ class TurnRecord:
 
 @dataclass
 class RunRecord:
-    """One run. `cut` says why its record does not go to an ending of its own making, where that is so. A run without
-    a model (a callable, a client) has no turns, only `steps`."""
+    """One run of a log. A run without a model (a callable, a client) has no turns, only `steps`.
+
+    `cut` says why the record stops before an ending that the run itself made; empty if it does not."""
 
     number: int
     path: str
     agent: str
     spawned: RunSpawned
     turns: list[TurnRecord] = field(default_factory=list)
-    steps: list[Message | CallRecord | RunRecord] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     children: list[RunRecord] = field(default_factory=list)
     ended: RunEnded | None = None
     cut: str = ""
     events: int = 0
 
-    def turn(self, number: int) -> TurnRecord | None:
+    @property
+    def instructions(self) -> str:
+        """The system prompt without what the supervisor adds: the context of the task, and the folders."""
+        profile = decode_raw(self.spawned.profile)
+        return str(profile.get("system") or profile.get("instructions") or "")
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return msgspec.convert(decode_raw(self.spawned.tools), tuple[ToolSpec, ...])
+
+    def find_turn(self, number: int) -> TurnRecord | None:
         return self.turns[number - 1] if 0 < number <= len(self.turns) else None
 
-    def thread(self, number: int) -> list[Turn]:
-        """What the model saw in that turn."""
+    def find_exchange(self, number: int) -> Exchange | None:
+        """Return the model call of that turn, with the usage that the log has for it."""
+        turn = self.find_turn(number)
+        if turn is None:
+            return None
+        request = RecordedRequest(
+            model=self.spawned.model,
+            system="\n\n".join(part for part in (self.instructions, self.spawned.task_context) if part),
+            thread=tuple(self._build_thread(number)),
+            tools=self.tools,
+        )
+        reply = None if turn.reply is None else msgspec.structs.replace(turn.reply, usage=turn.usage)
+        return Exchange(run=self.path, turn=number, agent=self.agent, request=request, reply=reply)
+
+    def _build_thread(self, number: int) -> list[Turn]:
+        """Return what the model saw in that turn."""
         thread: list[Turn] = [UserTurn(self.spawned.task)]
         for turn in self.turns[:number]:
             thread += [UserTurn(words.text, words.source) for words in turn.inbox]
@@ -89,19 +175,14 @@ class RunRecord:
                     thread.append(ToolTurn(call.id, call.name, result.text, result.success))
         return thread
 
-    def system(self) -> str:
-        """The system prompt, without the folders of the run."""
-        profile = plain(self.spawned.profile)
-        words = profile.get("system") or profile.get("instructions") or ""
-        return "\n\n".join(part for part in (words, self.spawned.task_context) if part)
 
-    def tools(self) -> tuple[ToolSpec, ...]:
-        return msgspec.convert(plain(self.spawned.tools), tuple[ToolSpec, ...])
+Step = Message | CallRecord | RunRecord
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a run departs from its record: in the request, a call or the ending of which turn, as lines of a diff."""
+    """The first place where a run differs from its record, with the lines of a diff. `what` names the part: request,
+    call, turn, steps, ending, or the whole run."""
 
     run: int
     path: str
@@ -110,50 +191,109 @@ class Difference:
     lines: tuple[str, ...]
 
 
-Departed = Callable[[int, str, Sequence[str], Sequence[str]], Any]
+def diff_requests(recorded: RecordedRequest, now: RecordedRequest) -> tuple[str, ...]:
+    """Return the lines of a diff between two requests; none if they are the same for the model."""
+    return diff_lines(recorded.format_lines(), now.format_lines())
 
 
-def plain(value: msgspec.Raw | Any) -> Any:
-    """A part of an event that is kept as the JSON it came as."""
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+def diff_lines(recorded: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines of a diff from `recorded` to `now`; none if they are equal."""
+    return tuple(unified_diff(recorded, now, "recorded", "now", lineterm="", n=CONTEXT_LINES))
 
 
-def request_lines(system: str, thread: Sequence[Turn], tools: Sequence[ToolSpec]) -> list[str]:
-    """A request as a person reads it. What a provider needs to read its own thinking again is left out, and so are the
-    folders that the supervisor names."""
-    lines = _part("system", words_of(system))
-    for turn in thread:
-        if isinstance(turn, UserTurn):
-            lines += _part(f"user ({turn.source})", turn.text)
-        elif isinstance(turn, ToolTurn):
-            lines += _part(f"{'result' if turn.success else 'failed'} of {turn.name} ({turn.call_id})", turn.text)
-        else:
-            lines += reply_lines(turn.text, turn.calls, [thought.text for thought in turn.thoughts])
-    for tool in tools:
-        lines += [*_part(f"tool {tool.name}", tool.description), f"  {json_text(tool.schema)}"]
+def compare_runs(recorded: RunRecord, now: RunRecord | None) -> Difference | None:
+    """Return the first place where a run differs from its record, None if there is none.
+
+    Compares turn by turn, never by how runs interleaved: what happened at the same time may happen in any order. Times,
+    prices and ids are not compared; neither are warnings, which are about the moment."""
+
+    def compare_lines(turn: int, what: str, then: list[str], lines: list[str]) -> Difference | None:
+        diff = diff_lines(then, lines)
+        return Difference(recorded.number, recorded.path, turn, what, diff) if diff else None
+
+    if now is None:
+        return compare_lines(0, "run", [f"{recorded.agent}: {recorded.spawned.task}"], [])
+    for turn in recorded.turns:
+        if recorded.cut and not turn.whole:
+            return None
+        found = compare_lines(turn.number, "turn", _format_turn(turn), _format_turn(now.find_turn(turn.number)))
+        if found is not None:
+            return found
+    if recorded.cut:
+        return None
+    extra = now.find_turn(len(recorded.turns) + 1)
+    if extra is not None:
+        return compare_lines(extra.number, "turn", [], _format_turn(extra))
+    steps = compare_lines(0, "steps", _format_steps(recorded.steps), _format_steps(now.steps))
+    return steps or compare_lines(len(recorded.turns), "ending", _format_ending(recorded), _format_ending(now))
+
+
+def _format_turn(turn: TurnRecord | None) -> list[str]:
+    """Calls stand in the order of their ids: those of one reply run at once."""
+    if turn is None:
+        return []
+    reply = turn.reply or Reply()
+    lines = [f"turn {turn.number}", *_format_reply(reply)]
+    lines += [f"search {done.name} ({done.id}): {_format_json(done.args)}: {done.result}" for done in reply.natives]
+    for _, call in sorted(turn.calls.items()):
+        lines += _format_call_record(call)
     return lines
 
 
-def words_of(system: str) -> str:
-    """A system prompt without the folders that the supervisor names in it: they are of one machine and one tree."""
-    return _FOLDERS.sub("", system)
+def _format_reply(reply: Reply | AssistantTurn) -> list[str]:
+    lines = [line for thought in reply.thoughts for line in _format_part("thinking", thought.text)]
+    return lines + (_format_part("assistant", reply.text) if reply.text else [])
 
 
-def reply_lines(text: str, calls: Sequence[Call], thoughts: Sequence[str]) -> list[str]:
-    lines = [line for thought in thoughts for line in _part("thinking", thought)]
-    lines += _part("assistant", text) if text else []
-    return lines + [f"call {call.name} ({call.id}): {json_text(call.args)}" for call in calls]
+def _format_call(call: Call) -> str:
+    return f"call {call.name} ({call.id}): {_format_json(call.args)}"
 
 
-def difference_lines(expected: Sequence[str], actual: Sequence[str], *, now: str) -> tuple[str, ...]:
-    """What differs, from `recorded` to `now`."""
-    diff = unified_diff(expected, actual, "recorded", now, lineterm="", n=CONTEXT_LINES)
-    return tuple(diff)
+def _format_call_record(call: CallRecord) -> list[str]:
+    body, decided, result = call.body, call.decided, call.result
+    lines = [f"call {body.name} ({body.call_id}, {body.tier}): {_format_json(body.args)}"]
+    if call.asked is not None:
+        lines.append("  asked")
+    if decided is not None:
+        decision = "allowed" if decided.allowed else f"denied: {decided.reason}"
+        edited = "" if decided.args is None else f" with {_format_json(decided.args)}"
+        lines.append(f"  {decision}{edited} (by {decided.by})")
+    lines += [f"  {line}" for line in _format_steps(call.steps)]
+    if result is not None:
+        lines.append(f"  {'result' if result.success else 'failed'}:")
+        lines += [f"    {line}" for line in result.text.split("\n")]
+    return lines
 
 
-def json_text(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=repr, order="sorted").decode()
+def _format_steps(steps: Sequence[Step]) -> list[str]:
+    lines = []
+    for step in steps:
+        if isinstance(step, Message):
+            lines.append(f"says: {step.text}")
+        elif isinstance(step, CallRecord):
+            lines += _format_call_record(step)
+        else:
+            lines.append(f"spawns {step.agent} [{step.spawned.label}]: {step.spawned.task}")
+    return lines
 
 
-def _part(title: str, text: str) -> list[str]:
+def _format_ending(record: RunRecord) -> list[str]:
+    ended = record.ended
+    if ended is None:
+        return ["no ending"]
+    lines = [
+        f"status: {ended.status}",
+        f"error: {ended.error_details}",
+        f"structured: {_format_json(ended.structured)}",
+    ]
+    for name, text in (("response", ended.final_response), ("partial", ended.partial)):
+        lines += _format_part(name, text)
+    return lines
+
+
+def _format_part(title: str, text: str) -> list[str]:
     return [f"{title}:", *(f"  {line}" for line in text.split("\n"))]
+
+
+def _format_json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=repr, order="sorted").decode()

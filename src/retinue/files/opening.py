@@ -20,19 +20,26 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 # O_PATH needs no read permission on the folders that are passed through; other systems have to read them.
 STEP_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-Reason = Literal["folder", "link", "special", "owner", "writable", "hard_link", "too_large", "changed"]
+Reason = Literal["folder", "link", "fifo", "socket", "device", "owner", "mode", "hard_link", "too_large"]
 FileId = tuple[int, int]
 AnyPath = str | Path
 
 _TEXTS: dict[Reason, str] = {
     "folder": "is a folder, not a file",
-    "link": "is a symbolic link",
-    "special": "is not a regular file",
+    "link": "is a symlink, not a file",
+    "fifo": "is a FIFO, not a file",
+    "socket": "is a socket, not a file",
+    "device": "is a device, not a file",
     "owner": "belongs to another user",
-    "writable": "can be read or written by others",
+    "mode": "can be read or written by others",
     "hard_link": "has another name elsewhere (a hard link)",
     "too_large": "is too large",
-    "changed": "changed while it was read",
+}
+_KINDS: dict[int, Reason] = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
 }
 
 
@@ -75,7 +82,7 @@ def open_regular_file(
         if error.errno == errno.ELOOP and not follow:
             raise RefusedFile("link", path) from None
         if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
-            raise RefusedFile("special", path) from None
+            check_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow).st_mode, path)
         raise
     try:
         status = os.fstat(fd)
@@ -83,7 +90,7 @@ def open_regular_file(
         if owners and status.st_uid not in owners:
             raise RefusedFile("owner", path)
         if status.st_mode & forbidden_mode:
-            raise RefusedFile("writable", path)
+            raise RefusedFile("mode", path)
         if one_name and status.st_nlink != 1:
             raise RefusedFile("hard_link", path)
     except BaseException:
@@ -95,7 +102,7 @@ def open_regular_file(
 def check_regular(mode: int, path: object = None) -> None:
     """Raise `RefusedFile` unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
-        raise RefusedFile("folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "special", path)
+        raise RefusedFile(_KINDS.get(stat.S_IFMT(mode), "device"), path)
 
 
 def stat_entry(name: str, dir_fd: int) -> os.stat_result | None:

@@ -1,8 +1,8 @@
-"""Model calls, recorded and played: a Model around a Model, for tests. Knows neither files nor pytest.
+"""Cassettes: the model calls of one test, recorded once and played from then on. Knows neither files nor pytest.
 
-A call is found again by its run (whose place below its parent is the same each time, whatever ran beside it) and its
-turn; runs that were made in another order are known by what they ask. A request that is not the recorded one is not
-answered.
+A call is found again by its run and its turn. The path of a run is numbered below its parent, so it is the same each
+time, whatever ran at the same time; runs that were made in another order are recognized by what they ask. A request
+that differs from the recorded one is not answered.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import msgspec
 from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn
 from retinue.core.ports import Model
-from retinue.core.records import difference_lines, request_lines, words_of
+from retinue.core.records import Exchange, RecordedRequest
 from retinue.core.secrets import HIDDEN
+from retinue.models.recorded import OnDelta, RecordedModel
 
-Record = Literal["none", "new", "all"]
-Clean = Callable[[str], str]
+RecordMode = Literal["none", "new", "all"]
+CleanText = Callable[[str], str]
 _AUTHORIZATIONS = re.compile(
     r"((?:\bauthorization|\bx-api-key)[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?)[A-Za-z0-9+/._~=-]{8,}",
     re.IGNORECASE,
@@ -32,7 +33,7 @@ _KEYS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-_MOMENT = (
+_VOLATILE = (
     (re.compile(r"(?<=<state>/runs/<tree>/)\d+"), "<run>"),
     (re.compile(r"(?<=[A-Za-z0-9]_)[0-9a-f]{16}\b"), "<id>"),
     (re.compile(r'(?<="execution_time_seconds":)[0-9.e-]+'), "0"),
@@ -41,155 +42,120 @@ _MOMENT = (
 
 
 @dataclass(frozen=True)
-class Taped:
-    """One call: who asked what, and the reply. `run` is the path of the run, each part numbered below its parent."""
+class RunNames:
+    """Names that make the requests of a supervisor's runs the same on every machine: `name_run` returns the path of a
+    run with each part numbered below its parent; `project` and `state` are the supervisor's folders."""
 
-    tree: int
-    run: str
-    turn: int
-    agent: str
-    model: str
-    system: str
-    thread: tuple[Turn, ...]
-    tools: tuple[ToolSpec, ...]
-    reply: Reply
-
-    @property
-    def key(self) -> tuple[int, str, int]:
-        return self.tree, self.run, self.turn
-
-    def lines(self) -> list[str]:
-        """What must be the same: who is asked, and all that it sees."""
-        return [f"model: {self.model}", *request_lines(self.system, self.thread, self.tools)]
-
-
-@dataclass(frozen=True)
-class Where:
-    """What a cassette has to know of the supervisor whose runs call: the lasting path of each, and its folders."""
-
-    place: Callable[[RunRef], str]
+    name_run: Callable[[RunRef], str]
     project: str
     state: str
 
-    def clean(self, ref: RunRef, text: str) -> str:
-        """The text without what is of this machine and this moment: folders, ids that were minted, durations."""
+    def replace_volatile(self, ref: RunRef, text: str) -> str:
+        """Replace what belongs to this machine and this moment: folders, generated ids, durations."""
         for value, name in ((self.state, "<state>"), (self.project, "<project>"), (ref.tree, "<tree>")):
             if len(value) > 1:
                 text = text.replace(value, name)
-        for look, word in _MOMENT:
-            text = look.sub(word, text)
+        for pattern, name in _VOLATILE:
+            text = pattern.sub(name, text)
         return text
 
 
-@dataclass
-class Problem:
-    """A call that was not answered, or was recorded and not made."""
+@dataclass(frozen=True)
+class Mismatch:
+    """A call that a cassette did not answer: nothing is recorded in its place, or a request that differs."""
 
-    run: str
-    agent: str
-    turn: int
-    what: Literal["missing", "departs"]
+    asked: Exchange
+    kind: Literal["missing", "differs"]
     lines: tuple[str, ...] = ()
 
 
 @dataclass
 class Cassette:
-    """The calls of one test. `taped` is what was recorded before; `calls` what was recorded or played now, `failed`
-    what could not be recorded, and why."""
+    """The model calls of one test. `recorded` is what the file has; `played` is what was recorded or played now, and
+    `failures` are calls that could not be recorded because the model failed."""
 
-    taped: list[Taped]
-    record: Record
-    clean: Clean
-    calls: dict[tuple[int, str, int], Taped] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    recorded: int = 0
-    failed: list[str] = field(default_factory=list)
+    recorded: list[Exchange]
+    mode: RecordMode
+    clean_text: CleanText
+    played: dict[tuple[int, str, int], Exchange] = field(default_factory=dict)
+    mismatches: list[Mismatch] = field(default_factory=list)
+    new_count: int = 0
+    failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._known = {} if self.record == "all" else {call.key: call for call in self.taped}
+        self._known = {} if self.mode == "all" else {exchange.key: exchange for exchange in self.recorded}
         self._trees: dict[str, int] = {}
         self._runs: dict[tuple[str, str], str] = {}
 
-    def model(self, name: str, make: Callable[[], Model], where: Where) -> Model:
-        """A model to stand before that one, which is made only when it is needed."""
-        return CassetteModel(name, make, where, self)
+    def make_model(self, name: str, make: Callable[[], Model], names: RunNames) -> CassetteModel:
+        """Return a model that stands before the one that `make` makes, which is made only if it is needed."""
+        return CassetteModel(name, make, names, self)
 
-    def unused(self) -> list[Taped]:
-        return [call for key, call in self._known.items() if key not in self.calls]
+    def list_unused(self) -> list[Exchange]:
+        return [exchange for key, exchange in self._known.items() if key not in self.played]
 
-    def searches(self, model: str, inner: Callable[[], Model], *, domains: bool) -> bool:
-        """Whether the model's provider searches by itself: as it did when this model was recorded."""
-        known = [call for call in self._known.values() if call.model == model]
-        if known or self.record == "none":
-            return any(
-                tool.tier == "provider" and bool(tool.schema) == domains for call in known for tool in call.tools
-            )
-        searches = getattr(inner(), "searches", None)
-        return searches is not None and bool(searches(domains=domains))
+    def list_kept(self) -> list[Exchange]:
+        """Return what the file should have now: in a fixed order, whatever ran at the same time."""
+        return sort_exchanges([*self.played.values(), *([] if self.mode == "all" else self.list_unused())])
 
-    async def answer(
-        self, request: Request, on_delta: Callable[[str, str], None], where: Where, inner: Callable[[], Model]
-    ) -> Reply:
-        asked = self._asked(request, where)
-        found = self._known.get(asked.key)
-        if found is None and self.record == "none":
-            self._fail(Problem(asked.run, asked.agent, asked.turn, "missing"))
-        if found is None:
-            return await self._tape(asked, request, on_delta, inner)
-        lines = difference_lines(found.lines(), asked.lines(), now="now")
-        if lines:
-            self._fail(Problem(asked.run, asked.agent, asked.turn, "departs", lines))
-        self.calls[found.key] = found
-        for thought in found.reply.thoughts:
-            on_delta("thinking", thought.text)
-        if found.reply.text:
-            on_delta("text", found.reply.text)
-        return found.reply
+    def look_up(self, request: Request, names: RunNames) -> tuple[Exchange, Exchange | None]:
+        """Return the request as the cassette holds it, under its run's name there, and what is recorded for it."""
+        asked = self._clean_request(request, names)
+        tree = self._find_tree(request.ref, asked)
+        asked = replace(asked, tree=tree, run=self._find_run(request.ref, tree, asked))
+        recorded = self._known.get(asked.key)
+        if recorded is not None:
+            self.played[recorded.key] = recorded
+        return asked, recorded
 
-    def _fail(self, problem: Problem) -> None:
-        self.problems.append(problem)
-        raise ModelError(f"retinue_cassette: the call of {problem.run} in turn {problem.turn} is not on the cassette")
+    def add_reply(self, asked: Exchange, reply: Reply) -> None:
+        clean = msgspec.convert(_clean_value(msgspec.to_builtins(reply), self.clean_text), Reply)
+        self.played[asked.key] = replace(asked, reply=clean)
+        self.new_count += 1
 
-    async def _tape(
-        self, asked: Taped, request: Request, on_delta: Callable[[str, str], None], inner: Callable[[], Model]
-    ) -> Reply:
-        try:
-            reply = await inner().complete(request, on_delta)
-        except Exception as error:
-            self.failed.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
-            raise
-        kept = msgspec.convert(cleaned(msgspec.to_builtins(reply), self.clean), Reply)
-        self.calls[asked.key] = replace(asked, reply=kept)
-        self.recorded += 1
-        return reply
+    def add_failure(self, asked: Exchange, error: Exception) -> None:
+        self.failures.append(f"{asked.run} ({asked.agent}), turn {asked.turn}: {error}")
 
-    def _asked(self, request: Request, where: Where) -> Taped:
-        """The request as it stands on a cassette, under the name its run has there."""
-        ref, place = request.ref, where.place(request.ref)
+    def refuse(self, mismatch: Mismatch) -> ModelError:
+        """Note a call that is not answered, and return the error for its run."""
+        self.mismatches.append(mismatch)
+        asked = mismatch.asked
+        return ModelError(f"retinue_cassette: the call of {asked.run} in turn {asked.turn} is not on the cassette")
 
-        def all_clean(text: str) -> str:
-            return self.clean(where.clean(ref, text))
+    def can_search(self, model: str, *, domains: bool) -> bool | None:
+        """Tell whether the provider of a recorded model searched the web by itself; None if it is to be asked."""
+        known = [exchange.request for exchange in self._known.values() if exchange.request.model == model]
+        if not known and self.mode != "none":
+            return None
+        return any(tool.tier == "provider" and bool(tool.schema) == domains for each in known for tool in each.tools)
 
-        system = all_clean(words_of(request.system))
-        thread = tuple(msgspec.convert(cleaned(msgspec.to_builtins(request.thread), all_clean), list[Turn]))
-        tools = msgspec.convert(cleaned(msgspec.to_builtins(request.tools), all_clean), tuple[ToolSpec, ...])
-        model = all_clean(request.model)
-        asked = Taped(0, place, request.turn, ref.agent, model, system, thread, tools, Reply())
-        tree = self._tree(ref, asked)
-        return replace(asked, tree=tree, run=self._run(ref, tree, asked))
+    def _clean_request(self, request: Request, names: RunNames) -> Exchange:
+        ref, plain = request.ref, RecordedRequest.from_request(request)
 
-    def _tree(self, ref: RunRef, asked: Taped) -> int:
-        """Trees are numbered as they come; one that was recorded is known by what its first call asks."""
+        def clean(text: str) -> str:
+            return self.clean_text(names.replace_volatile(ref, text))
+
+        cleaned = RecordedRequest(
+            model=clean(plain.model),
+            system=clean(plain.system),
+            thread=msgspec.convert(_clean_value(msgspec.to_builtins(plain.thread), clean), tuple[Turn, ...]),
+            tools=msgspec.convert(_clean_value(msgspec.to_builtins(plain.tools), clean), tuple[ToolSpec, ...]),
+        )
+        return Exchange(run=names.name_run(ref), turn=request.turn, agent=ref.agent, request=cleaned)
+
+    def _find_tree(self, ref: RunRef, asked: Exchange) -> int:
+        """Number the trees as they come; one that was recorded is recognized by what its first call asks."""
         if ref.tree not in self._trees:
             taken = set(self._trees.values())
             free = sorted({key[0] for key in self._known} - taken)
-            same = [tree for tree in free if self._same((tree, asked.run, asked.turn), asked)]
+            same = [tree for tree in free if self._is_same((tree, asked.run, asked.turn), asked)]
             highest = max([0, *taken, *(key[0] for key in self._known)])
             self._trees[ref.tree] = (same or free or [highest + 1])[0]
         return self._trees[ref.tree]
 
-    def _run(self, ref: RunRef, tree: int, asked: Taped) -> str:
-        """The name on the cassette: that of the same place, if it asks the same; else of a sibling that does."""
+    def _find_run(self, ref: RunRef, tree: int, asked: Exchange) -> str:
+        """Return the run's name on the cassette: that of the same place if it asks the same, else of a sibling that
+        does."""
         above, _, own = asked.run.rpartition("/")
         parent = self._runs.get((ref.tree, above), above)
         place = f"{parent}/{own}"
@@ -199,62 +165,82 @@ class Cassette:
                 run for of, run, turn in self._known
                 if (of, turn) == (tree, asked.turn) and run.rpartition("/")[0] == parent and run not in taken
             ]  # fmt: skip
-            same = [run for run in siblings if self._same((tree, run, asked.turn), asked)]
+            same = [run for run in siblings if self._is_same((tree, run, asked.turn), asked)]
             self._runs[ref.tree, asked.run] = place if place in same or not same else same[0]
         return self._runs[ref.tree, asked.run]
 
-    def _same(self, key: tuple[int, str, int], asked: Taped) -> bool:
+    def _is_same(self, key: tuple[int, str, int], asked: Exchange) -> bool:
         found = self._known.get(key)
-        return found is not None and found.agent == asked.agent and found.lines() == asked.lines()
+        if found is None or found.agent != asked.agent:
+            return False
+        return found.request.format_lines() == asked.request.format_lines()
 
 
-class CassetteModel:
-    """What runs call while a cassette is in."""
+class CassetteModel(RecordedModel):
+    """A model in front of a real one: plays what the cassette has, and records what it has not."""
 
-    def __init__(self, name: str, make: Callable[[], Model], where: Where, cassette: Cassette) -> None:
-        self.name = name
+    def __init__(self, name: str, make: Callable[[], Model], names: RunNames, cassette: Cassette) -> None:
+        super().__init__(name)
         self._make = make
-        self._where = where
+        self._names = names
         self._cassette = cassette
         self._inner: Model | None = None
 
-    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        return await self._cassette.answer(request, on_delta, self._where, self._real)
+    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
+        return self._cassette.look_up(request, self._names)
+
+    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+        if self._cassette.mode == "none":
+            raise self._cassette.refuse(Mismatch(asked, "missing"))
+        try:
+            reply = await self._open().complete(request, on_delta)
+        except Exception as error:
+            self._cassette.add_failure(asked, error)
+            raise
+        self._cassette.add_reply(asked, reply)
+        return reply
+
+    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+        raise self._cassette.refuse(Mismatch(asked, "differs", lines))
 
     def searches(self, *, domains: bool) -> bool:
-        return self._cassette.searches(self.name, self._real, domains=domains)
+        recorded = self._cassette.can_search(self.name, domains=domains)
+        if recorded is not None:
+            return recorded
+        searches = getattr(self._open(), "searches", None)
+        return searches is not None and bool(searches(domains=domains))
 
     async def aclose(self) -> None:
         close = getattr(self._inner, "aclose", None)
         if close is not None:
             await close()
 
-    def _real(self) -> Model:
+    def _open(self) -> Model:
         if self._inner is None:
             self._inner = self._make()
         return self._inner
 
 
-def without_keys(text: str) -> str:
-    """The text without what follows the name of an authorization, and keys of kinds that everybody knows: a cassette
-    stands in a repository, where a secret stays for good."""
+def redact_keys(text: str) -> str:
+    """Hide the values of authorization headers, and keys of well-known kinds: a cassette is committed to a repository,
+    where a secret stays for good."""
     return _KEYS.sub(HIDDEN, _AUTHORIZATIONS.sub(rf"\1{HIDDEN}", text))
 
 
-def cleaned(value: Any, clean: Clean) -> Any:
-    """Plain values with every text in them cleaned."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, dict):
-        return {key: cleaned(inner, clean) for key, inner in value.items()}
-    return [cleaned(inner, clean) for inner in value] if isinstance(value, list | tuple) else value
+def sort_exchanges(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Sort by tree, then by run in the order the runs were made (2 before 10), then by turn."""
 
-
-def in_order(calls: Iterable[Taped]) -> list[Taped]:
-    """By tree, then by run as they were made (2 before 10), then by turn: the same whatever ran beside what."""
-
-    def place(path: str) -> list[tuple[int, str]]:
+    def rank_path(path: str) -> list[tuple[int, str]]:
         parts = (part.rpartition("-") for part in path.split("/"))
         return [(int(number) if number.isdigit() else 0, name) for name, _, number in parts]
 
-    return sorted(calls, key=lambda call: (call.tree, place(call.run), call.turn))
+    return sorted(exchanges, key=lambda each: (each.tree, rank_path(each.run), each.turn))
+
+
+def _clean_value(value: Any, clean: CleanText) -> Any:
+    """Return a JSON value with every text in it cleaned."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {key: _clean_value(inner, clean) for key, inner in value.items()}
+    return [_clean_value(inner, clean) for inner in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.tools import guard
+from retinue.tools.arguments import read_argument, reveal_text
 
 
 class ApplySubagent:
@@ -26,7 +26,7 @@ class ApplySubagent:
     )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(guard.take(call, "subagent_id", str))
+        return reveal_text(read_argument(call, "subagent_id", str))
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
         return link.lend(call)

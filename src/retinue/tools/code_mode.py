@@ -24,7 +24,8 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Maker, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
-from retinue.tools import code_modules, guard
+from retinue.tools import code_modules
+from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.code_program import FRAME_BYTES, HEAD
 from retinue.tools.command_process import (
     BACKGROUND_ENDED,
@@ -76,7 +77,7 @@ class ExecutePython:
         )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(_asked(call)[0])
+        return reveal_text(_asked(call)[0])
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         code, seconds = _asked(call)
@@ -117,7 +118,10 @@ class ExecutePython:
 
 
 def _asked(call: Call) -> tuple[str, float]:
-    code, seconds = guard.take(call, "code", str), guard.take(call, "executionTimeout", float, float(DEFAULT_SECONDS))
+    code, seconds = (
+        read_argument(call, "code", str),
+        read_argument(call, "executionTimeout", float, float(DEFAULT_SECONDS)),
+    )
     if not code.strip():
         raise ToolError(f"{call.name}: 'code' is empty")
     if len(code.encode("utf-8", "replace")) > CODE_BYTES:

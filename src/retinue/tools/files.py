@@ -1,7 +1,7 @@
 """The tools that touch one file: read, write, edit.
 
 Files are bytes here: an edit changes what it names and leaves line endings and foreign encodings as they are.
-Which paths are allowed, and how a file is opened and replaced, is the guard's; this module knows no path rules.
+Which paths are allowed, and how a file is opened and replaced, is in `paths`; this module knows no path rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.tools import guard
+from retinue.tools.arguments import quote_text, read_argument, reveal_text
+from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
 from retinue.tools.truncate import Ends
 
 CHUNK = 64 * 1024
@@ -57,17 +58,17 @@ class Read:
         first, count = _positive(call, "offset"), _positive(call, "limit")
 
         def work(stop: threading.Event) -> Outcome:
-            path = guard.readable(folders, raw, tool=call.name)
+            path = resolve_readable(folders, raw, tool=call.name)
             try:
-                with guard.open_file(path, folders.roots, tool=call.name) as file:
+                with open_file(path, folders.roots, tool=call.name) as file:
                     return _lines(file, path, first or 1, count, stop=stop, tool=call.name)
             except OSError as error:
-                raise guard.failure(call.name, raw, error) from error
+                raise make_file_error(call.name, raw, error) from error
 
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(str(call.args.get("path") or call.args.get("file_path") or ""))
+        return reveal_text(str(call.args.get("path") or call.args.get("file_path") or ""))
 
 
 class Write:
@@ -88,16 +89,16 @@ class Write:
         raw, data = _path(call), _bytes(call, "content")
 
         def work(stop: threading.Event) -> Outcome:
-            path = guard.writable(folders, raw, tool=call.name)
+            path = resolve_writable(folders, raw, tool=call.name)
             with _EDITING:
-                guard.replace_file(path, data, folders, tool=call.name)
+                replace_file(path, data, folders, tool=call.name)
             return Outcome(f"wrote {raw} ({len(data)} bytes)")
 
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
         raw, data = _path(call), _bytes(call, "content")
-        path = guard.writable(folders, raw, tool=call.name)
+        path = resolve_writable(folders, raw, tool=call.name)
         old = _whole(path, folders, call.name) if os.path.lexists(path) else b""
         if old == data:
             return "(no change)"
@@ -130,7 +131,7 @@ class Edit:
         def work(stop: threading.Event) -> Outcome:
             with _EDITING:
                 path, _, new = _edited(call, folders)
-                guard.replace_file(path, new, folders, tool=call.name)
+                replace_file(path, new, folders, tool=call.name)
             return Outcome(f"edited {_path(call)}")
 
         return await run_in_thread(work)
@@ -143,18 +144,18 @@ class Edit:
 
 
 def _path(call: Call) -> str:
-    return guard.take(call, "path", str, alias="file_path")
+    return read_argument(call, "path", str, alias="file_path")
 
 
 def _bytes(call: Call, name: str) -> bytes:
     try:
-        return guard.take(call, name, str).encode()
+        return read_argument(call, name, str).encode()
     except UnicodeEncodeError:
         raise ToolError(f"{call.name}: '{name}' has characters that cannot be written as UTF-8") from None
 
 
 def _positive(call: Call, name: str) -> int | None:
-    value = guard.take(call, name, int, None)
+    value = read_argument(call, name, int, None)
     if value is not None and value < 1:
         raise ToolError(f"{call.name}: '{name}' must be 1 or more, got {value}")
     return value
@@ -163,35 +164,35 @@ def _positive(call: Call, name: str) -> int | None:
 def _edited(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
     """The path, what is in it, and what would be; raises with the reason the edit does not apply."""
     raw, old, new = _path(call), _bytes(call, "old_string"), _bytes(call, "new_string")
-    everywhere = guard.take(call, "replace_all", bool, False)
+    everywhere = read_argument(call, "replace_all", bool, False)
     if not old:
         raise ToolError(f"{call.name}: 'old_string' is empty; use write to make a file")
     if old == new:
         raise ToolError(f"{call.name}: 'old_string' and 'new_string' are the same")
-    path = guard.writable(folders, raw, tool=call.name)
+    path = resolve_writable(folders, raw, tool=call.name)
     data = _whole(path, folders, call.name)
     first = data.find(old)
     if first < 0:
         hint = "; the file's lines end in \\r\\n" if b"\n" in old and b"\r\n" in data and b"\r\n" not in old else ""
-        raise ToolError(f"{call.name}: 'old_string' was not found in {guard.quoted(raw)}{hint}")
+        raise ToolError(f"{call.name}: 'old_string' was not found in {quote_text(raw)}{hint}")
     if not everywhere and data.find(old, first + 1) >= 0:
         # Occurrences that overlap are two, though bytes.count sees one.
         times = max(2, data.count(old))
         advice = "give more of what is around it, or set replace_all"
-        raise ToolError(f"{call.name}: 'old_string' occurs {times} times in {guard.quoted(raw)}; {advice}")
+        raise ToolError(f"{call.name}: 'old_string' occurs {times} times in {quote_text(raw)}; {advice}")
     return path, data, data.replace(old, new)
 
 
 def _whole(path: Path, folders: Folders, tool: str) -> bytes:
     try:
-        with guard.open_file(path, [folders.workspace], tool=tool) as file:
+        with open_file(path, [folders.workspace], tool=tool) as file:
             data = file.read(EDIT_BYTES + 1)
     except OSError as error:
-        raise guard.failure(tool, path, error) from error
+        raise make_file_error(tool, path, error) from error
     if len(data) > EDIT_BYTES:
-        raise ToolError(f"{tool}: {guard.quoted(path)} is over {EDIT_BYTES} bytes, too large to work on as a whole")
+        raise ToolError(f"{tool}: {quote_text(path)} is over {EDIT_BYTES} bytes, too large to work on as a whole")
     if is_binary(data):
-        raise ToolError(f"{tool}: {guard.quoted(path)} is binary ({len(data)} bytes)")
+        raise ToolError(f"{tool}: {quote_text(path)} is binary ({len(data)} bytes)")
     return data
 
 
@@ -205,7 +206,7 @@ def _lines(file: BinaryIO, path: Path, first: int, count: int | None, *, stop: t
     while (chunk := file.read(CHUNK)) and not stop.is_set():
         if not seen and is_binary(chunk):
             size = os.fstat(file.fileno()).st_size
-            raise ToolError(f"{tool}: {guard.quoted(path)} is binary ({size} bytes)")
+            raise ToolError(f"{tool}: {quote_text(path)} is binary ({size} bytes)")
         seen, last = seen + chunk.count(b"\n"), chunk[-1:]
         at, skip = _after_lines(chunk, skip)
         wanted = chunk[at:]
@@ -218,7 +219,7 @@ def _lines(file: BinaryIO, path: Path, first: int, count: int | None, *, stop: t
             break
     if not given and first > 1:
         total = seen + (last != b"\n")
-        raise ToolError(f"{tool}: offset {first} is past the end of {guard.quoted(path)} ({total} lines)")
+        raise ToolError(f"{tool}: offset {first} is past the end of {quote_text(path)} ({total} lines)")
     text, whole = ends.close()
     return Outcome(text, file=whole)
 
@@ -263,7 +264,7 @@ def _bounded(lines: Iterable[str]) -> str:
     for line in _finished(lines):
         if len(shown) < DIFF_LINES:
             cut = f" [... {len(line) - DIFF_COLUMNS} characters more]" if len(line) > DIFF_COLUMNS else ""
-            shown.append(guard.visible(line[:DIFF_COLUMNS]) + cut)
+            shown.append(reveal_text(line[:DIFF_COLUMNS]) + cut)
         else:
             more += 1
     return "\n".join([*shown, f"[... {more} lines more ...]"] if more else shown)

@@ -1,7 +1,7 @@
 """The tools that look through folders: glob for names, grep for lines.
 
 Walks below one folder in a fixed order, without following folder symlinks, and stops between two files when its run
-is cancelled. What may be opened is the guard's. A regex is run by RE2, in time linear in the line: a model's regex must
+is cancelled. `paths` says what may be opened. A regex is run by RE2, in time linear in the line: a model's regex must
 not be able to hold the whole process, and Python cannot stop one of its own in the middle of a line.
 """
 
@@ -21,8 +21,9 @@ from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.tools import guard
+from retinue.tools.arguments import quote_text, read_argument, reveal_text
 from retinue.tools.files import is_binary
+from retinue.tools.paths import open_file, open_folder, resolve_readable
 from retinue.tools.truncate import cut
 
 MAX_FILES = 1000
@@ -54,8 +55,8 @@ class Glob:
     )
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        pattern = _Pattern.parse(guard.take(call, "pattern", str), tool=call.name)
-        raw = guard.take(call, "path", str, "")
+        pattern = _Pattern.parse(read_argument(call, "pattern", str), tool=call.name)
+        raw = read_argument(call, "path", str, "")
 
         def work(stop: threading.Event) -> Outcome:
             found: list[str] = []
@@ -73,7 +74,7 @@ class Glob:
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(str(call.args.get("pattern", "")))
+        return reveal_text(str(call.args.get("pattern", "")))
 
 
 class Grep:
@@ -100,7 +101,7 @@ class Grep:
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         regex = _regex(call)
-        raw, name = guard.take(call, "path", str, ""), guard.take(call, "glob", str, "")
+        raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
         only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
 
         def work(stop: threading.Event) -> Outcome:
@@ -116,7 +117,7 @@ class Grep:
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(str(call.args.get("pattern", "")))
+        return reveal_text(str(call.args.get("pattern", "")))
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,11 @@ class _Pattern:
     def parse(cls, text: str, *, tool: str) -> _Pattern:
         names = [name for name in text.split("/") if name not in ("", ".")]
         if not names or text.startswith("/") or ".." in names:
-            raise ToolError(
-                f"{tool}: {guard.quoted(text)} must be a pattern below the folder; give the folder as 'path'"
-            )
+            raise ToolError(f"{tool}: {quote_text(text)} must be a pattern below the folder; give the folder as 'path'")
         try:
             return cls(tuple(_ANY if name == "**" else re.compile(fnmatch.translate(name)) for name in names))
         except (re.error, OverflowError, RecursionError) as error:
-            raise ToolError(f"{tool}: bad pattern {guard.quoted(text)}: {error}") from error
+            raise ToolError(f"{tool}: bad pattern {quote_text(text)}: {error}") from error
 
     def fits(self, parts: tuple[str, ...]) -> bool:
         """Follows all readings of the pattern at once, so that many `**` cost no more than one."""
@@ -156,13 +155,13 @@ class _Pattern:
 def _regex(call: Call) -> Any:
     re2 = importlib.import_module("re2")
     options = re2.Options()
-    options.case_sensitive = not guard.take(call, "ignore_case", bool, False)
+    options.case_sensitive = not read_argument(call, "ignore_case", bool, False)
     options.log_errors = False
-    pattern = guard.take(call, "pattern", str)
+    pattern = read_argument(call, "pattern", str)
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
-        raise ToolError(f"{call.name}: bad regex {guard.quoted(pattern)}: {_words(error)}") from error
+        raise ToolError(f"{call.name}: bad regex {quote_text(pattern)}: {_words(error)}") from error
 
 
 def _words(error: Exception) -> str:
@@ -173,7 +172,7 @@ def _words(error: Exception) -> str:
 def _tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
     """The folders (or the one file) to search, each with what its paths are shown below."""
     if raw:
-        return [(guard.readable(folders, raw, tool=tool), raw)]
+        return [(resolve_readable(folders, raw, tool=tool), raw)]
     tops = [top for top in dict.fromkeys(folders.searched) if top.is_dir()]
     return [(top, "") for top in tops if not any(_covers(other, top) for other in tops)]
 
@@ -194,7 +193,7 @@ def _files(raw: str, only: _Pattern, folders: Folders, stop: threading.Event, to
 def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
     """The files below a folder in the order of their names; for a file, the one empty path."""
     if not top.is_dir():
-        guard.open_file(top, folders.roots, tool=tool).close()
+        open_file(top, folders.roots, tool=tool).close()
         yield ()
         return
     waiting: list[tuple[tuple[str, ...], bool]] = [((), True)]
@@ -213,7 +212,7 @@ def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iter
 
 
 def _list(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
-    fd = guard.open_folder(folder, folders.roots, tool=tool)
+    fd = open_folder(folder, folders.roots, tool=tool)
     try:
         with os.scandir(fd) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if _is_listed(entry)]
@@ -231,8 +230,8 @@ def _is_listed(entry: os.DirEntry[str]) -> bool:
 def _matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
     """The lines of one file that match; none of a file that is large, binary or not to be read."""
     try:
-        real = guard.readable(folders, str(path), tool=tool)
-        with guard.open_file(real, folders.roots, tool=tool) as file:
+        real = resolve_readable(folders, str(path), tool=tool)
+        with open_file(real, folders.roots, tool=tool) as file:
             data = b"" if os.fstat(file.fileno()).st_size > GREP_BYTES else file.read(GREP_BYTES)
     except (OSError, ToolError):
         return

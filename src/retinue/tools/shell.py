@@ -9,7 +9,7 @@ from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome
-from retinue.tools import guard
+from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.command_process import (
     BACKGROUND_ENDED,
     OutputPipe,
@@ -73,11 +73,11 @@ class Shell:
         return make_outcome(group, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return guard.visible(_asked(call)[0])
+        return reveal_text(_asked(call)[0])
 
 
 def _asked(call: Call) -> tuple[str, float]:
-    command, seconds = guard.take(call, "command", str), guard.take(call, "timeout", float, DEFAULT_SECONDS)
+    command, seconds = read_argument(call, "command", str), read_argument(call, "timeout", float, DEFAULT_SECONDS)
     if not command.strip():
         raise ToolError(f"{call.name}: 'command' is empty")
     if not seconds > 0:  # written so that NaN is refused too

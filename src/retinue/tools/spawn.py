@@ -14,7 +14,7 @@ from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol import subagents as words
-from retinue.tools.guard import readable
+from retinue.tools.paths import resolve_readable
 from retinue.tools.truncate import cut
 
 SUBAGENT_DESCRIPTION = (
@@ -134,7 +134,7 @@ class SpawnSubagents:
 def _checked(index: int, path: str, folders: Folders) -> str:
     """The path a task names, absolute: it must be there and the parent's to give."""
     try:
-        found = readable(folders, path)
+        found = resolve_readable(folders, path)
     except ToolError as error:
         raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
     if not found.exists():

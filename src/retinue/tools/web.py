@@ -12,8 +12,9 @@ from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.network import Hosts
 from retinue.core.ports import Model, Outcome
-from retinue.tools import guard, pages
 from retinue.tools import http_fetch as fetching
+from retinue.tools import pages
+from retinue.tools.arguments import read_argument
 from retinue.tools.dialer import Dialer
 
 FETCH = ToolSpec(
@@ -58,7 +59,7 @@ class WebFetch:
         unknown = [name for name in args if name != "url"]
         if unknown:
             raise ToolError(f"{FETCH.name}: unknown argument '{unknown[0][:80]}'")
-        url = guard.take(Call("", FETCH.name, args), "url", str)
+        url = read_argument(Call("", FETCH.name, args), "url", str)
         page = await fetching.fetch(url, hosts=self._hosts, dialer=self._dialer)
         answered = f"{page.url} answered {page.status} {page.reason}".rstrip()
         if page.status >= 400:

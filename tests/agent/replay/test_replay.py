@@ -13,24 +13,26 @@ from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task
 from retinue.build import replay as playing
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import Call, Native, Reply
-from retinue.core.records import Difference, RunRecord
-from retinue.log.records import RESUMED, compare, records
+from retinue.core.records import Difference, RunRecord, compare_runs
+from retinue.log.records import RESUMED, fold_records
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
     """What differs, the records that were played, and the events of the replay."""
-    recorded = records(events)
+    recorded = fold_records(events)
     played = playing.stage(recorded)
     supervisor = playing.replayer(played, Path.cwd())
     node = supervisor.spawn(*played.primary())
     await node.join()
     again = supervisor.log.read(node.ref.tree)
     await supervisor.close()
-    now = records(again)
+    now = fold_records(again)
     assert not [event for event in bodies(again, RunEnded) if "stalled" in (event.error_details or "")]
-    found = [played.departures.get(number) or compare(record, now.get(number)) for number, record in recorded.items()]
+    found = [
+        played.departures.get(number) or compare_runs(record, now.get(number)) for number, record in recorded.items()
+    ]
     return [difference for difference in found if difference is not None], recorded, again
 
 
@@ -211,7 +213,7 @@ async def test_of_a_stopped_tree_all_that_is_there_is_played(status: str) -> Non
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(main(agents), "go")
         await until(run, ToolResult, number=2)
-        await r.supervisor.cancel(run.tree, 0, status=status)  # type: ignore[arg-type]
+        await r.control.supervisor.cancel(run.tree, 0, status=status)  # type: ignore[arg-type]
         events = [event async for event in run.events()]
     differences, recorded, again = await replay(events)
     assert differences == []
@@ -239,7 +241,7 @@ async def test_runs_that_people_continued_are_played_too() -> None:
         tree = (await r.run(profile, "go")).tree
         for run in (2, 1, 3):  # the leaf, what is above it, and the leaf that was continued
             await (await r.continue_run(f"{tree}/{run}", "more", profiles=[profile])).result()
-        events = list(r.supervisor.log.read(tree))
+        events = list(r.control.supervisor.log.read(tree))
     differences, recorded, _ = await replay(events)
     assert (differences, len(recorded), recorded[3].spawned.continues) == ([], 7, 2)
     differences, _, _ = await replay(changed(events, RunEnded, 6, final_response="another"))

@@ -14,7 +14,8 @@ import pytest
 
 from retinue.core.errors import ModelError
 from retinue.core.messages import Reply, Request, RunRef
-from retinue.models.cassettes import Cassette, Taped, Where, without_keys
+from retinue.core.records import Exchange, RecordedRequest
+from retinue.models.cassettes import Cassette, RunNames, redact_keys
 from tests.docs.test_docs import ROOT, snippets
 from tests.models import wire
 from tests.models.cassettes.kit import Suite
@@ -138,15 +139,17 @@ async def test_a_departing_call_fails_with_a_diff_that_names_run_and_turn(suite:
 
 
 async def test_what_one_model_said_is_not_played_as_another_s() -> None:
-    said = Taped(1, "/main", 1, "clerk", "anthropic:claude-x", "Be brief.", (), (), Reply("tea"))
-    cassette, where = Cassette([said], "none", str), Where(lambda ref: ref.path, "", "")
-    for model, problems in ((said.model, 0), ("anthropic:claude-y", 1)):
+    request = RecordedRequest("anthropic:claude-x", "Be brief.", (), ())
+    cassette = Cassette([Exchange("/main", 1, "clerk", request, Reply("tea"))], "none", str)
+    names = RunNames(lambda ref: ref.path, "", "")
+    for model, mismatches in (("anthropic:claude-x", 0), ("anthropic:claude-y", 1)):
         asked = Request(RunRef("t", 0, "/main", "main", "clerk", "c"), 1, model, "Be brief.", [], ())
+        player = cassette.make_model(model, lambda: pytest.fail("it asks a model"), names)
         with suppress(ModelError):
-            await cassette.answer(asked, lambda *_: None, where, lambda: pytest.fail("it asks a model"))
-        assert len(cassette.problems) == problems
-    [problem] = cassette.problems
-    assert {"-model: anthropic:claude-x", "+model: anthropic:claude-y"} <= set(problem.lines)
+            await player.complete(asked, lambda *_: None)
+        assert len(cassette.mismatches) == mismatches
+    [mismatch] = cassette.mismatches
+    assert {"-model: anthropic:claude-x", "+model: anthropic:claude-y"} <= set(mismatch.lines)
 
 
 async def test_all_records_anew_but_a_recording_that_broke_off_replaces_nothing(suite: Suite) -> None:
@@ -292,7 +295,7 @@ class Test:
     ],
 )
 def test_no_key_gets_into_a_repository(text: str, left: str) -> None:
-    assert without_keys(text) == left
+    assert redact_keys(text) == left
 
 
 def test_pytest_without_the_fixture_loads_nothing_of_it(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from retinue import build
 from retinue.build import replay as playing
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
-from retinue.core.records import Difference, RunRecord
+from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
-from retinue.log.records import compare, records
+from retinue.log.records import fold_records
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     archive, found = screen.look_up(args.name)
-    recorded = records(archive.events(found.stored))
+    recorded = fold_records(archive.events(found.stored))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
     parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
@@ -125,14 +125,14 @@ def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunReco
     profile, task = played.primary()
     parts = build.Parts(Path.cwd())
     shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
-    return shown.result, records(made[0].log.read(shown.result.tree))
+    return shown.result, fold_records(made[0].log.read(shown.result.tree))
 
 
 def _differences(
     recorded: dict[int, RunRecord], again: dict[int, RunRecord], departed: dict[int, Difference]
 ) -> Iterator[Difference]:
     for number, record in recorded.items():
-        found = departed.get(number) or compare(record, again.get(number))
+        found = departed.get(number) or compare_runs(record, again.get(number))
         if found is not None:
             yield found
 

@@ -11,7 +11,8 @@ import pytest
 from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call
-from retinue.tools import guard
+from retinue.tools.arguments import read_argument, reveal_text
+from retinue.tools.paths import open_file, replace_file, resolve_readable, resolve_writable
 from tests.tools.folders import RealFolders, make_folders
 
 
@@ -24,12 +25,12 @@ def folders(tmp_path: Path) -> RealFolders:
 
 
 def read(folders: RealFolders, raw: str) -> bytes:
-    with guard.open_file(guard.readable(folders, raw), folders.roots, tool="read") as file:
+    with open_file(resolve_readable(folders, raw), folders.roots, tool="read") as file:
         return file.read()
 
 
 def write(folders: RealFolders, raw: str, data: bytes) -> None:
-    guard.replace_file(guard.writable(folders, raw), data, folders, tool="write")
+    replace_file(resolve_writable(folders, raw), data, folders, tool="write")
 
 
 def test_a_relative_path_is_taken_from_the_workspace(folders: RealFolders) -> None:
@@ -44,7 +45,7 @@ def test_a_parents_folder_is_read_and_not_written(folders: RealFolders, tmp_path
     notes = str(tmp_path / "parent" / "notes.txt")
     assert read(folders, notes) == b"parent"
     with pytest.raises(ToolError, match=r"outside this run's workspace; it may be read, not written"):
-        guard.writable(folders, notes)
+        resolve_writable(folders, notes)
 
 
 @pytest.mark.requirement("MASS-21")
@@ -55,9 +56,9 @@ def test_a_context_path_may_be_one_file_and_is_read_only(tmp_path: Path) -> None
     folders = make_folders(tmp_path, given)
     assert read(folders, str(given)) == b"context"
     with pytest.raises(ToolError, match="not written"):
-        guard.writable(folders, str(given))
+        resolve_writable(folders, str(given))
     with pytest.raises(ToolError, match="outside this run's folders"):
-        guard.readable(folders, str(other))
+        resolve_readable(folders, str(other))
 
 
 @pytest.mark.requirement("MASS-22")
@@ -67,15 +68,15 @@ def test_a_path_that_leads_out_is_refused(folders: RealFolders, tmp_path: Path, 
     (folders.workspace / "out").symlink_to(tmp_path)
     (folders.workspace / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(ToolError, match=r"^read: .* is outside this run's folders$"):
-        guard.readable(folders, raw)
+        resolve_readable(folders, raw)
     with pytest.raises(ToolError, match=r"^write: .* is outside this run's workspace$"):
-        guard.writable(folders, raw)
+        resolve_writable(folders, raw)
 
 
 def test_a_folder_whose_name_only_starts_like_the_workspace_is_outside(folders: RealFolders, tmp_path: Path) -> None:
     (tmp_path / "workspace-2").mkdir()
     with pytest.raises(ToolError, match="outside"):
-        guard.readable(folders, "../workspace-2")
+        resolve_readable(folders, "../workspace-2")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_folder_whose_name_only_starts_like_the_workspace_is_outside(folders: 
     ],
 )
 def test_a_path_that_is_none_is_refused_in_one_short_line(folders: RealFolders, raw: str, words: str) -> None:
-    for check in (guard.readable, guard.writable):
+    for check in (resolve_readable, resolve_writable):
         with pytest.raises(ToolError, match=words) as caught:
             check(folders, raw)
         assert "\n" not in str(caught.value)
@@ -112,7 +113,7 @@ def test_what_is_not_a_file_is_refused_and_nothing_blocks(folders: RealFolders) 
             with pytest.raises(ToolError, match="not a file"):
                 write(folders, name, b"x")
     with pytest.raises(ToolError, match="a device, not a file"):
-        guard.open_file(Path("/dev/null"), [Path("/dev")], tool="read")
+        open_file(Path("/dev/null"), [Path("/dev")], tool="read")
 
 
 def test_a_missing_file_and_a_loop_of_symlinks_say_so(folders: RealFolders) -> None:
@@ -127,13 +128,13 @@ def test_a_file_swapped_for_a_symlink_after_the_check_is_not_followed(folders: R
     target = folders.workspace / "a.txt"
     target.write_text("mine")
     (tmp_path / "secret").write_text("secret")
-    path = guard.readable(folders, "a.txt")
+    path = resolve_readable(folders, "a.txt")
     target.unlink()
     target.symlink_to(tmp_path / "secret")
     with pytest.raises(ToolError):
-        guard.open_file(path, folders.roots, tool="read")
+        open_file(path, folders.roots, tool="read")
     with pytest.raises(ToolError, match="a symlink"):
-        guard.replace_file(path, b"x", folders, tool="write")
+        replace_file(path, b"x", folders, tool="write")
     assert (tmp_path / "secret").read_text() == "secret"
 
 
@@ -142,15 +143,15 @@ def test_a_folder_swapped_for_a_symlink_after_the_check_is_not_followed(folders:
     for folder in (inner, outer):
         folder.mkdir()
         (folder / "a.txt").write_text(folder.name)
-    path = guard.writable(folders, "d/a.txt")
+    path = resolve_writable(folders, "d/a.txt")
     inner.rename(folders.workspace / "moved")
     inner.symlink_to(outer)
     with pytest.raises(ToolError):
-        guard.open_file(path, folders.roots, tool="read")
+        open_file(path, folders.roots, tool="read")
     with pytest.raises(ToolError):
-        guard.replace_file(path, b"x", folders, tool="write")
+        replace_file(path, b"x", folders, tool="write")
     with pytest.raises(ToolError):
-        guard.replace_file(path.parent / "new" / "b.txt", b"x", folders, tool="write")
+        replace_file(path.parent / "new" / "b.txt", b"x", folders, tool="write")
     assert sorted(os.listdir(outer)) == ["a.txt"]
     assert (outer / "a.txt").read_text() == "outer"
 
@@ -197,9 +198,9 @@ def test_opening_leaves_no_descriptor_behind(folders: RealFolders) -> None:
 
 def test_arguments_are_taken_by_name_and_type() -> None:
     call = Call("c", "read", {"path": 3, "file_path": "x", "limit": True, "timeout": 5, "none": None, "flag": 1})
-    assert guard.take(call, "nothing", str, alias="file_path") == "x"
-    assert guard.take(call, "timeout", float) == 5
-    assert guard.take(call, "none", int, 7) == 7
+    assert read_argument(call, "nothing", str, alias="file_path") == "x"
+    assert read_argument(call, "timeout", float) == 5
+    assert read_argument(call, "none", int, 7) == 7
     for name, kind, words in (
         ("path", str, "read: 'path' must be a string, got int"),
         ("limit", int, "read: 'limit' must be a whole number, got bool"),
@@ -208,13 +209,13 @@ def test_arguments_are_taken_by_name_and_type() -> None:
         ("none", str, "read: missing 'none'"),
     ):
         with pytest.raises(ToolError) as caught:
-            guard.take(call, name, kind)
+            read_argument(call, name, kind)
         assert str(caught.value) == words
 
 
 def test_what_hides_is_spelled_out_for_a_person() -> None:
-    assert guard.visible("a\tb\nc") == "a\tb\nc"
-    assert guard.visible("rm \x1b[2K\r\u202e") == "rm \\x1b[2K\\r\\u202e"
+    assert reveal_text("a\tb\nc") == "a\tb\nc"
+    assert reveal_text("rm \x1b[2K\r\u202e") == "rm \\x1b[2K\\r\\u202e"
 
 
 async def test_cancelled_work_is_told_to_stop_and_waited_for() -> None:
@@ -238,11 +239,11 @@ def test_a_relative_path_is_found_in_the_other_roots(tmp_path: Path) -> None:
     project.mkdir()
     (project / "a.txt").write_text("the parent's")
     folders = make_folders(tmp_path, project)
-    assert guard.readable(folders, "a.txt") == project / "a.txt"
+    assert resolve_readable(folders, "a.txt") == project / "a.txt"
     (folders.workspace / "a.txt").write_text("its own")
-    assert guard.readable(folders, "a.txt") == folders.workspace / "a.txt"
+    assert resolve_readable(folders, "a.txt") == folders.workspace / "a.txt"
     with pytest.raises(ToolError, match="outside this run's folders"):
-        guard.readable(folders, "../project/../secret")
+        resolve_readable(folders, "../project/../secret")
 
 
 def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:
@@ -252,4 +253,4 @@ def test_our_own_state_in_a_project_is_not_readable(tmp_path: Path) -> None:
     folders = make_folders(tmp_path, project)
     for path in (".retinue/control/1.json", str(project / ".retinue" / "control" / "1.json")):
         with pytest.raises(ToolError, match="outside this run's folders"):
-            guard.readable(folders, path)
+            resolve_readable(folders, path)

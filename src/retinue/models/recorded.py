@@ -1,0 +1,88 @@
+"""Models that play recorded replies: the base of all, and the one for a run of the log. Cassettes are the other kind
+(`cassettes.py`). Knows how a request is compared with the recorded one, not where records come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from retinue.core.messages import Reply, Request
+from retinue.core.records import (
+    Difference,
+    EndOfRecord,
+    Exchange,
+    RecordedRequest,
+    RunRecord,
+    diff_lines,
+    diff_requests,
+)
+
+OnDelta = Callable[[str, str], None]
+
+
+class RecordedModel(ABC):
+    """A model whose replies are recorded. The subclass finds the record of a request, and says what happens to a
+    request that has none or differs from it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def complete(self, request: Request, on_delta: OnDelta) -> Reply:
+        asked, recorded = self.look_up(request)
+        if recorded is None:
+            return await self.handle_missing(asked, request, on_delta)
+        lines = diff_requests(recorded.request, asked.request)
+        if lines:
+            self.handle_difference(asked, lines)
+        if recorded.reply is None:
+            raise EndOfRecord
+        for thought in recorded.reply.thoughts:
+            if thought.text:
+                on_delta("thinking", thought.text)
+        if recorded.reply.text:
+            on_delta("text", recorded.reply.text)
+        return recorded.reply
+
+    @abstractmethod
+    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
+        """Return the request as the record would hold it, and the exchange recorded in its place, if any."""
+
+    @abstractmethod
+    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+        """Answer a request in whose place nothing is recorded; or raise."""
+
+    @abstractmethod
+    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+        """Report a request that differs from the recorded one. Raise to give no reply."""
+
+
+class ReplayModel(RecordedModel):
+    """The model of one run of the log. A request that differs is reported and still gets its reply, so that the rest
+    of the tree is compared too."""
+
+    def __init__(self, record: RunRecord, on_difference: Callable[[Difference], None]) -> None:
+        super().__init__(record.spawned.model)
+        self._record = record
+        self._on_difference = on_difference
+
+    def look_up(self, request: Request) -> tuple[Exchange, Exchange | None]:
+        asked = Exchange(
+            run=self._record.path,
+            turn=request.turn,
+            agent=self._record.agent,
+            request=RecordedRequest.from_request(request),
+        )
+        return asked, self._record.find_exchange(request.turn)
+
+    async def handle_missing(self, asked: Exchange, request: Request, on_delta: OnDelta) -> Reply:
+        if not self._record.cut:
+            recorded, now = [f"{len(self._record.turns)} turns"], [f"asks for turn {asked.turn}"]
+            self._report("turn", asked.turn, diff_lines(recorded, now))
+        raise EndOfRecord
+
+    def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
+        self._report("request", asked.turn, lines)
+
+    def _report(self, what: str, turn: int, lines: tuple[str, ...]) -> None:
+        record = self._record
+        self._on_difference(Difference(run=record.number, path=record.path, turn=turn, what=what, lines=lines))

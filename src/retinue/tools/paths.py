@@ -1,0 +1,113 @@
+"""The paths that a run's tools may touch: rules, and opening files under those rules.
+
+A path is checked once, on its resolved form, and then opened folder by folder below the root that allowed it, never
+following a symbolic link. So a path that was swapped after the check leads nowhere. Knows nothing of what tools do
+with the files and keeps no state: each call stands alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from retinue.core.errors import ToolError
+from retinue.core.ports import Folders
+from retinue.files import atomic, opening
+from retinue.files.content import write_all
+from retinue.files.opening import RefusedFile
+from retinue.tools.arguments import quote_text
+
+STATE_FOLDER = ".retinue"
+NAME_BYTES = 255
+PATH_BYTES = 4095
+
+
+def make_file_error(tool: str, path: object, error: OSError) -> ToolError:
+    """Return the error a model sees for a file that cannot be used."""
+    if isinstance(error, RefusedFile):
+        return ToolError(f"{tool}: {quote_text(path)} {error.text}")
+    return ToolError(f"{tool}: {quote_text(path)}: {error.strerror or error}")
+
+
+def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
+    """Resolve a path that must be inside one of the run's roots. A relative path is that of the first root that has
+    it."""
+    path = _resolve(folders.workspace, raw, tool)
+    if not path.exists() and not Path(raw).is_absolute():
+        others = (_resolve(root, raw, tool) for root in folders.searched)
+        path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
+    if _root_of(path, folders.roots) is None:
+        raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's folders")
+    return path
+
+
+def resolve_writable(folders: Folders, raw: str, *, tool: str = "write") -> Path:
+    """Resolve a path that must be inside the run's workspace."""
+    path = _resolve(folders.workspace, raw, tool)
+    if _root_of(path, [folders.workspace]) is None:
+        why = "" if _root_of(path, folders.roots) is None else "; it may be read, not written"
+        raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's workspace{why}")
+    return path
+
+
+def open_file(path: Path, roots: Sequence[Path], *, tool: str) -> BinaryIO:
+    """Open a regular file for reading; anything else is refused, and nothing blocks."""
+    with _open_parent(path, roots, tool) as (folder, name):
+        return os.fdopen(opening.open_regular_file(name, dir_fd=folder), "rb")
+
+
+def open_folder(path: Path, roots: Sequence[Path], *, tool: str) -> int:
+    """Open a folder for listing; the caller closes the descriptor."""
+    with _open_parent(path, roots, tool) as (folder, name):
+        return opening.open_folder(name, dir_fd=folder)
+
+
+def replace_file(path: Path, data: bytes, folders: Folders, *, tool: str) -> None:
+    """Put a whole file in place at once, with the mode of the one it replaces; make the folders it needs.
+
+    A hard link to the old file keeps the old content."""
+    with (
+        _open_parent(path, [folders.workspace], tool, create=True) as (folder, name),
+        atomic.open_replacement(name, dir_fd=folder, mode=None) as fd,
+    ):
+        write_all(fd, data)
+
+
+def _resolve(base: Path, raw: str, tool: str) -> Path:
+    if not raw.strip():
+        raise ToolError(f"{tool}: the path is empty")
+    try:
+        encoded = os.fsencode(raw)
+    except UnicodeEncodeError:
+        raise ToolError(f"{tool}: {quote_text(raw)} is not a valid path") from None
+    if b"\0" in encoded:
+        raise ToolError(f"{tool}: {quote_text(raw)} has a NUL byte in it")
+    if len(encoded) > PATH_BYTES or any(len(part) > NAME_BYTES for part in encoded.split(b"/")):
+        raise ToolError(f"{tool}: {quote_text(raw)} is too long for a path")
+    return Path(os.path.realpath(base / raw))
+
+
+def _root_of(path: Path, roots: Sequence[Path]) -> Path | None:
+    """Return the root a path is in. Our own state inside a project (tokens, logs, other runs) is in none."""
+    resolved = (Path(os.path.realpath(root)) for root in roots)
+    return next(
+        (root for root in resolved if path.is_relative_to(root) and STATE_FOLDER not in path.relative_to(root).parts),
+        None,
+    )
+
+
+@contextmanager
+def _open_parent(path: Path, roots: Sequence[Path], tool: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds a resolved path; yield it and the path's name in it. OSError becomes ToolError."""
+    root = _root_of(path, roots)
+    if root is None:
+        raise ToolError(f"{tool}: {quote_text(path)} is outside this run's folders")
+    base = root.parent if path == root else root
+    try:
+        with opening.open_parent(base, path.relative_to(base).parts or (".",), create=create) as found:
+            yield found
+    except OSError as error:
+        raise make_file_error(tool, path, error) from error
