@@ -98,7 +98,7 @@ def test_a_reader_that_is_gone_means_silence() -> None:
     printer.show_event(facts(MAIN, Thinking("nor this")))
     target.close()
     printer.show_event(facts(MAIN, Thinking("nor this, to a closed file")))
-    Printer(target, color=False).note("made with a closed file")
+    Printer(target, color=False).show_note("made with a closed file")
 
 
 async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:
@@ -107,7 +107,7 @@ async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:
     text = "x" * 1_000_000
     with open(writing, "w", encoding="utf-8") as target, open(reading, "rb") as source:
         reader = asyncio.create_task(asyncio.to_thread(source.read, len(text)))
-        await asyncio.to_thread(Printer(target, level="verbose", color=False).plain, text)
+        await asyncio.to_thread(Printer(target, level="verbose", color=False).show_text, text)
         assert len(await reader) == len(text)
 
 
