@@ -17,8 +17,7 @@ from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
@@ -66,24 +65,24 @@ async def _print_tree(args: argparse.Namespace) -> None:
             continue
         if speech is not None:
             speech.over(item)
-        printer.show(item)
+        printer.show_event(item)
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body)
-        if printer.gone:
+        if printer.is_closed:
             raise BrokenPipeError
     if speech is not None:
-        printer.hush()
+        printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
         screen.warn(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:
     """Print how the primary ended: its answer went to the process that started it, which may be gone."""
-    head, text = f"● {safe.line(agent)} {ended.status}", ended.final_response
+    head, text = f"● {safe.escape_line(agent)} {ended.status}", ended.final_response
     if ended.status == "done":
-        printer.plain(f"{paint.faint(head, color=printer.color)}\n{safe.text(text)}")
+        printer.show_text(f"{colors.paint_faint(head, color=printer.color)}\n{safe.escape_text(text)}")
     else:
-        printer.note(f"{head}: {safe.line(ended.error_details or text)}")
+        printer.show_note(f"{head}: {safe.escape_line(ended.error_details or text)}")
 
 
 async def _read_lines(
