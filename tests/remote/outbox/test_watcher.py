@@ -429,6 +429,6 @@ async def test_budget_and_trace_travel_down_and_only_narrow(
     async with inherited(work, limits=Limits(tokens=900), prices=FlatPrices()) as there:
         ask(there.outbox, "a", workspace=str(work), traceparent=above, **asked)
         await answer(there.outbox, "a")
-        [first] = [e.body for e in there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
+        [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
         assert (first.max_tokens, None if first.max_cost is None else str(first.max_cost)) == (tokens, cost)
         assert (first.trace_id, first.traceparent) == ("a" * 32, above)
