@@ -36,7 +36,7 @@ async def tool_to_watcher(state: Path | None, *, runs: int) -> float:
     script = [{"tools": [{"name": "stamp", "args": {"n": n}}], "usage": USAGE, "delay": 0.005} for n in range(CALLS)]
     profile = retinue.Profile("p", model=scripted({"p": script}), tools=[stamp])
 
-    async def watch(run: retinue.Run) -> None:
+    async def watch(run: retinue.RunHandle) -> None:
         async for event in run.events():
             if isinstance(event.body, ToolResult):
                 late.append(time.perf_counter() - returned[event.body.text])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from retinue.core.approvals import Allow, Approval, Deny
     from retinue.core.context import Context
+    from retinue.core.control import RunHandle
     from retinue.core.errors import ConfigError, RetinueError, SpawnRefused, ToolError
     from retinue.core.events import Event
     from retinue.core.limits import Limits
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from retinue.core.results import Result, RunFailed, Status
     from retinue.core.traces import Telemetry
     from retinue.core.usage import Usage
-    from retinue.surfaces.library import Retinue, Run, open, run_sync
+    from retinue.surfaces.library import Retinue, open, run_sync
     from retinue.tools.functions import tool
 
 __version__ = "0.1.0"
@@ -37,8 +38,8 @@ _HOMES = {
     "Result": "core.results",
     "Retinue": "surfaces.library",
     "RetinueError": "core.errors",
-    "Run": "surfaces.library",
     "RunFailed": "core.results",
+    "RunHandle": "core.control",
     "SpawnRefused": "core.errors",
     "Status": "core.results",
     "Task": "core.profiles",
@@ -62,8 +63,8 @@ __all__ = [
     "Result",
     "Retinue",
     "RetinueError",
-    "Run",
     "RunFailed",
+    "RunHandle",
     "SpawnRefused",
     "Status",
     "Task",

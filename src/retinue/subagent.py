@@ -18,26 +18,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
 from retinue.core.limits import Limits
-from retinue.core.ports import Model, Order
+from retinue.core.ports import Model
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.results import ToolLog as ToolCallLog
 from retinue.core.usage import Usage
 from retinue.log.progress import Progress, SubagentProgress
-from retinue.supervisor.links import RunLink
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.trees import Tree
 from retinue.surfaces import library
-from retinue.surfaces.library import Retinue, Run
+from retinue.surfaces.library import Retinue
 from retinue.tools import spawn
 
 __all__ = [
@@ -145,14 +142,6 @@ class ToolResult(msgspec.Struct, frozen=True):
     duration_ms: int
 
 
-class _Place(NamedTuple):
-    """A run that children can be spawned below."""
-
-    supervisor: Supervisor
-    tree: Tree
-    node: Node
-
-
 class SubagentTool:
     """One subagent as a tool. In a profile's tools put `tool.profile`; anywhere else call `execute`.
 
@@ -182,7 +171,7 @@ class SubagentTool:
         self.input_schema: dict[str, Any] = {"type": "object", "properties": {"task": task}, "required": ["task"]}
         self._hooks = hooks
         self._options = options
-        self._client: Callable[[], AbstractAsyncContextManager[_Place]]
+        self._client: Callable[[], AbstractAsyncContextManager[RunHandle]]
         if retinue is None:
             self._client = lambda: _opened(store, self.profile.tools, options)
         else:
@@ -212,24 +201,21 @@ class SubagentTool:
             raise ToolError("Missing 'task' parameter")
         around = ctx or CURRENT.get()
         if around is not None:
-            return await self._run(_place_of(around), task, cancel)
-        async with self._client() as place:
-            return await self._run(place, task, cancel)
+            return await self._run(around.handle, task, cancel)
+        async with self._client() as client:
+            return await self._run(client, task, cancel)
 
-    async def _run(self, place: _Place, task: str, cancel: asyncio.Event | None) -> ToolResult:
-        supervisor, tree, node = place
-        before = tree.seq
+    async def _run(self, parent: RunHandle, task: str, cancel: asyncio.Event | None) -> ToolResult:
+        below = SpawnBelow(tree=parent.tree, run=parent.number, queue=False)
         try:
-            order = Order(self.profile, Task(task), queue=False, asked_by_model=False)
-            [ticket] = supervisor.spawn_children(tree, node, [order])
+            run = await parent.control.spawn(self.profile, Task(task), below=below)
         except NoSlot as full:
             return ToolResult(False, str(full), None, 0)
         except SpawnRefused as refused:
             raise ToolError(str(refused)) from None
-        run = Run(supervisor, tree.nodes[ticket.run])
         if cancel is not None and cancel.is_set():
             await run.cancel()
-        observers = [asyncio.create_task(_observe(run, before, self._hooks))] if self._hooks else []
+        observers = [asyncio.create_task(_observe(run, self._hooks))] if self._hooks else []
         watchers = [asyncio.create_task(_cancel_on(cancel, run))] if cancel else []
         try:
             result = SubagentResult.of(await run.result())
@@ -264,7 +250,7 @@ class SubagentFactory:
         self._store = store
         self._limits = Limits(seconds=None, depth=max_depth, concurrent=max_concurrent)
         self._stack = AsyncExitStack()
-        self._place: _Place | None = None
+        self._client: ClientHandle | None = None
 
     async def __aenter__(self) -> SubagentFactory:
         async with AsyncExitStack() as stack:
@@ -272,12 +258,12 @@ class SubagentFactory:
             if retinue is None:
                 retinue = await stack.enter_async_context(library.open(self._store(), **self._options))
             client = _client_of(retinue, self._shared["tools"], self._limits)
-            self._place = await stack.enter_async_context(client)
+            self._client = await stack.enter_async_context(client)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._place = None
+        self._client = None
         await self._stack.aclose()
 
     def create(self, config: SubagentConfig) -> SubagentTool:
@@ -287,55 +273,35 @@ class SubagentFactory:
         return tool
 
     @asynccontextmanager
-    async def _here(self) -> AsyncIterator[_Place]:
-        if self._place is None:
+    async def _here(self) -> AsyncIterator[RunHandle]:
+        if self._client is None:
             raise RetinueError("this SubagentFactory is not open: use `async with SubagentFactory(...) as factory:`")
-        yield self._place
+        yield self._client
 
 
 @asynccontextmanager
-async def _opened(store: Store, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[_Place]:
-    async with library.open(store(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as place:
-        yield place
+async def _opened(store: Store, tools: Sequence[Any] | None, options: Mapping[str, Any]) -> AsyncIterator[RunHandle]:
+    async with library.open(store(), **options) as retinue, _client_of(retinue, tools, _NO_DEADLINE) as client:
+        yield client
 
 
 @asynccontextmanager
-async def _client_of(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[_Place]:
+async def _client_of(retinue: Retinue, tools: Sequence[Any] | None, limits: Limits) -> AsyncIterator[ClientHandle]:
     """Run 0 of a tree that stands for a caller who is no run. It has the tools its children may have."""
-    over = asyncio.Event()
-
-    async def client(task: str, ctx: Context) -> str:
-        await over.wait()
-        return "closed"
-
-    run = await retinue.spawn(
-        Profile("client", tools=tools, call=client), "subagents called from outside", limits=limits
-    )
-    tree = retinue.supervisor.trees[run.tree]
-    try:
-        yield _Place(retinue.supervisor, tree, tree.nodes[0])
-    finally:
-        over.set()
-        await run.result()
+    options = ClientOptions(name="client", task="subagents called from outside", tools=tools, limits=limits)
+    async with await retinue.control.open_client(options) as client:
+        yield client
 
 
-def _place_of(ctx: Context) -> _Place:
-    """The run a context is of. A Context can spawn but not cancel or refuse to queue, so we ask its supervisor."""
-    link = ctx.link
-    if not isinstance(link, RunLink):
-        raise RetinueError("a SubagentTool can be called only in the process of the supervisor")
-    return _Place(link.supervisor, link.tree, link.node)
-
-
-async def _cancel_on(event: asyncio.Event, run: Run) -> None:
+async def _cancel_on(event: asyncio.Event, run: RunHandle) -> None:
     await event.wait()
     await run.cancel()
 
 
-async def _observe(run: Run, after: int, hooks: Hooks) -> None:
+async def _observe(run: RunHandle, hooks: Hooks) -> None:
     """Tells the hooks what the run does, as it does it. Hooks that fail are logged and never hurt the run."""
     progress = Progress(run.tree, run=run.number)
-    async for event in run.events(after=after):
+    async for event in run.events():
         update = progress.apply(event)
         if update is None:
             continue

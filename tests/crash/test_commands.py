@@ -88,7 +88,7 @@ async def test_what_was_made_in_python_is_resumed_in_python(project: Project) ->
 
     profile = Profile("clerk", tools=[note], model=scripted({"clerk": ["done"]}))
     async with retinue.open(project.folder / ".retinue") as other, retinue.open(project.folder / ".retinue") as r:
-        assert other.supervisor.log.trees() == [tree], "the first to come has the file"
+        assert other.control.supervisor.log.trees() == [tree], "the first to come has the file"
         with pytest.raises(retinue.RetinueError, match="is being written by process"):
             await r.resume(tree, profiles=[profile])
         run = await other.resume(tree, profiles=[profile])

@@ -12,6 +12,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, ConfigError, Context, Limits, Profile, Retinue, tool
+from retinue.core.control import RunHandle
 from retinue.core.events import (
     ApprovalAsked,
     ApprovalDecided,
@@ -29,7 +30,6 @@ from retinue.core.messages import Call, Reply, ToolTurn, UserTurn
 from retinue.log.archive import Archive
 from retinue.log.listing import listing
 from retinue.log.threads import BROKEN_OFF, NOT_RUN
-from retinue.surfaces.library import Run
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, until
 
@@ -52,10 +52,10 @@ class Crash:
         """A new process whose log has just these events."""
         async with retinue.open(**{**self.options, **options}) as r:
             for event in events:
-                r.supervisor.log.append(event)
+                r.control.supervisor.log.append(event)
             yield r
 
-    async def goes_on(self, events: list[Event], **options: Any) -> tuple[Run, list[Event]]:
+    async def goes_on(self, events: list[Event], **options: Any) -> tuple[RunHandle, list[Event]]:
         async with self.after(events, **options) as r:
             run = await r.resume(events[0].tree, profiles=[self.profile])
             await run.result()
@@ -108,7 +108,7 @@ async def test_a_tree_goes_on_from_every_single_event() -> None:
         assert done | set(said) == {"a", "c", "m"}, cut
         assert events[:cut] == before
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
-        assert run.state == "done"
+        assert await run.state() == "done"
         endings = [event.run for event in events if isinstance(event.body, RunEnded)]
         assert sorted(endings) == [0, 1, 2, 3], cut
         resumed = {event.run for event in events if isinstance(event.body, RunResumed)}
@@ -199,11 +199,11 @@ async def test_a_run_has_the_time_that_was_left() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go", limits=Limits(seconds=100))
         await clock.advance(45)
-        before = r.supervisor.log.read(run.tree)
+        before = r.control.supervisor.log.read(run.tree)
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[crash.profile])
         await clock.advance(59)  # 40 s of the 100 are in the log
-        assert run.state == "running"
+        assert await run.state() == "running"
         await clock.advance(2)
         result = await run.result()
     assert (result.status, result.error_details) == ("timed_out", "Run 'main' timed out after 100000ms")
@@ -217,7 +217,7 @@ async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: P
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go")
         await clock.advance(45)
-        before = r.supervisor.log.read(run.tree)
+        before = r.control.supervisor.log.read(run.tree)
     async with crash.after(before, path=tmp_path / ".retinue"):
         await clock.advance(3600)
     async with crash.after([], path=tmp_path / ".retinue") as r:
@@ -245,7 +245,7 @@ async def test_background_children_and_queued_ones_come_back() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(profile, "go", limits=Limits(concurrent=1))
         await clock.advance(0)
-        before = r.supervisor.log.read(run.tree)
+        before = r.control.supervisor.log.read(run.tree)
     assert {event.run for event in before if isinstance(event.body, RunStarted)} == {0, 1}
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[profile])
@@ -285,7 +285,7 @@ async def test_what_the_log_cannot_keep_has_to_be_given() -> None:
     async with crash.after(whole[:3]) as r:
         with pytest.raises(ConfigError, match=r"cannot go on: .*'note'.*give it again, from Python"):
             await r.resume(whole[0].tree)
-        assert r.supervisor.log.read(whole[0].tree) == whole[:3]
+        assert r.control.supervisor.log.read(whole[0].tree) == whole[:3]
         with pytest.raises(ConfigError, match="there is no tree 'nope'"):
             await r.resume("nope")
     async with crash.after(whole) as r:
@@ -343,7 +343,7 @@ async def test_what_a_run_had_done_when_it_was_stopped_is_known_to_who_continues
     profile = Profile("main", model=Twice(), tools=[note, hang, sign])
     async with retinue.open(wait_approvals=600, allow=["note"]) as r:
         run = await r.spawn(profile, "go")
-        while not (r.supervisor.pending() and bodies(r.supervisor.log.read(run.tree), ToolResult)):
+        while not (r.control.supervisor.pending() and bodies(r.control.supervisor.log.read(run.tree), ToolResult)):
             await asyncio.sleep(0)
         await run.cancel()
         stopped = await run.result()

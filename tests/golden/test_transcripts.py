@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import retinue
-from retinue import Allow, Approval, Deny, Limits, Profile, Run, tool
+from retinue import Allow, Approval, Deny, Limits, Profile, RunHandle, tool
 from retinue.testing import scripted
 from tests.golden.dying_tree import make_profile
 from tests.golden.kit import check_golden, transcribe
@@ -81,7 +81,7 @@ async def play(
     project: Path,
     agents: dict[str, Any],
     *,
-    during: Callable[[Run], Awaitable[None]] | None = None,
+    during: Callable[[RunHandle], Awaitable[None]] | None = None,
     limits: Limits | None = None,
     fields: dict[str, Any] | None = None,
     **options: Any,
@@ -97,7 +97,7 @@ async def play(
         check_golden(name, transcribe(events, await run.result(), project))
 
 
-async def wait_for(run: Run, *wanted: tuple[int, str]) -> None:
+async def wait_for(run: RunHandle, *wanted: tuple[int, str]) -> None:
     """Wait until each of the runs, by number, has had an event of the kind."""
     missing = set(wanted)
     async for event in run.events():
@@ -150,7 +150,7 @@ async def test_background_child_with_a_notice(project: Path) -> None:
         await may_end.wait()
         return "held"
 
-    async def release(run: Run) -> None:
+    async def release(run: RunHandle) -> None:
         await wait_for(run, (0, "message"))
         may_end.set()
 
@@ -180,7 +180,7 @@ async def test_code_mode_program_that_calls_an_mcp_tool(project: Path) -> None:
 
 
 async def test_cancelled_tree(project: Path) -> None:
-    async def cancel(run: Run) -> None:
+    async def cancel(run: RunHandle) -> None:
         await wait_for(run, (1, "turn.started"), (2, "tool.call"))
         assert await run.cancel()
 

@@ -16,10 +16,10 @@ from retinue import Event, Limits, Profile, Result
 from retinue.build import Parts, find_profile, make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
+from retinue.core.control import RunHandle
 from retinue.core.events import decode, encode
 from retinue.log.runs import Runs
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.library import Run
 
 
 @dataclass
@@ -77,7 +77,7 @@ async def play_elsewhere(
     profile: Profile,
     folder: Path,
     *,
-    during: Callable[[Run], Awaitable[Any]] | None = None,
+    during: Callable[[RunHandle], Awaitable[Any]] | None = None,
     limits: Limits | None = None,
     **options: Any,
 ) -> tuple[Result[Any], list[Event]]:
@@ -102,9 +102,9 @@ async def play_elsewhere(
 
 
 def as_here(events: list[Event], folder: Path, runs: str, trees: list[str]) -> tuple[Result[Any], list[Event]]:
-    """What happened, with the folders of the host called as they would be here."""
+    """What happened, with the folders of the host called as they would be here, and without where it happened."""
     tree, here = events[0].tree, str(folder)
-    lines = [encode(event).decode() for event in events]
+    lines = [encode(event).decode() for event in events if event.kind != "run.remote"]
     for other in trees:
         swaps = ((f"{runs}/{other}/0/workspace", here), (runs, f"{here}/.retinue/runs"), (other, tree))
         for old, new in swaps:

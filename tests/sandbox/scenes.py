@@ -23,9 +23,9 @@ import msgspec
 import retinue
 from retinue import Allow, Context, Deny, Event, Limits, Result, tool
 from retinue.core.approvals import Approval
+from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, RunStarted, ToolCall, ToolResult, TurnStarted, Warned
 from retinue.core.messages import Call, Reply
-from retinue.surfaces.library import Run
 from tests.sandbox.hosts import play_elsewhere
 from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
@@ -108,7 +108,7 @@ async def play(
     runtime: str,
     agents: dict[str, Any],
     *,
-    during: Callable[[Run], Awaitable[Any]] | None = None,
+    during: Callable[[RunHandle], Awaitable[Any]] | None = None,
     limits: Limits | None = None,
     fields: dict[str, Any] | None = None,
     **options: Any,
@@ -405,7 +405,7 @@ async def steering(runtime: str) -> Facts:
             heard.extend(turn.text for turn in request.thread if getattr(turn, "source", "") in {"user", "asker"})
             return Reply("", (Call("c1", "hold", {}),)) if request.turn == 1 else Reply("thanks")
 
-    async def steer(run: Run) -> None:
+    async def steer(run: RunHandle) -> None:
         await until(run, ToolCall)
         receipts.append((await run.send("left, not right")).state)
         go.set()
@@ -453,7 +453,7 @@ async def cancel_at_each_stage(runtime: str) -> Facts:
     found: Facts = {}
     for stage, (agents, kind) in STAGES.items():
 
-        async def cancel(run: Run, kind: type[Any] = kind, stage: str = stage) -> None:
+        async def cancel(run: RunHandle, kind: type[Any] = kind, stage: str = stage) -> None:
             await until(run, kind, number=1 if stage == "in a child" and kind is ToolCall else None)
             assert await run.cancel()
             assert not await run.cancel()

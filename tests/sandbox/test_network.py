@@ -12,7 +12,7 @@ from retinue import Allow, Event, Profile, build
 from retinue.core.approvals import Approval
 from retinue.core.events import RunStarted, ToolResult, Warned
 from retinue.core.profiles import RuntimeName, Task
-from retinue.surfaces.library import Run
+from retinue.supervisor.local_control import LocalControl
 from tests.sandbox.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.tools.web.kit import Web
@@ -21,7 +21,7 @@ from tests.tools.web.kit import Web
 async def play(parts: build.Parts, profile: Profile) -> list[Any]:
     owner = build.make_supervisor(parts)
     try:
-        return [event async for event in Run(owner, owner.spawn(profile, Task("go"))).events()]
+        return [event async for event in LocalControl(owner).handle_of(owner.spawn(profile, Task("go"))).events()]
     finally:
         await owner.close()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import retinue
 from retinue import Event, Limits, Result, Retinue
+from retinue.core.control import RunHandle
 from retinue.core.ports import Clock
-from retinue.surfaces.library import Run
 from tests.soak.checks import check_no_tasks
 from tests.soak.wild import Wild
 from tests.soak.witness import KIDS, Tee, Witness
@@ -19,7 +19,7 @@ from tests.soak.witness import KIDS, Tee, Witness
 QUIET_TURNS = 200
 SECONDS = 20.0
 
-Wire = Callable[[Retinue, Run], Coroutine[Any, Any, None]]
+Wire = Callable[[Retinue, RunHandle], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -72,7 +72,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
         profiles=KIDS,
         clock=clock,
     ) as r:
-        r.supervisor.log = tee = Tee(r.supervisor.log)
+        r.control.supervisor.log = tee = Tee(r.control.supervisor.log)
         if trip is not None:
             tee.at, tee.turns = trip.at, trip.turns
         run = await r.spawn(witness.primary(), "go", limits=None if trip is None else trip.limits)
@@ -85,7 +85,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
             await _when_quiet(tee, ending, lambda: asyncio.ensure_future(run.cancel()))
         result = await ending
         seen = await watching
-        held = r.supervisor.log.read(run.tree)
+        held = r.control.supervisor.log.read(run.tree)
         tee.wire = None  # too late now
         if tee.pulled is not None:
             await tee.pulled
@@ -93,7 +93,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
     return Played(witness, result, tee.memory.read(run.tree), seen, held)
 
 
-async def _watch(run: Run) -> list[Event]:
+async def _watch(run: RunHandle) -> list[Event]:
     return [event async for event in run.events()]
 
 

@@ -118,11 +118,11 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
             with steps.armed():
                 tools = ["spawn_subagents", "shell", look, aside, act]
                 run = await r.spawn(main(SCRIPT, tools=tools), "go")
-                steps.pull[at] = lambda: stop(way, chance, r.supervisor, run.tree, steps)
-                async for item in r.supervisor.watch(run.tree, deltas=True):
+                steps.pull[at] = lambda: stop(way, chance, r.control.supervisor, run.tree, steps)
+                async for item in r.control.supervisor.watch(run.tree, deltas=True):
                     seen.append(item)
                 result = await run.result()
-            held = r.supervisor.log.read(run.tree)
+            held = r.control.supervisor.log.read(run.tree)
     check(held, seen, result)
     await check_no_tasks(tasks)
     gc.collect()

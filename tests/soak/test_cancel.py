@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from retinue import Limits, Retinue
+from retinue.core.control import RunHandle
 from retinue.core.limits import SPAWNED_SECONDS
-from retinue.surfaces.library import Run
 from retinue.testing import ManualClock
 from tests.soak.checks import by_run, check_all, plain
 from tests.soak.conftest import Note
@@ -31,9 +31,9 @@ class Stopper:
     clock: ManualClock | None = None
     told: int | None = None
 
-    async def __call__(self, r: Retinue, run: Run) -> None:
-        stop = r.supervisor.cancel
-        tree = r.supervisor.trees.get(run.tree)
+    async def __call__(self, r: Retinue, run: RunHandle) -> None:
+        stop = r.control.supervisor.cancel
+        tree = r.control.supervisor.trees.get(run.tree)
         count = 0 if tree is None else len(tree.nodes)
         match self.way:
             case "primary":
@@ -48,8 +48,8 @@ class Stopper:
             case "twice":
                 self.told = 0 if await run.cancel() else None
                 await ManualClock.settle() if self.random.random() < 0.3 else None
-                r.supervisor.kill(run.tree)
-                r.supervisor.kill(run.tree)
+                r.control.supervisor.kill(run.tree)
+                r.control.supervisor.kill(run.tree)
             case "deadline":
                 assert self.clock is not None
                 await self.clock.advance(SECONDS + 1)

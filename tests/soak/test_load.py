@@ -16,10 +16,10 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile
+from retinue.core.control import RunHandle
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, RunSpawned
 from retinue.core.limits import MAX_TASKS_PER_SPAWN
 from retinue.core.messages import Reply, Request
-from retinue.surfaces.library import Run
 from retinue.testing import scripted
 from tests.soak.checks import by_run, check_calls, check_families, check_folds, check_no_tasks, check_order
 from tests.soak.conftest import Note
@@ -52,7 +52,7 @@ class Gate:
         return await self._model.complete(request, on_delta)
 
 
-async def watch(run: Run, *, pause: asyncio.Event | None = None) -> list[Event]:
+async def watch(run: RunHandle, *, pause: asyncio.Event | None = None) -> list[Event]:
     """All events of a tree; a slow watcher stops after the third until everything else is over."""
     seen = []
     async for event in run.events():
@@ -90,7 +90,7 @@ async def crowd(folder: Path, *, trees: int, children: int, watchers: int, slow:
         results = await asyncio.gather(*(run.result() for run in runs))
         over.set()
         seen = await asyncio.gather(*watching)
-        held = {run.tree: r.supervisor.log.read(run.tree) for run in runs}
+        held = {run.tree: r.control.supervisor.log.read(run.tree) for run in runs}
     assert model.most == trees * children
     for result in results:
         assert result.status == "done" and result.total_usage.total_tokens == 5 * children
@@ -143,7 +143,7 @@ async def flood(folder: Path, note: Note, *, producers: int, events: int) -> Non
         run = await r.spawn(lead(producers, Profile("kid", call=talk)), "go")
         seen = [event async for event in run.events()]
         seconds = time.perf_counter() - started
-        held = r.supervisor.log.read(run.tree)
+        held = r.control.supervisor.log.read(run.tree)
     check_order(held)
     assert [event.seq for event in seen] == [event.seq for event in held]
     for number, own in by_run(held).items():
@@ -167,7 +167,7 @@ async def deep_and_wide(folder: Path, note: Note, *, depth: int, width: int) -> 
     async with retinue.open(folder / ".retinue", mode="yes", limits=Limits(depth=depth, concurrent=16)) as r:
         run = await r.spawn(Profile("main", model=scripted(script)), "go")
         result = await run.result()
-        held = r.supervisor.log.read(run.tree)
+        held = r.control.supervisor.log.read(run.tree)
     check_order(held)
     check_families(held, depth=depth)
     check_folds(held, result)
@@ -212,7 +212,7 @@ async def questions(seed: int, folder: Path, note: Note, *, runs: int, each: int
             if place % 7 == 0:
                 await asyncio.sleep(0)
         result = await run.result()
-        held = r.supervisor.log.read(run.tree)
+        held = r.control.supervisor.log.read(run.tree)
     check_order(held)
     check_calls(held)
     assert result.status == "done" and len(result.children) == runs

@@ -43,11 +43,19 @@ def open_tree_log(state: Path, tree: str) -> Log:
     raise NotFound(f"there is no tree '{tree}' in {state}")
 
 
-def open_reader(state: Path) -> Callable[[str], Sequence[Event]]:
-    """Return a function that reads the events of any tree in the state folder, whichever process wrote it."""
-    from retinue.log.archive import Archive
+class StoredLogs:
+    """The logs of a state folder, whichever process wrote them."""
 
-    return Archive(state).read
+    def __init__(self, state: Path) -> None:
+        self._state = state
+
+    def read(self, tree: str) -> Sequence[Event]:
+        from retinue.log.archive import Archive
+
+        return Archive(self._state).read(tree)
+
+    def open(self, tree: str) -> Log:
+        return open_tree_log(self._state, tree)
 
 
 def open_observed_log(parts: Parts) -> tuple[Log, Callable[[], str] | None]:

@@ -40,9 +40,10 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
     def delegated() -> Runtime:
         if parts.outbox is None:
             raise ConfigError(NO_OUTBOX)
-        from retinue.remote.outbox import Delegated
+        from retinue.remote.outbox import NAME, OutboxAdapter
+        from retinue.remote.runtime import RemoteRuntime
 
-        return Delegated(parts.outbox)
+        return RemoteRuntime(NAME, OutboxAdapter(parts.outbox))
 
     makers: dict[RuntimeName, Callable[..., Runtime]] = {
         "inherited": lambda: add_workspaces(Inherited()),

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
-from retinue.build.logs import open_observed_log
+from retinue.build.logs import StoredLogs, open_observed_log
 from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
 from retinue.core import secrets
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.core.messages import RunRef
@@ -19,6 +20,7 @@ from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
 from retinue.supervisor.approvals import Terms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
@@ -68,10 +70,12 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        stored_logs=None if parts.state is None else StoredLogs(parts.state),
         trace=trace,
         on_close=close,
     )
     supervisor.servers = servers
+    LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
@@ -79,6 +83,11 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
     wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor
+
+
+def open_control(parts: Parts) -> Control:
+    """Build a supervisor and return its Control, which owns it."""
+    return make_supervisor(parts).control
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:

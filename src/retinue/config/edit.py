@@ -1,19 +1,25 @@
-"""Writing one thing into retinue.yaml, as a person would: in its place, with everything else as it was.
+"""Edits of retinue.yaml: one rule or one value, with all comments and other values kept.
 
-The file is text of somebody else's, so it is changed as text and then read again: unless the one thing is all that has
-changed, nothing is written. What is written takes the file's place at once.
+ruamel.yaml changes the document; the new text is then read again by our own strict reader. Unless the one change is all
+that differs, nothing is written. What is written takes the file's place at once. ruamel.yaml keeps comments, quotes and
+the order of keys; it may lay out odd indentation and extra spaces anew. It takes long to import: import this module
+when something is to be written.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import os
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+from ruamel.yaml.tokens import CommentToken
 
 from retinue.config.files import exists, read_text
 from retinue.config.location import Place
@@ -22,130 +28,157 @@ from retinue.core.errors import ConfigError
 from retinue.files.atomic import replace_file
 
 NEW = "# retinue.yaml\n"
-MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
+ALLOW = ("approvals", "allow")
+RUNTIME_MODE = ("orchestrator", "coordination", "subagent_runtime_mode")
+WIDTH = 1_000_000  # never wrap a line that a person wrote
 
 
 def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
-    """Adds a rule to `approvals.allow`; makes the file when there is none. Gives the text before (None when there was
-    no file) and after. Raises ConfigError when it cannot."""
-    by_hand = f"cannot be changed here; add this to approvals.allow by hand: {rule}"
-    return _change(path, lambda before: _with_rule(before, rule), lambda text: _inserted(text, rule), by_hand)
+    """Add a rule to `approvals.allow`; make the file when there is none.
+
+    Return the text before (None when there was no file) and after. Raises ConfigError when it cannot be changed."""
+
+    def want(values: dict[str, Any]) -> dict[str, Any]:
+        allowed = (values.get("approvals") or {}).get("allow") or []
+        return values if rule in allowed else _with_value(values, ALLOW, [*allowed, rule])
+
+    def change(document: CommentedMap) -> None:
+        _append(_enter(document, "approvals"), "allow", rule)
+
+    return _change(path, want, change, f"cannot be changed here; add this to approvals.allow by hand: {rule}")
 
 
 def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
-    """Says where runs live in this project; otherwise like `add_allowed`."""
-    by_hand = f"cannot be changed here; write {'.'.join(MODE)}: {runtime} by hand"
-    return _change(path, lambda before: _with_value(before, MODE, runtime), lambda text: _set(text, runtime), by_hand)
+    """Set the runtime mode of the project; otherwise like `add_allowed`."""
+
+    def want(values: dict[str, Any]) -> dict[str, Any]:
+        return _with_value(values, RUNTIME_MODE, runtime)
+
+    def change(document: CommentedMap) -> None:
+        *sections, key = RUNTIME_MODE
+        for section in sections:
+            document = _enter(document, section)
+        if key in document:
+            document[key] = runtime
+        else:
+            document.insert(0, key, runtime)
+
+    return _change(path, want, change, f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand")
 
 
 def _change(
-    path: Path, want: Callable[[dict[str, Any]], dict[str, Any]], change: Callable[[str], str], otherwise: str
+    path: Path,
+    want: Callable[[dict[str, Any]], dict[str, Any]],
+    change: Callable[[CommentedMap], None],
+    otherwise: str,
 ) -> tuple[str | None, str]:
     path = Path(os.path.realpath(path))
-    there = _raw(path) if exists(path) else None
+    there = _read_raw(path) if exists(path) else None
     old = NEW if there is None else there
-    before = _plain(old, path)
+    before = _read_values(old, path)
     by_hand = Place(str(path)).error(otherwise)
     try:
         wanted = want(before)
         if wanted == before:
             return there, old
-        new = change(old)
-        if _plain(new, path) != wanted:
+        new = _edit(old, change)
+        if _read_values(new, path) != wanted:
             raise by_hand
-    except (ConfigError, yaml.YAMLError, ValueError, AttributeError, TypeError):
+    except (ConfigError, YAMLError, ValueError, AttributeError, TypeError):
         raise by_hand from None
     try:
-        _replace(path, new)
+        replace_file(path, new.encode(), mode=None, sync=True)
     except OSError as error:
         raise Place(str(path)).error(f"cannot be written: {error.strerror or error}") from None
     return there, new
 
 
-def _raw(path: Path) -> str:
-    read_text(path)  # says what is wrong with the file, if anything is
+def _read_raw(path: Path) -> str:
+    read_text(path)  # reports what is wrong with the file, if anything is
     return path.read_bytes().decode("utf-8-sig")
 
 
-def _plain(text: str, path: Path) -> Any:
+def _read_values(text: str, path: Path) -> Any:
     return parse_yaml(text.replace("\r\n", "\n"), str(path)).plain() or {}
 
 
-def _with_rule(settings: dict[str, Any], rule: str) -> dict[str, Any]:
-    approvals = settings.get("approvals") or {}
-    allow = approvals.get("allow") or []
-    return settings if rule in allow else {**settings, "approvals": {**approvals, "allow": [*allow, rule]}}
-
-
-def _with_value(settings: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
+def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) -> dict[str, Any]:
     key, *rest = keys
-    return {**settings, key: _with_value(settings.get(key) or {}, rest, value) if rest else value}
+    return {**values, key: _with_value(values.get(key) or {}, tuple(rest), value) if rest else value}
 
 
-def _set(text: str, runtime: str) -> str:
-    """The text with the mode in the innermost of its sections that is there; what comes of it is checked by the
-    caller."""
+def _edit(text: str, change: Callable[[CommentedMap], None]) -> str:
+    """Return the text with the change made, in the indentation and line ends that it has."""
+
     end = "\r\n" if "\r\n" in text else "\n"
-    node, margin, found = yaml.compose(text, Loader=yaml.SafeLoader), "", None
-    missing = list(MODE)
-    while isinstance(node, yaml.MappingNode) and (inner := _value(node, missing[0])) is not None:
-        found, node = inner
-        missing.pop(0)
-        margin = " " * (found.start_mark.column + 2)
-        if not missing:
-            return text[: node.start_mark.index] + runtime + text[node.end_mark.index :]
-    lines = [f"{margin}{'  ' * depth}{key}:" for depth, key in enumerate(missing)]
-    piece = f"{end.join(lines)} {runtime}{end}"
-    if found is None:
-        gap = "" if not text or text.endswith("\n") else end
-        return f"{text}{gap}{piece}"
-    return _after_line(text, found, piece, end)
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = WIDTH
+    mapping, offset = _find_indent(text)
+    yaml.indent(mapping=mapping, sequence=offset + 2, offset=offset)
+    document = yaml.load(text)
+    head = ""
+    if document is None:  # nothing but comments, which have no value to hang on
+        head, document = text if not text or text.endswith("\n") else text + end, CommentedMap()
+    change(document)
+    out = io.StringIO()
+    yaml.dump(document, out)
+    return head + out.getvalue().replace("\n", end)
 
 
-def _inserted(text: str, rule: str) -> str:
-    """The text with the rule where it belongs; what comes of it is checked by the caller."""
-    word, end = json.dumps(rule, ensure_ascii=False), "\r\n" if "\r\n" in text else "\n"
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    approvals = None if root is None else _value(root, "approvals")
-    if approvals is None:
-        gap = "" if not text or text.endswith("\n") else end
-        return f"{text}{gap}approvals:{end}  allow:{end}    - {word}{end}"
-    key, value = approvals
-    if not isinstance(value, yaml.MappingNode):  # `approvals:` with nothing behind it
-        return _after_line(text, key, f"  allow:{end}    - {word}{end}", end)
-    allow = _value(value, "allow")
-    if allow is None:
-        if value.flow_style:
-            comma = ", " if value.value else ""
-            return _before(text, value.end_mark.index - 1, f"{comma}allow: [{word}]")
-        margin = " " * value.start_mark.column
-        return _before(
-            text, value.start_mark.index - value.start_mark.column, f"{margin}allow:{end}{margin}  - {word}{end}"
-        )
-    key, items = allow
-    if not isinstance(items, yaml.SequenceNode):
-        return _after_line(text, key, f"{' ' * (key.start_mark.column + 2)}- {word}{end}", end)
-    if items.flow_style:
-        return _before(text, items.end_mark.index - 1, f"{', ' if items.value else ''}{word}")
-    margin = " " * items.start_mark.column
-    return _after_line(text, items.value[-1], f"{margin}- {word}{end}", end)
+def _find_indent(text: str) -> tuple[int, int]:
+    """Return how far the text indents keys in a section, and the dashes of a list below its key."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    found: dict[bool, int] = {}
+    for before, line in pairwise(lines):
+        depth = len(line) - len(line.lstrip()) - (len(before) - len(before.lstrip()))
+        is_list = line.lstrip().startswith("- ")
+        starts = not before.lstrip().startswith("- ") and before.partition(" #")[0].rstrip().endswith(":")
+        if starts and depth >= (0 if is_list else 1):
+            found.setdefault(is_list, depth)
+    return found.get(False, 2), found.get(True, 2)
 
 
-def _value(node: Any, name: str) -> tuple[Any, Any] | None:
-    return next(((key, value) for key, value in node.value if key.value == name), None)
+def _enter(document: CommentedMap, key: str) -> CommentedMap:
+    """Return the section of that name, which is made if it is missing or empty."""
+
+    if document.get(key) is None:
+        document[key] = CommentedMap()
+    section = document[key]
+    if not isinstance(section, CommentedMap):
+        raise TypeError(f"{key} is no section")
+    return section
 
 
-def _before(text: str, at: int, piece: str) -> str:
-    return text[:at] + piece + text[at:]
+def _append(section: CommentedMap, key: str, text: str) -> None:
+    """Append the text to a list, which is made if it is missing or empty."""
+
+    value = DoubleQuotedScalarString(text)
+    items = section.get(key)
+    if isinstance(items, CommentedSeq):
+        items.append(value)
+        _move_comments_below(items)
+    elif items is not None:
+        raise TypeError(f"{key} is no list")
+    elif key in section:
+        section[key] = CommentedSeq([value])
+    else:
+        section.insert(0, key, CommentedSeq([value]))
 
 
-def _after_line(text: str, node: Any, piece: str, end: str) -> str:
-    """Behind the line on which the node ends."""
-    at = text.find("\n", node.end_mark.index)
-    return f"{text}{end}{piece}" if at < 0 else _before(text, at + 1, piece)
+def _move_comments_below(items: CommentedSeq) -> None:
+    """Keep comments that stood below the list below its new last item: ruamel.yaml hangs them on the old one."""
 
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, with the mode it had."""
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-    replace_file(path, text.encode(), mode=mode, sync=True)
+    last = len(items) - 2
+    tokens = items.ca.items.get(last)
+    if not tokens or tokens[0] is None:
+        return
+    token = tokens[0]
+    own, _, below = token.value.partition("\n")
+    if not below:
+        return
+    items.ca.items[last + 1] = [CommentToken("\n" + below, token.start_mark), None, None, None]
+    if own:
+        tokens[0] = CommentToken(own + "\n", token.start_mark)
+    else:
+        del items.ca.items[last]

@@ -57,7 +57,10 @@ class ControlChannel:
         """Yield the lines of a stream. Raises ControlUnreachable if it breaks off."""
         connection = await self._connect()
         try:
-            response = await self._send(connection, "GET", _make_target(command.path, request))
+            if command.reads:
+                response = await self._send(connection, "GET", _make_target(command.path, request))
+            else:
+                response = await self._send(connection, "POST", command.path, encode_body(request))
             if response.status != 200:
                 raise _read_error(response.status, await self._read(connection.read_body(REPLY_BYTES)))
             rest = b""

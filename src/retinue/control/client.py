@@ -1,20 +1,43 @@
-"""Control of the trees of another process, through its control server."""
+"""Control of the trees of another process, through its control server.
+
+Values that live in one process only (profiles, approver functions, typed outputs) do not cross: they are refused with a
+ConfigError before anything is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
 
 from retinue.control.channel import ControlChannel
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.events import Delta, Event
-from retinue.core.ports import Receipt
+from retinue.core.caller import Caller
+from retinue.core.control import (
+    NO_OVERRIDES,
+    Changes,
+    ClientHandle,
+    ClientOptions,
+    ResumeOverrides,
+    RunHandle,
+    SpawnBelow,
+    TreeInfo,
+)
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt, Row
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import ChangedFile, Result
 from retinue.protocol import control as protocol
-from retinue.protocol.control import Address, PendingQuestion, ProcessInfo, RunAddress, decode_item
+from retinue.protocol.control import Address, ProcessInfo, decode_item
 
 
 class ControlClient:
-    """The commands, by the names they have on the supervisor. `address` comes from `address_files`."""
+    """The commands of Control. `address` comes from `address_files`."""
 
     def __init__(self, address: Address) -> None:
         self._channel = ControlChannel(address)
@@ -23,39 +46,143 @@ class ControlClient:
     def address(self) -> Address:
         return self._channel.address
 
+    # Starting runs
+
+    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+        """Wait for the MCP servers of that process, which tells its own user what it waits for."""
+        name = None if profile is None else self._name_of(profile)
+        await self._channel.call(protocol.PREPARE, protocol.PrepareRequest(profile=name))
+
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
+        caller: Caller | None = None,
+    ) -> RunHandle:
+        if limits is not None:
+            raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
+        request = protocol.SpawnRequest(
+            profile=self._name_of(profile), task=task, limits=narrow, below=below, caller=caller
+        )
+        return RunHandle(self, await self._channel.call(protocol.SPAWN, request))
+
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        if any(not isinstance(tool, str) for tool in options.tools or ()):
+            raise self._refuse("tools made in Python; name its own")
+        request = protocol.ClientRequest(
+            name=options.name,
+            task=options.task,
+            description=options.description,
+            tools=None if options.tools is None else list(options.tools),
+            limits=options.limits,
+            caller=options.caller,
+        )
+        lines = self._channel.stream(protocol.OPEN_CLIENT, request)
+        ref = msgspec.json.decode(await anext(lines), type=RunRef)
+
+        async def leave() -> None:
+            await lines.aclose()
+            await self.wait(ref.tree, ref.run)
+
+        return ClientHandle(self, ref, leave=leave)
+
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        self._check_overrides(overrides)
+        request = protocol.ResumeRequest(tree=tree, model=overrides.model, unattended=overrides.unattended)
+        return RunHandle(self, await self._channel.call(protocol.RESUME, request))
+
+    async def continue_run(
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        self._check_overrides(overrides)
+        request = protocol.ContinueRequest(
+            tree=tree,
+            run=run,
+            text=text,
+            model=overrides.model,
+            seconds=overrides.seconds,
+            files=overrides.files,
+            unattended=overrides.unattended,
+        )
+        return RunHandle(self, await self._channel.call(protocol.CONTINUE, request))
+
+    def _name_of(self, profile: Profile | str) -> str:
+        if isinstance(profile, Profile):
+            raise self._refuse("a profile made in Python; name one of its own")
+        return profile
+
+    def _check_overrides(self, overrides: ResumeOverrides) -> None:
+        if overrides.profiles:
+            raise self._refuse("profiles made in Python; it uses its own")
+        if overrides.limits != Limits():
+            raise self._refuse("limits for runs of its log; they keep those they have")
+        if overrides.runtime is not None:
+            raise self._refuse("a runtime for runs of its log; they live where they did")
+
+    def _refuse(self, what: str) -> ConfigError:
+        return ConfigError(f"process {self.address.pid} cannot be sent {what}")
+
+    # Steering runs
+
     async def cancel(self, tree: str, run: int = 0) -> bool:
         request = protocol.CancelRequest(tree=tree, run=run)
         return (await self._channel.call(protocol.CANCEL, request)).cancelled
+
+    async def kill(self, tree: str) -> None:
+        await self._channel.call(protocol.KILL, protocol.TreeRequest(tree=tree))
 
     async def send(self, tree: str, run: int, text: str) -> Receipt:
         return await self._channel.call(protocol.SEND, protocol.SendRequest(tree=tree, run=run, text=text))
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
-        return [question.approval for question in await self.list_questions(tree)]
+        questions = await self._channel.call(protocol.PENDING, protocol.PendingRequest(tree=tree))
+        return [question.approval for question in questions]
 
-    async def list_questions(self, tree: str | None = None) -> list[PendingQuestion]:
-        """List the open questions with the digests that answers are bound to."""
-        return await self._channel.call(protocol.PENDING, protocol.PendingRequest(tree=tree))
-
-    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str | None = None) -> Answered:
-        request = protocol.AnswerRequest(approval_id=approval_id, decision=decision, by=by, digest=digest)
+    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        request = protocol.AnswerRequest(approval_id=approval_id, decision=decision, by=by, digest=digest or None)
         return (await self._channel.call(protocol.ANSWER, request)).outcome
 
-    async def resume(self, tree: str, *, model: str | None = None, unattended: bool = False) -> RunAddress:
-        """Resume a tree of that process's log there. A process that asks nobody does it only if `unattended`."""
-        request = protocol.ResumeRequest(tree=tree, model=model, unattended=unattended)
-        return await self._channel.call(protocol.RESUME, request)
+    @asynccontextmanager
+    async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
+        async with aclosing(self._channel.stream(protocol.ATTEND, protocol.AttendRequest(tree=tree))) as lines:
+            await anext(lines)
+            yield
 
-    async def continue_run(
-        self, tree: str, run: int, text: str, *, model: str | None = None, unattended: bool = False
-    ) -> RunAddress:
-        request = protocol.ContinueRequest(tree=tree, run=run, text=text, model=model, unattended=unattended)
-        return await self._channel.call(protocol.CONTINUE, request)
+    # Looking
+
+    async def wait(self, tree: str, run: int = 0) -> Result[Any]:
+        result = await self.result(tree, run)
+        if result is not None:
+            return result
+        async with aclosing(self.watch(tree)) as events:
+            async for event in events:
+                if isinstance(event, Event) and event.run == run and isinstance(event.body, RunEnded):
+                    break
+        result = await self.result(tree, run)
+        if result is None:
+            raise RetinueError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
+        return result
+
+    async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
+        return (await self._channel.call(protocol.RESULT, protocol.RunRequest(tree=tree, run=run))).result
+
+    async def describe_run(self, tree: str, run: int = 0) -> Row:
+        return await self._channel.call(protocol.DESCRIBE, protocol.RunRequest(tree=tree, run=run))
+
+    async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
+        return await self._channel.call(protocol.LIST, protocol.ListRequest(live=live))
+
+    async def find_run(self, name: str) -> RunRef:
+        return await self._channel.call(protocol.FIND, protocol.FindRequest(name=name))
 
     async def describe_process(self) -> ProcessInfo:
         return await self._channel.call(protocol.TREES, protocol.TreesRequest())
 
-    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncIterator[Event | Delta]:
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Watch a tree. If it breaks off with ControlUnreachable, `after=` the last event seen misses nothing."""
         async with aclosing(self.watch_lines(tree, after=after, deltas=deltas)) as lines:
             async for line in lines:
@@ -64,3 +191,17 @@ class ControlClient:
     def watch_lines(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[bytes, None]:
         """Watch a tree as the lines that came: events exactly as they are stored, deltas as `{"delta": ...}`."""
         return self._channel.stream(protocol.WATCH, protocol.WatchRequest(tree=tree, after=after, deltas=deltas))
+
+    # Changes
+
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        return await self._channel.call(protocol.CHANGES, protocol.RunRequest(tree=tree, run=run))
+
+    async def diff(self, tree: str, run: int = 0) -> str:
+        return (await self._channel.call(protocol.DIFF, protocol.RunRequest(tree=tree, run=run))).diff
+
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        return (await self._channel.call(protocol.APPLY, protocol.RunRequest(tree=tree, run=run))).files
+
+    async def close(self) -> None:
+        """Do nothing: every command has a connection of its own, and runs are the other process's."""

@@ -1,21 +1,22 @@
 """The collector: where the MCP servers that we started report their subagents, over HTTP on the loopback interface.
 
-Each server gets an address of its own, with a path nobody can guess. What is posted there is checked and handed to the
-supervisor, which makes it runs and events of the tree of the run that made the call; nothing is kept or printed here.
-A request's Host, Origin, path, method, type and size are checked before its body is read.
+Each server gets an address of its own, with a path nobody can guess. The collector decides which run ids a server may
+report and where in our trees they belong; the supervisor's adoption checks and writes what is reported. Nothing is kept
+or printed here. Host, Origin, path, method, type and size of a request are checked before its body is read.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 from retinue.control.server_limits import Downward, mint
-from retinue.core.events import Gap
+from retinue.core.approvals import Decision
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
+from retinue.core.results import Ending
 from retinue.core.secrets import forget, hide
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
@@ -23,46 +24,65 @@ from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported
 from retinue.protocol.strict_json import InvalidBody
-from retinue.supervisor.adoption import ForeignNode
+from retinue.remote.port import Capabilities, Report, Undelivered
+from retinue.remote.server_reports import RUNTIME, ServerReports
+from retinue.remote.validator import Bounds, Rejected, cut_text
+from retinue.supervisor.adoption import AdoptedRun, Adoption, Peer
 
 MOST_CONNECTIONS = 1024
-MOST_RUNS = 1000
-MOST_EVENTS = 200_000
-MOST_MIB = 256
-DEEPEST = 32
+BOUNDS = Bounds()
 SWEPT = 4096
 IDLE_SECONDS = 120.0
 END = "subagent_end"
+OURS = "\0"  # begins the keys of our own runs, among the ids of a server's runs
 NOT_YOURS = "run '{run}' is not below a call that was made on this server"
+HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
+CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
+TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
 
 
 class _Server:
-    """One server that was started, and the runs of calls on it that have not come back, the newest last."""
+    """One server that was started, and the run ids of calls on it that have not come back, the newest last."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.secret = secrets.token_urlsafe(24)
-        self.open: dict[str, _Run] = {}
+        self.open: dict[str, _ReportedRun] = {}
 
 
-class _Run:
-    """A run id that may be reported by one server. `parent` is the run of our tree that it stands below; `node` is the
-    run it became with its first event; `give_up` ends the call whose own run it is."""
+class _ReportedRun:
+    """A run id that one server may report. `parent` is the key of the run it stands below; `give_up` ends the call
+    whose own run it is; `is_over` says that the call has come back."""
 
-    __slots__ = ("cut", "give_up", "node", "over", "parent", "server", "tree")
+    __slots__ = ("give_up", "is_over", "parent", "reports", "server", "tree")
 
-    def __init__(self, server: _Server, tree: str, parent: int, give_up: Callable[[], object] | None = None) -> None:
+    def __init__(self, server: _Server, tree: str, parent: str, give_up: Callable[[], object] | None = None) -> None:
         self.server = server
         self.tree = tree
         self.parent = parent
+        self.reports = ServerReports(server.name, parent, monotonic)
         self.give_up = give_up
-        self.node: ForeignNode | None = None
-        self.over = False
-        self.cut = False
+        self.is_over = False
 
-    def below(self) -> int:
-        """The run of our tree that stands above what this one makes."""
-        return self.parent if self.node is None or self.node.ending else self.node.ref.run
+
+class _ServerRuns:
+    """The commands for the runs that a server reports: none reaches them but giving up the call that made them."""
+
+    capabilities = Capabilities(cancel=True)
+
+    def __init__(self, runs: Mapping[str, _ReportedRun]) -> None:
+        self._runs = runs
+
+    def cancel(self, run: str) -> None:
+        known = self._runs.get(run)
+        if known is not None and known.give_up is not None:
+            known.give_up()
+
+    async def send(self, run: str, text: str) -> None:
+        raise Undelivered("words do not reach an MCP server")
+
+    async def answer(self, run: str, approval_id: str, decision: Decision) -> None:
+        raise Undelivered("answers do not reach an MCP server")
 
 
 class Collector(Listener):
@@ -76,12 +96,10 @@ class Collector(Listener):
         self._paths: dict[str, _Server] = {}
         self._servers: dict[str, _Server] = {}
         self._secrets: list[str] = []
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _ReportedRun] = {}
+        self._adoptions: dict[tuple[str, str], Adoption] = {}
         self._anchors: dict[tuple[str, int], str] = {}
         self._anchored: dict[str, tuple[str, int]] = {}
-        self._made: Counter[tuple[str, str]] = Counter()
-        self._said: Counter[tuple[str, str]] = Counter()
-        self._size: Counter[tuple[str, str]] = Counter()
 
     # For whoever starts and calls servers
 
@@ -99,7 +117,8 @@ class Collector(Listener):
         self._sweep()
         run_id, started = mint(name), self._servers.get(server)
         if started is not None:
-            started.open[run_id] = self._runs[run_id] = _Run(started, ref.tree, ref.run, give_up)
+            run = _ReportedRun(started, ref.tree, _key_of(ref.run), give_up)
+            started.open[run_id] = self._runs[run_id] = run
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
@@ -114,12 +133,19 @@ class Collector(Listener):
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
-        if run is None or run.over:
+        if run is None or run.is_over:
             return
-        run.over = True
+        run.is_over = True
         run.server.open.pop(run_id, None)
-        if run.node is not None:
-            run.node.returned(outcome)
+        node = self._adopted(run_id)
+        if node is None:
+            return
+        if outcome is None:
+            node.stop("cancelled")
+        elif outcome.success:
+            node.end(Ending("done", cut_text(outcome.text)))
+        else:
+            node.end(Ending("failed", cut_text(outcome.text), cut_text(outcome.text)))
 
     def gone(self, server: str) -> None:
         started = self._servers.pop(server, None)
@@ -127,20 +153,27 @@ class Collector(Listener):
             return
         del self._paths[f"/{started.secret}{ROUTE}"]
         for name, run in list(self._runs.items()):
-            if run.server is started and run.node is not None and name not in started.open:  # an open call tells why
-                run.node.stop("disconnected")
+            node = self._adopted(name)
+            if run.server is started and node is not None and name not in started.open:  # an open call says why
+                node.stop("disconnected")
+
+    def _adopted(self, run_id: str) -> AdoptedRun | None:
+        """Return the run of our tree that a reported run became with its first event."""
+        run = self._runs.get(run_id)
+        adoption = None if run is None else self._adoptions.get((run.server.secret, run.tree))
+        node = None if adoption is None else adoption.run_of(run_id)
+        return node if isinstance(node, AdoptedRun) else None
 
     def _sweep(self) -> None:
-        """Forgets what belongs to trees that have ended, when it has become much."""
+        """Forget the trees that have ended, once there are many."""
         if len(self._runs) + len(self._anchors) < SWEPT:
             return
         trees = self._down.supervisor.trees
-        self._runs = {name: run for name, run in self._runs.items() if run.tree in trees}
+        for name in [name for name, run in self._runs.items() if run.tree not in trees]:
+            del self._runs[name]
+        self._adoptions = {place: each for place, each in self._adoptions.items() if place[1] in trees}
         self._anchors = {place: name for place, name in self._anchors.items() if place[0] in trees}
         self._anchored = {name: place for place, name in self._anchors.items()}
-        for counted in (self._made, self._said, self._size):
-            for key in [key for key in counted if key[1] not in trees]:
-                del counted[key]
 
     # Listening
 
@@ -175,66 +208,79 @@ class Collector(Listener):
     def _take(self, server: _Server, event: Reported, size: int) -> None:
         run = self._runs.get(event.run_id)
         if run is None:
-            run = self._first_seen(server, event)
+            run = self._find_place(server, event)
             if event.type == END:
                 return  # nothing was reported of it, so there is nothing to end
         elif run.server is not server:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        if run.over or (run.node is not None and run.node.ending):
-            if event.type != END:
-                raise HttpError(409, f"run '{event.run_id}' has ended{_how(run.node)}: it is not wanted any more")
-            return
-        if not self._may_say(run, size) and event.type != END:
-            return
-        if run.node is None:
-            run.node = self._adopted(run, event)
-            if run.node is None:
+        node = self._adopted(event.run_id)
+        if run.is_over or (node is not None and node.ending):
+            if event.type == END:
                 return
-        run.node.take(event)
+            how = "" if node is None or node.view.status is None else f" ({node.view.status})"
+            raise HttpError(409, HAS_ENDED.format(run=event.run_id, how=how))
+        adoption = self._adoption(run)
+        if adoption is None:
+            raise HttpError(409, CALLER_ENDED.format(run=event.run_id))
+        if node is None:
+            _adopt(adoption, run.reports.spawn_report(event, size=size))
+            if adoption.run_of(event.run_id) is None:
+                return  # one too many, which its parent's log says
+            self._runs[event.run_id] = run
+        report = run.reports.body_report(event, size=size)
+        if report is not None:
+            _adopt(adoption, report)
 
-    def _first_seen(self, server: _Server, event: Reported) -> _Run:
-        """A run nobody announced: below a run of the same server, or of whoever made its newest open call."""
+    def _find_place(self, server: _Server, event: Reported) -> _ReportedRun:
+        """Place a run that nobody announced: below a run of the same server, or below the run that made the newest
+        open call on it."""
         if event.parent_id:
             above, place = self._runs.get(event.parent_id), self._anchored.get(event.parent_id)
+            key = event.parent_id
         else:
-            above, place = next(reversed(server.open.values()), None), None
+            key, above = next(reversed(server.open.items()), ("", None))
+            place = None
         if above is not None and above.server is server:
-            return _Run(server, above.tree, above.below())
+            node = self._adopted(key)
+            return _ReportedRun(server, above.tree, above.parent if node is None or node.ending else key)
         if place is None:
             raise HttpError(403, NOT_YOURS.format(run=event.run_id))
-        return _Run(server, *place)
+        return _ReportedRun(server, place[0], _key_of(place[1]))
 
-    def _adopted(self, run: _Run, event: Reported) -> ForeignNode | None:
-        """The run as one of ours; None when there are too many, which its parent's log says once."""
-        tree = self._down.supervisor.trees.get(run.tree)
-        parent = None if tree is None else tree.nodes[run.parent]
-        if parent is not None and parent.depth >= DEEPEST:
-            raise HttpError(403, f"runs are nested deeper than {DEEPEST}")
-        key = run.server.name, run.tree
-        self._made[key] += 1
-        if self._made[key] > MOST_RUNS and parent is not None and tree is not None:
-            if self._made[key] == MOST_RUNS + 1:
-                reason = f"server '{run.server.name}' reports more than {MOST_RUNS} runs; the rest is not shown"
-                tree.write(parent, Gap(1, reason))
-            return None
-        node = self._down.supervisor.adopt(run.tree, run.parent, event, server=run.server.name)
-        if node is None:
-            raise HttpError(409, f"the run that made the call of '{event.run_id}' has ended: it is not wanted any more")
-        self._runs[event.run_id], node.give_up = run, run.give_up
-        return node
-
-    def _may_say(self, run: _Run, size: int) -> bool:
-        key = run.server.name, run.tree
-        self._said[key] += 1
-        self._size[key] += size
-        if self._said[key] <= MOST_EVENTS and self._size[key] <= MOST_MIB * 1024 * 1024:
-            return True
-        if run.node is not None and not run.cut:
-            run.cut = True
-            most = f"{MOST_EVENTS} events or {MOST_MIB} MiB"
-            run.node.gap(f"server '{run.server.name}' reports more than {most}; the rest is not shown")
-        return False
+    def _adoption(self, run: _ReportedRun) -> Adoption | None:
+        """Return what adopts the runs of a server in the tree; None when that has ended."""
+        supervisor, name = self._down.supervisor, run.server.name
+        place = run.server.secret, run.tree
+        adoption = self._adoptions.get(place)
+        if adoption is None:
+            peer = Peer(runtime=RUNTIME, who=f"server '{name}'", where=f"in the MCP server '{name}'", server=name)
+            adoption = supervisor.adopt_runs(run.tree, peer, _ServerRuns(self._runs), bounds=BOUNDS)
+            if adoption is None:
+                return None
+            self._adoptions[place] = adoption
+        if run.parent.startswith(OURS):
+            tree = supervisor.trees.get(run.tree)
+            if tree is None:
+                return None
+            adoption.anchor(run.parent, tree.nodes[int(run.parent.removeprefix(OURS))])
+        return adoption
 
 
-def _how(node: ForeignNode | None) -> str:
-    return "" if node is None or node.view.status is None else f" ({node.view.status})"
+def _key_of(run: int) -> str:
+    """Return the key of a run of ours that calls a server. No peer can use it: it has a control character."""
+    return f"{OURS}{run}"
+
+
+def _adopt(adoption: Adoption, report: Report) -> None:
+    try:
+        adoption.adopt(report)
+    except Rejected as rejected:
+        match rejected.code:
+            case "too_deep":
+                raise HttpError(403, TOO_DEEP) from None
+            case "parent_ended":
+                raise HttpError(409, CALLER_ENDED.format(run=report.run)) from None
+            case "ended":
+                raise HttpError(409, HAS_ENDED.format(run=report.run, how="")) from None
+            case "unknown":
+                raise HttpError(403, NOT_YOURS.format(run=report.run)) from None

@@ -1,23 +1,23 @@
-"""The commands of other processes, carried out on this process's supervisor. Knows no HTTP."""
+"""The commands of other processes, carried out on this process's Control. Knows no HTTP and no supervisor."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any, TypeVar
 
-from retinue.core.errors import ConfigError, NotFound
+import msgspec
+
+from retinue.core.control import Changes, ClientOptions, Control, ResumeOverrides, RunHandle, TreeInfo
+from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, encode
-from retinue.core.ports import Receipt
-from retinue.log.archive import Archive
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt, Row
 from retinue.protocol import control as protocol
 from retinue.protocol.control import Command, StreamCommand
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
-from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.trees import Tree
+from retinue.protocol.strict_json import encode_body
 
 UNATTENDED = (
     "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
@@ -46,91 +46,154 @@ class Routes:
         """Return the HTTP method of a route; None if there is no such route."""
         if path in self.commands:
             return "GET" if self.commands[path][0].reads else "POST"
-        return "GET" if path in self.streams else None
+        if path in self.streams:
+            return "GET" if self.streams[path][0].reads else "POST"
+        return None
 
 
 class CommandHandlers:
-    """The handlers of one supervisor, whose state folder is `state`. An error is a RetinueError."""
+    """The handlers on one Control. A process that asks nobody is `unattended`: it starts runs only for a client that
+    accepts this. An error is a RetinueError."""
 
-    def __init__(self, supervisor: Supervisor, state: Path) -> None:
-        self._supervisor = supervisor
-        self._state = state
+    def __init__(self, control: Control, *, unattended: bool) -> None:
+        self._control = control
+        self._unattended = unattended
 
     def make_routes(self) -> Routes:
         routes = Routes()
-        routes.add(protocol.TREES, self.list_trees)
+        routes.add(protocol.TREES, self.describe_process)
         routes.add(protocol.PENDING, self.list_pending)
         routes.add(protocol.CANCEL, self.cancel_run)
+        routes.add(protocol.KILL, self.kill_tree)
         routes.add(protocol.SEND, self.send_text)
         routes.add(protocol.ANSWER, self.answer_question)
+        routes.add(protocol.PREPARE, self.prepare)
+        routes.add(protocol.SPAWN, self.spawn_run)
         routes.add(protocol.RESUME, self.resume_tree)
         routes.add(protocol.CONTINUE, self.continue_run)
+        routes.add(protocol.RESULT, self.get_result)
+        routes.add(protocol.DESCRIBE, self.describe_run)
+        routes.add(protocol.LIST, self.list_trees)
+        routes.add(protocol.FIND, self.find_run)
+        routes.add(protocol.CHANGES, self.list_changes)
+        routes.add(protocol.DIFF, self.show_diff)
+        routes.add(protocol.APPLY, self.apply_changes)
         routes.add_stream(protocol.WATCH, self.watch_tree)
+        routes.add_stream(protocol.OPEN_CLIENT, self.open_client)
+        routes.add_stream(protocol.ATTEND, self.attend)
         return routes
 
-    async def list_trees(self, request: protocol.TreesRequest) -> protocol.ProcessInfo:
-        trees = [_describe_tree(tree) for tree in self._supervisor.trees.values()]
+    async def describe_process(self, request: protocol.TreesRequest) -> protocol.ProcessInfo:
+        trees = [_describe_tree(tree) for tree in await self._control.list_trees(live=True)]
         return protocol.ProcessInfo(version=protocol.VERSION, pid=os.getpid(), trees=trees)
 
     async def list_pending(self, request: protocol.PendingRequest) -> list[protocol.PendingQuestion]:
-        pending = self._supervisor.pending(request.tree)
+        pending = await self._control.pending(request.tree)
         return [protocol.PendingQuestion(approval=asked, digest=asked.digest) for asked in pending]
 
     async def cancel_run(self, request: protocol.CancelRequest) -> protocol.CancelReply:
-        return protocol.CancelReply(cancelled=await self._supervisor.cancel(request.tree, request.run))
+        return protocol.CancelReply(cancelled=await self._control.cancel(request.tree, request.run))
+
+    async def kill_tree(self, request: protocol.TreeRequest) -> protocol.DoneReply:
+        await self._control.kill(request.tree)
+        return protocol.DoneReply()
 
     async def send_text(self, request: protocol.SendRequest) -> Receipt:
-        return await self._supervisor.send(request.tree, request.run, request.text)
+        return await self._control.send(request.tree, request.run, request.text)
 
     async def answer_question(self, request: protocol.AnswerRequest) -> protocol.AnswerReply:
-        if request.digest is not None:
-            for asked in self._supervisor.pending():
-                if asked.id == request.approval_id and asked.digest != request.digest:
-                    return protocol.AnswerReply(outcome="stale")  # the question is not the one that was shown
         by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
-        return protocol.AnswerReply(outcome=self._supervisor.answer(request.approval_id, request.decision, by=by))
+        outcome = await self._control.answer(request.approval_id, request.decision, by=by, digest=request.digest or "")
+        return protocol.AnswerReply(outcome=outcome)
 
-    async def resume_tree(self, request: protocol.ResumeRequest) -> protocol.RunAddress:
-        overrides = self._make_overrides(request)
-        await self._supervisor.prepare()
-        return await self._wait_until_logged(self._supervisor.resume(request.tree, overrides))
+    # Starting runs
 
-    async def continue_run(self, request: protocol.ContinueRequest) -> protocol.RunAddress:
-        overrides = self._make_overrides(request)
-        await self._supervisor.prepare()
-        node = self._supervisor.continue_run(request.tree, request.run, request.text, overrides)
-        return await self._wait_until_logged(node)
+    async def prepare(self, request: protocol.PrepareRequest) -> protocol.DoneReply:
+        await self._control.prepare(request.profile)
+        return protocol.DoneReply()
 
-    def _make_overrides(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> Given:
-        if not request.unattended and getattr(self._supervisor.policy, "mode", "") == "yes":
+    async def spawn_run(self, request: protocol.SpawnRequest) -> RunRef:
+        handle = await self._control.spawn(
+            request.profile, request.task, narrow=request.limits, below=request.below, caller=request.caller
+        )
+        return await self._wait_until_logged(handle)
+
+    async def resume_tree(self, request: protocol.ResumeRequest) -> RunRef:
+        self._check_attended(request)
+        overrides = ResumeOverrides(model=request.model)
+        return await self._wait_until_logged(await self._control.resume(request.tree, overrides))
+
+    async def continue_run(self, request: protocol.ContinueRequest) -> RunRef:
+        self._check_attended(request)
+        overrides = ResumeOverrides(model=request.model, seconds=request.seconds, files=request.files)
+        handle = await self._control.continue_run(request.tree, request.run, request.text, overrides)
+        return await self._wait_until_logged(handle)
+
+    def _check_attended(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> None:
+        if self._unattended and not request.unattended:
             raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
-        archive = Archive(self._state)  # the run that a tree continues may be in another file than its own
 
-        def read(tree: str) -> list[Event]:
-            return self._supervisor.log_of(tree).read(tree) or archive.read(tree)
-
-        return Given(model=request.model, read=read)
-
-    async def _wait_until_logged(self, node: Node) -> protocol.RunAddress:
+    async def _wait_until_logged(self, handle: RunHandle) -> RunRef:
         """Reply when the run is in the log, so that a reader of the log finds it."""
-        ref = node.ref
-        async with aclosing(self._supervisor.watch(ref.tree, after=node.link.tree.seq - 1)) as events:
+        async with aclosing(handle.events()) as events:  # type: ignore[type-var]
             async for _ in events:
                 break
-        return protocol.RunAddress(tree=ref.tree, run=ref.run)
+        return handle.ref
+
+    async def open_client(self, request: protocol.ClientRequest) -> AsyncIterator[bytes]:
+        options = ClientOptions(
+            name=request.name,
+            task=request.task,
+            description=request.description,
+            tools=request.tools,
+            limits=request.limits,
+            caller=request.caller,
+        )
+        client = await self._control.open_client(options)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async with client:
+                yield encode_body(client.ref)
+                await client.result()
+
+        return lines()
+
+    async def attend(self, request: protocol.AttendRequest) -> AsyncIterator[bytes]:
+        async def lines() -> AsyncIterator[bytes]:
+            async with self._control.attend(request.tree):
+                yield encode_body(protocol.DoneReply())
+                await asyncio.Event().wait()  # until the client leaves
+
+        return lines()
+
+    # Looking
+
+    async def get_result(self, request: protocol.RunRequest) -> protocol.ResultReply:
+        result = await self._control.result(request.tree, request.run)
+        if result is not None:  # the parser of a typed output is a function of this process
+            result = msgspec.structs.replace(result, parse=msgspec.UNSET)
+        return protocol.ResultReply(result=result)
+
+    async def describe_run(self, request: protocol.RunRequest) -> Row:
+        return await self._control.describe_run(request.tree, request.run)
+
+    async def list_trees(self, request: protocol.ListRequest) -> list[TreeInfo]:
+        return await self._control.list_trees(live=request.live)
+
+    async def find_run(self, request: protocol.FindRequest) -> RunRef:
+        return await self._control.find_run(request.name)
+
+    async def list_changes(self, request: protocol.RunRequest) -> Changes:
+        return await self._control.changes(request.tree, request.run)
+
+    async def show_diff(self, request: protocol.RunRequest) -> protocol.DiffReply:
+        return protocol.DiffReply(diff=await self._control.diff(request.tree, request.run))
+
+    async def apply_changes(self, request: protocol.RunRequest) -> protocol.ApplyReply:
+        return protocol.ApplyReply(files=list(await self._control.apply(request.tree, request.run)))
 
     async def watch_tree(self, request: protocol.WatchRequest) -> AsyncIterator[bytes]:
-        supervisor, tree = self._supervisor, request.tree
-        if tree in supervisor.trees:
-            return _encode_items(supervisor.watch(tree, after=request.after, deltas=request.deltas))
-        if tree in supervisor.log_of(tree).trees():
-            return self._read_stored(tree, request.after)
-        raise NotFound("there is no such tree here")
-
-    async def _read_stored(self, tree: str, after: int) -> AsyncIterator[bytes]:
-        """Yield the events of a tree that does not run here, so that there will be no further ones."""
-        for event in self._supervisor.log_of(tree).read(tree, after=after):
-            yield encode(event)
+        return _encode_items(self._control.watch(request.tree, after=request.after, deltas=request.deltas))
 
 
 async def _encode_items(items: AsyncIterator[Event | Delta]) -> AsyncIterator[bytes]:
@@ -139,16 +202,11 @@ async def _encode_items(items: AsyncIterator[Event | Delta]) -> AsyncIterator[by
             yield protocol.encode_delta(item) if isinstance(item, Delta) else encode(item)
 
 
-def _describe_tree(tree: Tree) -> protocol.LiveTree:
+def _describe_tree(tree: TreeInfo) -> protocol.LiveTree:
     runs = [
         protocol.LiveRun(
-            run=view.number,
-            parent=view.spawned.parent,
-            path=view.path,
-            label=view.label,
-            agent=view.agent,
-            state=view.state,
+            run=row.run, parent=row.parent, path=row.path, label=row.label, agent=row.agent, state=row.state
         )
-        for view in tree.runs.runs.values()
+        for row in tree.runs
     ]
-    return protocol.LiveTree(tree=tree.id, runs=runs)
+    return protocol.LiveTree(tree=tree.tree, runs=runs)

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import UNSET
 
+from retinue.core.caller import Caller, narrower
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
 from retinue.core.limits import Limits, Timeouts
@@ -30,7 +31,6 @@ from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
-from retinue.protocol.inherited_limits import Caller, narrower
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 from retinue.workspaces.run_folders import RunFolders
 

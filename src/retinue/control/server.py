@@ -19,13 +19,13 @@ from typing import Any
 from retinue.control.address_files import AddressFile
 from retinue.control.commands import CommandHandlers
 from retinue.control.line_stream import send_lines
+from retinue.core.control import Control
 from retinue.core.errors import NotFound, RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.http.listener import Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import control as protocol
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
-from retinue.supervisor.supervisor import Supervisor
 
 FOLDER = "control"
 MAX_CONNECTIONS = 256
@@ -34,15 +34,16 @@ MAX_REMEMBERED = 4096
 
 
 class ControlServer(Listener):
-    """`async with ControlServer(supervisor, state_folder)`: listens inside; afterwards its address file is gone."""
+    """`async with ControlServer(control, state_folder)`: listens inside; afterwards its address file is gone. A process
+    that asks nobody is `unattended`."""
 
     address: protocol.Address
 
-    def __init__(self, supervisor: Supervisor, state: Path) -> None:
+    def __init__(self, control: Control, state: Path, *, unattended: bool = False) -> None:
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
         self._folder = state / FOLDER
         self._token = secrets.token_urlsafe(32)
-        self._routes = CommandHandlers(supervisor, state).make_routes()
+        self._routes = CommandHandlers(control, unattended=unattended).make_routes()
         self._calls = _KeyedCalls()
 
     async def __aenter__(self) -> ControlServer:
@@ -70,7 +71,10 @@ class ControlServer(Listener):
         try:
             if request.path in self._routes.streams:
                 stream, open_stream = self._routes.streams[request.path]
-                lines = await open_stream(protocol.decode_query(request.query, stream.request))
+                if stream.reads:
+                    lines = await open_stream(protocol.decode_query(request.query, stream.request))
+                else:
+                    lines = await open_stream(decode_body(await connection.read_json_body(request), stream.request))
                 await send_lines(lines, connection)
             else:
                 reply = await self._call(request, connection)

@@ -7,12 +7,12 @@ import secrets
 
 import msgspec
 
+from retinue.core.caller import Caller, narrower
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import Clock
 from retinue.protocol import inherited_limits as travel
-from retinue.protocol.inherited_limits import Caller
-from retinue.supervisor.adoption import word
+from retinue.remote.validator import clean_name
 from retinue.supervisor.remaining_limits import left_to
 from retinue.supervisor.supervisor import Supervisor
 
@@ -46,9 +46,9 @@ class Downward:
         found = left_to(tree, tree.nodes[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
-        return travel.narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+        return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 
 def mint(name: str) -> str:
     """A new run id, which a person can tell from others: the tool's name and some letters."""
-    return f"{word(name) or 'run'}-{secrets.token_hex(6)}"
+    return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""What a host-side function or a foreign agent is handed: its own run, and what it may ask for."""
+"""The context of a Python function that runs as a tool or as a run: its own run, and what it may ask for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from retinue.core.approvals import Deny, denial, edited
+from retinue.core.control import RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Order, Outcome
@@ -20,26 +21,15 @@ METADATA_SUBAGENT_DEPTH = "subagent_depth"
 METADATA_MAX_SUBAGENT_DEPTH = "max_subagent_depth"
 
 
-class Child:
-    """A run this one has spawned."""
-
-    def __init__(self, link: Link, run: int, path: str) -> None:
-        self._link = link
-        self.run = run
-        self.path = path
-
-    async def result(self) -> Result[Any]:
-        [result] = await self._link.wait([self.run])
-        return result
-
-
 class Context:
-    """One run, seen from inside. `metadata` holds its depth and the deepest allowed."""
+    """One run, seen from inside. `handle` is the run as others see it; `metadata` holds its depth and the deepest
+    allowed."""
 
-    __slots__ = ("_asked", "_say", "link", "metadata", "workspace")
+    __slots__ = ("_asked", "_say", "handle", "link", "metadata", "workspace")
 
-    def __init__(self, link: Link, *, workspace: str, metadata: dict[str, Any]) -> None:
+    def __init__(self, link: Link, *, handle: RunHandle, workspace: str, metadata: dict[str, Any]) -> None:
         self.link = link
+        self.handle = handle
         self._asked = 0
         self._say: Callable[[Body], Any] = link.emit
         self.workspace = workspace
@@ -89,8 +79,14 @@ class Context:
         self.link.finish(call, Outcome(said or "allowed", not said), 0)
         return not said
 
-    async def spawn(self, profile: Profile | str, task: str | Task) -> Child:
-        """Makes a child run; raises SpawnRefused. Its result is waited for with `await child.result()`."""
-        wish = task if isinstance(task, Task) else Task(task)
-        [ticket] = await self.link.spawn([Order(profile, wish, asked_by_model=False)])
-        return Child(self.link, ticket.run, ticket.ref.path)
+    async def spawn(self, profile: Profile | str, task: str | Task) -> RunHandle:
+        """Start a child run. Raises SpawnRefused. `await child.result()` waits for it; meanwhile the slot of this run
+        is free for others."""
+        wanted = task if isinstance(task, Task) else Task(task)
+        [ticket] = await self.link.spawn([Order(profile, wanted, asked_by_model=False)])
+        return RunHandle(self.handle.control, ticket.ref, wait=partial(_wait_for_child, self.link, ticket.run))
+
+
+async def _wait_for_child(link: Link, run: int) -> Result[Any]:
+    [result] = await link.wait([run])
+    return result

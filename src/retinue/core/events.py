@@ -27,9 +27,9 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
 class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
-    that is another one. `traceparent` names the span of another program that the tree belongs to. A run that lives
-    elsewhere has the MCP `server` that reports it; a tree of our own that is reported to another process has the run id
-    under which it is `reported` there."""
+    that is another one. `traceparent` names the span of another program that the tree belongs to. A remote run that we
+    did not start has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
+    own that is reported to another process has the run id under which it is `reported` there."""
 
     kind: ClassVar[str] = "run.spawned"
     parent: int | None
@@ -61,6 +61,7 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     traceparent: str = ""
     server: str = ""
     reported: str = ""
+    remote_id: str = ""
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
@@ -69,6 +70,16 @@ class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
     walls: tuple[str, ...] = ()
+
+
+class RunRemote(Body, frozen=True, gc=False, tag="run.remote"):
+    """A remote run is asked of a peer. `reference` finds it again in another process, `cursor` is the place in the
+    peer's stream up to which everything is in this log."""
+
+    kind: ClassVar[str] = "run.remote"
+    adapter: str
+    reference: str
+    cursor: str = ""
 
 
 class RunResumed(Body, frozen=True, gc=False, tag="run.resumed"):

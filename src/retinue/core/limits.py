@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -58,6 +59,15 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
                 raise ConfigError(f"limit {name!r} must be a number of 0 or more, got {value!r}")
         if self.cost is not UNSET and self.cost is not None:
             msgspec.structs.force_setattr(self, "cost", amount(self.cost))
+
+    def narrow(self, base: Limits) -> Limits:
+        """Return the limits of `base`, each narrowed to the one of these where this is smaller."""
+        fields: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            mine, other = getattr(self, name), getattr(base, name)
+            bounds = [value for value in (mine, other) if value is not UNSET and value is not None]
+            fields[name] = min(bounds) if bounds else other
+        return Limits(**fields)
 
     def over(self, base: Limits) -> Limits:
         """These limits, and those of `base` where these say nothing."""

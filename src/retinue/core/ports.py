@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.approvals import Approval, Decision
 from retinue.core.events import Body, Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
@@ -351,15 +351,3 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     state: Literal["queued", "too_late", "elsewhere"]
     seq: int = 0
     why: str = ""
-
-
-class Control(Protocol):
-    """Commands plus watch: the supervisor itself, or the client of another process's control server.
-
-    The supervisor knows what is pending at once; a client has to ask for it."""
-
-    async def cancel(self, tree: str, run: int = 0) -> bool: ...
-    async def send(self, tree: str, run: int, text: str) -> Receipt: ...
-    def pending(self, tree: str | None = None) -> list[Approval] | Awaitable[list[Approval]]: ...
-    def answer(self, approval_id: str, decision: Decision, *, by: str) -> Answered | Awaitable[Answered]: ...
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]: ...

@@ -20,6 +20,7 @@ from retinue.core.events import (
     Event,
     Message,
     RunEnded,
+    RunRemote,
     RunResumed,
     RunSpawned,
     RunStarted,
@@ -47,6 +48,7 @@ class RunView(Struct, eq=False):
     spawned: RunSpawned
     started_at: float | None = None
     place: RunStarted | None = None
+    remote: RunRemote | None = None
     ended_at: float | None = None
     ended: RunEnded | None = None
     turns: int = 0
@@ -148,6 +150,10 @@ def _started(run: RunView, event: Event, body: RunStarted) -> None:
     run.place = body  # of one that goes on, where it does that
 
 
+def _remote(run: RunView, _: Event, body: RunRemote) -> None:
+    run.remote = body
+
+
 def _resumed(run: RunView, _: Event, __: RunResumed) -> None:
     run.approvals = ()  # what is still a question is asked again
 
@@ -225,6 +231,7 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
 FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None] | None] = {
     **dict.fromkeys((*KINDS.values(), Unknown)),
     RunStarted: _started,
+    RunRemote: _remote,
     RunResumed: _resumed,
     TurnStarted: _turn,
     Message: _message,

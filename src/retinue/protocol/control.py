@@ -12,9 +12,15 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from retinue.core.approvals import Allow, Answered, Approval, Deny
+from retinue.core.caller import NOBODY, Caller
+from retinue.core.control import Changes, SpawnBelow, TreeInfo
 from retinue.core.errors import ConfigError, LogError, NoSlot, NotFound, RetinueError, SpawnRefused, ToolError
 from retinue.core.events import Delta, Event, decode
-from retinue.core.ports import Receipt
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt, Row
+from retinue.core.profiles import Task
+from retinue.core.results import ChangedFile, Result
 from retinue.protocol.strict_json import InvalidBody, encode_body
 
 VERSION = 1
@@ -83,7 +89,57 @@ class ContinueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: int
     text: str
     model: str | None = None
+    seconds: float | None = None
+    files: bool = False
     unattended: bool = False
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    profile: str | None = None
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Starts a run of a profile of that process. `limits` only narrow those that the run would have there."""
+
+    profile: str
+    task: Task
+    limits: Limits | None = None
+    below: SpawnBelow | None = None
+    caller: Caller | None = None
+
+
+class ClientRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Starts a run that stands for this client as long as the stream is open. `tools` are names."""
+
+    name: str
+    task: str
+    description: str = ""
+    tools: list[str] | None = None
+    limits: Limits = Limits()
+    caller: Caller = NOBODY
+
+
+class AttendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts this client as an approver of one tree, or of all, as long as the stream is open."""
+
+    tree: str | None = None
+
+
+class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tree: TreeId
+    run: int = 0
+
+
+class TreeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tree: TreeId
+
+
+class ListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    live: bool = False
+
+
+class FindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,11 +162,22 @@ class AnswerReply(msgspec.Struct, frozen=True):
     outcome: Answered
 
 
-class RunAddress(msgspec.Struct, frozen=True):
-    """The run that a command started or resumed."""
+class DoneReply(msgspec.Struct, frozen=True):
+    """The reply of a command that has nothing to say."""
 
-    tree: str
-    run: int
+
+class ResultReply(msgspec.Struct, frozen=True):
+    """The result of a run; None while it has not ended."""
+
+    result: Result[Any] | None
+
+
+class DiffReply(msgspec.Struct, frozen=True):
+    diff: str
+
+
+class ApplyReply(msgspec.Struct, frozen=True):
+    files: list[ChangedFile]
 
 
 class PendingQuestion(msgspec.Struct, frozen=True):
@@ -165,10 +232,12 @@ class Command(Generic[Q, R]):
 
 @dataclass(frozen=True)
 class StreamCommand(Generic[Q]):
-    """A GET that is answered with lines, until there are no more or one side leaves. An empty line is a heartbeat."""
+    """A request that is answered with lines, until there are no more or one side leaves. An empty line is a heartbeat.
+    One that only `reads` is a GET, any other a POST whose effect lasts as long as its connection."""
 
     path: str
     request: type[Q]
+    reads: bool = True
 
 
 TREES = Command("/v1/trees", TreesRequest, ProcessInfo, reads=True)
@@ -176,8 +245,20 @@ PENDING = Command("/v1/pending", PendingRequest, list[PendingQuestion], reads=Tr
 CANCEL = Command("/v1/cancel", CancelRequest, CancelReply)
 SEND = Command("/v1/send", SendRequest, Receipt)
 ANSWER = Command("/v1/answer", AnswerRequest, AnswerReply)
-RESUME = Command("/v1/resume", ResumeRequest, RunAddress)
-CONTINUE = Command("/v1/continue", ContinueRequest, RunAddress)
+PREPARE = Command("/v1/prepare", PrepareRequest, DoneReply)
+SPAWN = Command("/v1/spawn", SpawnRequest, RunRef)
+RESUME = Command("/v1/resume", ResumeRequest, RunRef)
+CONTINUE = Command("/v1/continue", ContinueRequest, RunRef)
+KILL = Command("/v1/kill", TreeRequest, DoneReply)
+RESULT = Command("/v1/result", RunRequest, ResultReply, reads=True)
+DESCRIBE = Command("/v1/run", RunRequest, Row, reads=True)
+LIST = Command("/v1/list", ListRequest, list[TreeInfo], reads=True)
+FIND = Command("/v1/find", FindRequest, RunRef, reads=True)
+CHANGES = Command("/v1/changes", RunRequest, Changes, reads=True)
+DIFF = Command("/v1/diff", RunRequest, DiffReply, reads=True)
+APPLY = Command("/v1/apply", RunRequest, ApplyReply)
+OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest, reads=False)
+ATTEND = StreamCommand("/v1/attend", AttendRequest, reads=False)
 WATCH = StreamCommand("/v1/watch", WatchRequest)
 
 

@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from retinue.core.caller import Caller
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
-from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, Caller, from_meta
+from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, from_meta
 
 VERSION = 1
 REQUEST_BYTES = 1024 * 1024

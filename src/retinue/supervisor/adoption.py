@@ -1,215 +1,386 @@
-"""Runs that live elsewhere, as runs of our tree: an MCP server reports them, and the collector hands that to us.
+"""Adoption: runs of a peer become runs of our tree, and what the peer reports becomes their events.
 
-What a server says of a run is data: number, path and label are ours, names are cleaned, and the events it reports
-become the same typed events that our own runs have, so every screen shows them alike. Such a run holds no slot, no
-budget and no tools; nothing that arrives can ask, cancel or spawn. It ends once: when the server says so, when the
-call comes back that it was made by, or with the run that made the call.
+One `Adoption` holds the runs of one peer below one run of ours: those that an MCP server reports, or those below a run
+that was started through an adapter. Number, path and label are ours. Every report goes through the validator first.
+An adopted run holds no slot and no tools. It ends once: when the peer says so, when the run above it ends, or when it
+is stopped here. Words, cancels and answers go out through the `RemoteRun` of the adapter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from retinue.core.events import Gap, RunEnded, RunSpawned, RunStarted, Thinking, ToolCall, ToolResult, UsageReported
-from retinue.core.limits import EVENT_BYTES
-from retinue.core.messages import RunRef
-from retinue.core.plans import Job, Plan
-from retinue.core.ports import Clock, Link, Outcome
+from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.errors import Unconfirmed
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Body,
+    Event,
+    Inbox,
+    RunEnded,
+    RunSpawned,
+    RunStarted,
+    UsageReported,
+)
+from retinue.core.messages import Call, RunRef, ToolSpec
+from retinue.core.plans import Plan
+from retinue.core.ports import Clock, Receipt
 from retinue.core.profiles import RUNTIMES, Profile, Task
-from retinue.core.results import STATUSES, Ending, Status, ending_texts
-from retinue.protocol.reports import SOMEBODY, Reported, arguments
+from retinue.core.results import Ending, Status, ending_texts
+from retinue.remote.port import ASKER, RemoteRun, RemoteSpawned, Report, Undelivered
+from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.validator import Bounds, Rejected, ReportValidator
+from retinue.supervisor.approvals import Desk
+from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.nodes import Node, stall_timer
+from retinue.supervisor.questions import judged
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.trees import Tree
-from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.run_folders import RunFolders, StateFolder
 
-if TYPE_CHECKING:
-    from retinue.supervisor.resume import Ground
-
-FOREIGN = "foreign"
-CHARACTERS = 64
+CONFIRM_SECONDS = 5.0
 NO_JSON = msgspec.Raw(b"null")
-TOO_FAR = "{who} is only watched here: it runs in the MCP server '{server}', which words from here do not reach"
+UNCONFIRMED = "the peer has not said that the run has the words"
+ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
+NOBODY_ASKED = "nobody could be asked"
+_OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never taken for written
 
 
-class _Elsewhere:
-    """The runtime of what does not run here: nothing can be started in it."""
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of a peer: `runtime` in the log, `who` in the words of gaps, `where` in those of a receipt, and the MCP
+    `server` if it is one."""
 
-    name = FOREIGN
-    grace = 0.0
-    started = RunStarted(FOREIGN)
-
-    async def run(self, job: Job, link: Link) -> Ending:
-        raise RuntimeError("a foreign run is not started from here")
-
-
-_PLAN = Plan(
-    Profile(FOREIGN), "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, cast(Any, _Elsewhere()), RUNTIMES[-1]
-)
+    runtime: str
+    who: str
+    where: str
+    server: str = ""
 
 
-class ForeignNode(Node, eq=False):
-    """One run elsewhere. `calls` are those without a result yet, `seq` is the last number its server gave an event,
-    `give_up` ends the call that the run was made by."""
+class AdoptedRun(Node, eq=False):
+    """A run of a peer as a run of our tree. `key` is the id that the peer gave it; `adoption` is None for one that the
+    log has and nobody reports any more."""
 
     tree: Tree = None  # type: ignore[assignment]
     clock: Clock = None  # type: ignore[assignment]
-    calls: tuple[tuple[str, str, float], ...] = ()
-    made: int = 0
-    seq: int = 0
-    give_up: Callable[[], object] | None = None
-
-    def take(self, event: Reported) -> None:
-        """Writes what is reported of the run. What comes twice counts once; what is missing leaves a gap."""
-        if self.ending or self._came_before(event.seq):
-            return
-        usage = event.usage
-        if usage is not None:
-            self._write(UsageReported(f"mcp:{self.view.spawned.server}", usage, event.spent))
-        payload = event.payload or ""
-        match event.type:
-            case "thought_trace":
-                self._write(Thinking(payload, event.reasoning_type or ""))
-            case "tool_call":
-                self._call(event, payload)
-            case "tool_result":
-                name = event.tool_name or ""
-                call_id, took = self._answered(event.call_id, name)
-                self._write(ToolResult(call_id, name, payload, event.success, took))
-            case "subagent_end":
-                self.end(_ending(event.status, payload))
-
-    def _came_before(self, seq: int | None) -> bool:
-        if seq is None:
-            return False
-        if seq <= self.seq:
-            return True
-        if seq > self.seq + 1:
-            self._write(Gap(seq - self.seq - 1, "the server did not report them"))
-        self.seq = seq
-        return False
-
-    def _call(self, event: Reported, payload: str) -> None:
-        name = event.tool_name or ""
-        self.made += 1
-        call_id = event.call_id or f"call-{self.made}"
-        self.calls += ((call_id, name, self.clock.monotonic()),)
-        args, raw = arguments(payload)
-        timeout = event.execution_timeout_seconds
-        self._write(ToolCall(call_id, name, args, FOREIGN, timeout_seconds=timeout or None, raw=raw))
-
-    def _answered(self, call_id: str | None, name: str) -> tuple[str, int]:
-        """The id of the call that a result belongs to (the one that is named, else the oldest open one of the tool),
-        and how many milliseconds ago it was made."""
-        for made in self.calls:
-            if made[0] == call_id or (not call_id and made[1] == name):
-                self.calls = tuple(other for other in self.calls if other is not made)
-                return made[0], round((self.clock.monotonic() - made[2]) * 1000)
-        return call_id or "", 0
-
-    def gap(self, reason: str) -> None:
-        self._write(Gap(1, reason))
-
-    def returned(self, outcome: Outcome | None) -> None:
-        """The call that the run was made by has come back, or was given up."""
-        if outcome is None:
-            self.stop("cancelled")
-        elif outcome.success:
-            self.end(Ending("done", outcome.text[:EVENT_BYTES]))
-        else:
-            self.end(Ending("failed", outcome.text[:EVENT_BYTES], outcome.text[:EVENT_BYTES]))
+    key: str = ""
+    adoption: Adoption | None = None
 
     def stop(self, status: Status) -> bool:
-        """Ends it here and at once, and its call with it; what it still reports is refused, which ends one below a
-        call's own run when it next reports."""
+        """End the run here at once, and ask its peer to stop it. Its later reports are rejected."""
         if self.ending:
             return False
         self.stopping = status
-        self.end(Ending(status, *ending_texts(status, name=self.name, primary=False)), below=status)
-        if self.give_up is not None:
-            self.give_up()
+        text, error = ending_texts(status, name=self.name, primary=False)
+        self.end(Ending(status, text, error), below=status)
+        if self.adoption is not None:
+            self.adoption.cancel(self.key)
         return True
 
-    def end(self, ending: Ending, *, below: Status = "disconnected") -> None:
-        """The one ending. What is still open below it ends first: nobody has said how."""
+    def end(self, ending: Ending, *, partial: str = "", below: Status = "disconnected") -> None:
+        """Write the one ending of the run, after those of the runs below it that nobody has reported an ending of."""
         if self.ending:
             return
         self.ending = True
+        if self.adoption is not None:
+            self.adoption.forget(self.key)
         for child in self.children:
             child.stop(below)
-        took = round((self.clock.monotonic() - self.started) * 1000)
-        self._write(RunEnded(ending.status, ending.text, took, ending.error))
+        if ending.status != "done":
+            partial = partial or self.view.last_message
+        self.tree.write(
+            self,
+            RunEnded(
+                status=ending.status,
+                final_response=ending.text,
+                duration_ms=round((self.clock.monotonic() - self.started) * 1000),
+                error_details=ending.error,
+                partial=partial if ending.status != "done" else "",
+                structured=ending.structured,
+            ),
+        )
         self.finish()
 
     def let_go(self) -> None:
         Node.let_go(self)
-        self.tree = self.give_up = None  # type: ignore[assignment]
-
-    def _write(self, body: Any) -> None:
-        self.tree.write(self, body)
+        self.tree = self.adoption = self.relay = None  # type: ignore[assignment]
 
 
-def adopt(ground: Ground, tree: Tree | None, above: int, event: Reported, server: str) -> ForeignNode | None:
-    """The run that is reported for the first time, below run `above`; None when that is not at work (any more)."""
-    if tree is None or not 0 <= above < len(tree.nodes):
+class Adoption:
+    """The runs of one peer in one tree. `account` pays for what they spend, if they were started from here."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        peer: Peer,
+        remote: RemoteRun,
+        *,
+        clock: Clock,
+        state: StateFolder,
+        desk: Desk,
+        account: Account | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._tree, self._peer, self._remote = tree, peer, remote
+        self._clock, self._state, self._desk = clock, state, desk
+        self._account = account
+        self._validator = ReportValidator(peer.who, bounds)
+        self._runs: dict[str, Node] = {}
+        self._anchors: set[str] = set()
+        self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
+        self._asked: dict[str, set[str]] = {}
+        self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._written: deque[tuple[int, str]] = deque()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question of the peer has no answer yet."""
+        return bool(self._asked or self._questions)
+
+    def anchor(self, key: str, node: Node) -> None:
+        """Take reports about runs below a run of ours, and none about that run itself."""
+        self._anchors.add(key)
+        self.place(key, node)
+
+    def place(self, key: str, node: Node) -> None:
+        """Take reports about a run under this key, and about runs below it."""
+        if key not in self._runs:
+            self._runs[key] = node
+            self._validator.announce(key, depth=node.depth)
+            if isinstance(node, AdoptedRun):
+                node.adoption = self
+                node.relay = partial(self.send, key)
+            if node.ended:
+                self._validator.end(key)
+
+    def restore(self, written: Iterable[Event]) -> None:
+        """Skip reports that an earlier process has written: these events, in their order."""
+        self._written = deque((event.run, event.kind) for event in written)
+
+    def run_of(self, key: str) -> Node | None:
+        return self._runs.get(key)
+
+    def forget(self, key: str) -> None:
+        """Reject all further reports about a run, and give up what is asked or said in it."""
+        self._validator.end(key)
+        for _, place in self._words.pop(key, ()):
+            if not place.done():
+                place.set_result(0)
+        for (run, _), question in list(self._questions.items()):
+            if run == key:
+                question.cancel()
+        if self._asked.pop(key, None):
+            self._runs[key].unpause()
+
+    def close(self) -> None:
+        for key in list(self._runs):
+            self.forget(key)
+
+    # Reports of the peer
+
+    def adopt(self, report: Report) -> RunEnded | None:
+        """Write what the peer reports; return the ending of a run that is not an adopted one, for whoever drives it.
+        Raises Rejected for what the peer may not report."""
+        parent = self._runs.get(report.body.parent) if isinstance(report.body, RemoteSpawned) else None
+        if parent is not None and (parent.ending or parent.stopping is not None):
+            raise Rejected("parent_ended", report.run)
+        if report.run in self._anchors:
+            raise Rejected("unknown", report.run)
+        ending = None
+        for each in self._validator.check(report):
+            ending = self._apply(each) or ending
+        return ending
+
+    def _apply(self, report: Report) -> RunEnded | None:
+        body = report.body
+        if isinstance(body, RemoteSpawned):
+            self._spawn(report.run, body)
+            return None
+        node = self._runs[report.run]
+        match body:
+            case RunEnded() if isinstance(node, AdoptedRun):
+                ending = Ending(body.status, body.final_response, body.error_details, body.structured)  # type: ignore[arg-type]
+                node.end(ending, partial=body.partial)
+            case RunEnded():
+                return body
+            case RunStarted(walls=sandbox):
+                self._write(node, RunStarted(self._peer.runtime, sandbox))
+            case Inbox(source=source) if source == ASKER and self._words.get(report.run):
+                self._confirm(report.run, node)
+            case ApprovalAsked() if self._remote.capabilities.answer:
+                self._ask(report.run, node, body)
+            case ApprovalDecided() if self._remote.capabilities.answer:
+                self._withdraw(report.run, node, body)
+            case ApprovalAsked() | ApprovalDecided():
+                self._write(node, body)
+                self._note_question(report.run, node, body)
+            case _:
+                self._write(node, body)
         return None
-    parent = tree.nodes[above]
-    if parent.ending or parent.stopping is not None:
-        return None
-    number = len(tree.nodes)
-    agent = word(event.subagent_name) or SOMEBODY
-    label = tree.unique_label(word(event.run_id) or agent)
-    ref = RunRef(tree.id, number, f"{parent.ref.path}/{agent}-{number}", label, agent, event.run_id)
-    task = event.payload or "" if event.type == "subagent_start" else ""
-    folders = RunFolders(ground.state.run_folder(tree.id, number), "", ())
-    node = ForeignNode(ref, _PLAN, Task(task), parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
-    node.tree, node.clock, node.started = tree, ground.clock, ground.clock.monotonic()
-    node.stall = stall_timer(node, None, ground.clock, tree.write)
-    tree.nodes.append(node)
-    parent.children += (node,)
-    tree.open(
-        node,
-        RunSpawned(
-            parent.ref.run,
-            label,
-            node.depth,
-            task,
-            event.run_id,
-            "",
-            profile={"name": agent, "runtime": FOREIGN},
-            trace_id=tree.trace_id,
-            span_id=f"{random.getrandbits(64):016x}",
-            server=server,
-        ),
+
+    def _write(self, node: Node, body: Body) -> None:
+        if self._written and not isinstance(body, _OWN_PACE) and self._is_written(node, body):
+            return
+        self._tree.write(node, body)
+        if isinstance(body, UsageReported) and self._account is not None:
+            self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
+
+    def _is_written(self, node: Node, body: Body) -> bool:
+        """Say whether an earlier process has written this. Reports come again in the order in which they came first,
+        so events that only we have written are passed over."""
+        while self._written:
+            if self._written.popleft() == (node.ref.run, body.kind):
+                return True
+        return False
+
+    def _spawn(self, key: str, body: RemoteSpawned) -> None:
+        tree, parent = self._tree, self._runs[body.parent]
+        number = len(tree.nodes)
+        label = tree.unique_label(body.label or body.agent)
+        subagent_id = body.subagent_id or key
+        ref = RunRef(tree.id, number, f"{parent.ref.path}/{body.agent}-{number}", label, body.agent, subagent_id)
+        runtime = self._peer.runtime
+        node = make_adopted(tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime)
+        node.key = key
+        tree.nodes.append(node)
+        parent.children += (node,)
+        tree.open(
+            node,
+            RunSpawned(
+                parent=parent.ref.run,
+                label=label,
+                depth=node.depth,
+                task=body.task,
+                subagent_id=subagent_id,
+                workspace="",
+                profile={"name": body.agent, "runtime": self._peer.runtime},
+                model=body.model,
+                call_id=body.call_id,
+                trace_id=tree.trace_id,
+                span_id=f"{random.getrandbits(64):016x}",
+                server=self._peer.server,
+                remote_id=key,
+            ),
+        )
+        self.place(key, node)
+        if body.is_at_work:
+            tree.write(node, RunStarted(self._peer.runtime))
+
+    # Questions of the peer
+
+    def _note_question(self, key: str, node: Node, body: ApprovalAsked | ApprovalDecided) -> None:
+        """Stop the clocks of the run while somebody is asked about it at the peer."""
+        asked = self._asked.setdefault(key, set())
+        if isinstance(body, ApprovalAsked):
+            if not asked:
+                node.pause()
+            asked.add(body.approval_id)
+        else:
+            asked.discard(body.approval_id)
+            if not asked:
+                del self._asked[key]
+                node.unpause()
+
+    def _ask(self, key: str, node: Node, body: ApprovalAsked) -> None:
+        place = key, body.approval_id
+        if place not in self._questions:
+            self._questions[place] = task = asyncio.create_task(self._answer(key, node, body))
+            task.add_done_callback(lambda _: self._questions.pop(place, None))
+
+    async def _answer(self, key: str, node: Node, body: ApprovalAsked) -> None:
+        """Ask here what the peer asks, and send it the answer. Without anybody to ask, the answer is no."""
+        call = Call(body.call_id or body.approval_id, body.tool, body.args)
+        spec = ToolSpec(body.tool, "", {})
+        verdict = judged(node, spec, call)
+        decision: Decision = Allow()
+        if verdict.what != "allow" or verdict.rule:
+            try:
+                decision = await self._desk.settle(
+                    self._tree, node, call, spec=spec, preview=body.preview, verdict=verdict
+                )
+            except Unconfirmed:
+                decision = Deny(NOBODY_ASKED)
+        with suppress(Undelivered):  # the peer has stopped waiting; how it goes on is what it reports next
+            await self._remote.answer(key, body.approval_id, decision)
+
+    def _withdraw(self, key: str, node: Node, body: ApprovalDecided) -> None:
+        """Close a question that the peer has answered itself."""
+        question = self._questions.pop((key, body.approval_id), None)
+        if question is None:
+            return
+        question.cancel()
+        for asked in node.view.approvals:
+            if asked.call_id in (body.call_id, body.approval_id):
+                self._tree.write(node, msgspec.structs.replace(body, approval_id=asked.approval_id, by="peer"))
+
+    # Commands for the peer
+
+    async def send(self, key: str, text: str) -> Receipt:
+        """Bring words to a run of the peer. They are written when the peer confirms them."""
+        node = self._runs[key]
+        if not self._remote.capabilities.send:
+            who = f"{node.ref.tree}/{node.ref.run}"
+            return Receipt("elsewhere", why=ONLY_WATCHED.format(who=who, where=self._peer.where))
+        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        words = self._words.setdefault(key, deque())
+        words.append((text, place))
+        sending = asyncio.create_task(self._remote.send(key, text))
+        try:
+            either: set[asyncio.Future[Any]] = {sending, place}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not place.done():
+                await sending
+                await asyncio.wait([place], timeout=CONFIRM_SECONDS)
+        except Undelivered as error:
+            if (text, place) in words:
+                words.remove((text, place))
+            return Receipt("too_late", why=str(error))
+        finally:
+            sending.cancel()
+        seq = place.done() and place.result()
+        return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
+
+    def _confirm(self, key: str, node: Node) -> None:
+        text, place = self._words[key].popleft()
+        self._tree.write(node, Inbox(text, source="user"))
+        if not place.done():
+            place.set_result(self._tree.seq)
+
+    def cancel(self, key: str) -> None:
+        if self._remote.capabilities.cancel:
+            with suppress(Undelivered):  # the run has ended here, whatever its peer still does
+                self._remote.cancel(key)
+
+
+def make_adopted(
+    tree: Tree, ref: RunRef, task: Task, parent: Node, *, clock: Clock, state: StateFolder, runtime: str
+) -> AdoptedRun:
+    """Make the run of a peer, which is not in the tree yet."""
+    plan = Plan(
+        profile=Profile(runtime),
+        system="",
+        model=None,
+        model_name="",
+        tools=(),
+        specs=(),
+        by_name={},
+        host={},
+        children=(),
+        profile_json=NO_JSON,
+        tools_json=NO_JSON,
+        runtime=RemoteRuntime(runtime),
+        floor=RUNTIMES[-1],
     )
-    tree.write(node, _Elsewhere.started)
+    folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
+    node = AdoptedRun(ref, plan, task, parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
+    node.tree, node.clock, node.started = tree, clock, clock.monotonic()
+    node.stall = stall_timer(node, None, clock, tree.write)
     return node
-
-
-def word(text: str) -> str:
-    """A peer's name as it can stand in paths and headers: letters, digits, `-`, `_` and `.`, and not too many."""
-    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in text.strip()[:CHARACTERS])
-    return kept.strip("-.")
-
-
-def _ending(status: str | None, payload: str) -> Ending:
-    """CPE processes give no status: words at the end are those of an error."""
-    if status is None:
-        status = "failed" if payload else "done"
-    if status == "done":
-        return Ending("done", payload)
-    if status not in STATUSES:
-        return Ending("failed", *ending_texts("failed", name="", primary=False))
-    text = payload if status == "failed" else ending_texts(status, name="", primary=False)[0]
-    return Ending(status, text, payload or text)
-
-
-def left_open(write: Callable[[Node, RunEnded], object], node: Node) -> None:
-    """The ending of a run elsewhere whose tree goes on in another process: its server is gone with the old one."""
-    text, details = ending_texts("disconnected", name=node.name, primary=False)
-    write(node, RunEnded("disconnected", text, 0, details))
-    node.ending = node.finished = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import RunSpawned
 from retinue.core.messages import Call
@@ -167,6 +168,13 @@ def take_over(one: Copied) -> Sequence[ChangedFile]:
         swapping.recover_folder(aside)
         carry_out(plan([one], source), [one], aside=aside)
     return changes_of(one).files
+
+
+def describe(one: Copied) -> Changes:
+    """Return the changes of an ended run as Control gives them."""
+    found = changes_of(one)
+    applied = "" if one.applied is None else one.applied.into
+    return Changes(tuple(found.files), found.count, one.workspace.source, applied)
 
 
 def recover(aside: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -58,6 +59,7 @@ class Desk:
         self._answered: dict[str, None] = {}
         self._standing: dict[tuple[str, int | None, str], str] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self.asked: Counter[str] = Counter()  # how many questions each tree has asked
         self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
 
@@ -108,20 +110,42 @@ class Desk:
         return decision
 
     def _attended(self, tree: Tree) -> bool:
-        """Whether somebody can be asked about this tree now: an approver may be there for some trees only."""
+        """Whether somebody can be asked about this tree now."""
+        return self._has_approver(tree) or self._has_attendant(tree)
+
+    def _has_approver(self, tree: Tree) -> bool:
+        """Return whether an approver function is there for the tree: it may be for some trees only."""
         attends: Callable[[str], bool] | None = getattr(self.approver, "attends", None)
         return self.approver is not None and (attends is None or attends(tree.id))
+
+    def _has_attendant(self, tree: Tree) -> bool:
+        return bool(self._attendants[tree.id] or self._attendants[None])
+
+    def add_attendant(self, tree: str | None) -> None:
+        """Count somebody who is present to answer the questions of a tree, or of all."""
+        self._attendants[tree] += 1
+
+    def remove_attendant(self, tree: str | None) -> None:
+        """Discount one. Questions that nobody is there for any more wait as without an approver."""
+        self._attendants[tree] -= 1
+        for question in list(self._questions.values()):
+            if question.asking is None and question.open and not self._has_attendant(question.tree):
+                if self._terms.wait:
+                    later = self._clock.call_later(self._terms.wait, partial(self._give_up, question))
+                    question.timers.append(later)
+                else:
+                    self._give_up(question)
 
     def _bring(self, question: Question) -> None:
         """To the approver, and to the clock."""
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
-        if self.approver is not None and self._attended(question.tree):
+        if self.approver is not None and self._has_approver(question.tree):
             question.asking = asyncio.create_task(self._consult(self.approver, question))
             self._asking.add(question.asking)
             question.asking.add_done_callback(self._asking.discard)
-        elif terms.wait:
+        elif terms.wait and not self._has_attendant(question.tree):
             question.timers.append(later(terms.wait, lambda: self._give_up(question)))
 
     async def _consult(self, approver: Approver, question: Question) -> None:
@@ -139,7 +163,7 @@ class Desk:
 
     def _give_up(self, question: Question) -> None:
         if question.open:
-            reason = f"nobody came to answer within {self._terms.wait:g} s"
+            reason = f"nobody came to answer within {self._terms.wait or 0:g} s"
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
             self._put_away(question)

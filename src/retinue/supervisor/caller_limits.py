@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from retinue.core.caller import Caller
 from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
 from retinue.core.ports import Clock
-from retinue.protocol.inherited_limits import Caller
 from retinue.supervisor.budgets import Account
 from retinue.supervisor.nodes import Node
 

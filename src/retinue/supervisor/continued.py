@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import Order
 from retinue.core.profiles import Task
@@ -17,18 +18,18 @@ from retinue.supervisor import caller_limits as called
 from retinue.supervisor.budgets import open_account
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
-from retinue.supervisor.resume import Given, Ground, Revival, read, reader, task_of
+from retinue.supervisor.resume import Ground, Revival, read, task_of
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import resolve_context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
 
-def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -> Node:
+def continue_run(ground: Ground, tree: str, run: int, text: str, given: ResumeOverrides) -> Node:
     """The new run. Raises before anything is written when it cannot be."""
     if not text.strip():
         raise ConfigError("there is nothing to go on with: the text is empty")
-    host, events = ground.supervisor, read(ground, tree, given)
+    host, events = ground.supervisor, read(ground, tree)
     live = host.trees.get(tree)
     views = Runs.of(tree, events) if live is None else live.runs
     old = views.runs.get(run)
@@ -41,7 +42,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: Given) -
     if old.spawned.server:
         raise ConfigError(NOT_HERE.format(who=f"{tree}/{run}", server=old.spawned.server))
     called.check_depth(f"{tree}/{run}")
-    said = thread(events, run, before=before(reader(ground, given), tree, old.spawned))
+    said = thread(events, run, before=before(ground.read, tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:
         plan = plans.of(old, None)

@@ -12,10 +12,10 @@ import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
-from retinue.core.events import Body, Delta, Inbox, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Receipt, Row, Ticket
+from retinue.core.ports import Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
@@ -217,27 +217,6 @@ class RunLink(msgspec.Struct, eq=False):
         while node.live_background() and not node.inbox:
             news.clear()
             await news.wait()
-
-    def left(self) -> tuple[int, float | None]:
-        """How many levels may stand below the run, and its seconds: for a runtime that hands it on."""
-        return self.node.max_depth - self.node.depth, self.node.seconds
-
-    def person(self, waits: bool) -> None:
-        """Somebody elsewhere is asked about the run, or was: its clocks stand meanwhile."""
-        self.node.pause() if waits else self.node.unpause()
-
-    def salvage(self, partial: str) -> None:
-        """Text of a run that did not finish, as it is known elsewhere."""
-        self.node.partial = partial
-
-    def relay(self, carry: Callable[[str], Awaitable[Receipt]] | None) -> None:
-        """How words reach the run while it lives elsewhere."""
-        self.node.relay = carry
-
-    def heard(self, words: str) -> int:
-        """The run has them, elsewhere; their place in the order."""
-        self.emit(Inbox(words, source="user"))
-        return self.tree.seq
 
     def _still_wanted(self) -> None:
         """A run that was told to stop, and did not listen, gets nothing more."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.context import Context
-from retinue.core.events import Body, Warned
+from retinue.core.events import Body, Event, Warned
 from retinue.core.messages import RunRef, Turn, UserTurn
 from retinue.core.plans import Past, Plan
 from retinue.core.ports import Clock, Order, Policy, Receipt, Timer
@@ -79,6 +79,7 @@ class Node(msgspec.Struct, eq=False):
     call_ids: set[str] | None = None
     inbox: tuple[UserTurn, ...] = ()
     news: asyncio.Event | None = None
+    remote_tail: tuple[Event, ...] = ()  # of a resumed remote run: what is in the log after its last cursor
     relay: Callable[[str], Awaitable[Receipt]] | None = None  # how words reach a run that lives elsewhere
     asking: int = 0
     persons: tuple[Callable[[bool], None], ...] = ()  # who wants to know that a person is waited for

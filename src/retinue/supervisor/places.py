@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.control import RunHandle
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan
@@ -100,7 +101,8 @@ def system_of(node: Node) -> str:
 def context_of(node: Node) -> Context:
     """For what runs with the supervisor: host-side functions and callables."""
     metadata = {METADATA_SUBAGENT_DEPTH: node.depth, METADATA_MAX_SUBAGENT_DEPTH: node.max_depth}
-    node.context = Context(node.link, workspace=node.folders.path, metadata=metadata)
+    handle = RunHandle(node.link.supervisor.control, node.ref)
+    node.context = Context(node.link, handle=handle, workspace=node.folders.path, metadata=metadata)
     return node.context
 
 
@@ -169,7 +171,7 @@ def lasting_path(node: Node) -> str:
     """The path of a run with its number among its parent's children: the same whatever other runs did meanwhile."""
     path = ""
     while node.parent is not None:
-        siblings = [child for child in node.parent.children if not child.view.spawned.server]  # not those elsewhere
+        siblings = [child for child in node.parent.children if not child.view.spawned.remote_id]
         path = f"/{node.name}-{siblings.index(node) + 1}{path}"
         node = node.parent
     return f"{node.ref.path}{path}"

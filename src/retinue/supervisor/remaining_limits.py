@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from retinue.core.caller import Caller
 from retinue.core.ports import Clock
-from retinue.protocol.inherited_limits import Caller
 from retinue.supervisor.budgets import NO_COST
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree

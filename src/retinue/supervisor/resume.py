@@ -8,17 +8,19 @@ their parents', answers that had been given take effect, and what was spent stay
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
     ApprovalAsked,
     Event,
+    RunRemote,
     RunResumed,
     RunSpawned,
     ToolResult,
@@ -30,18 +32,20 @@ from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
-from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.profiles import Task
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import before
+from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import steering
-from retinue.supervisor.adoption import left_open
+from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import Node, stall_timer
 from retinue.supervisor.places import folders_of
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.rebuilt import DELEGATED, Plans, placed, plan_of_ended
+from retinue.supervisor.rebuilt import Plans, placed, plan_of_ended
 from retinue.supervisor.resumed import ResumedLink
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import SlotHolder
@@ -67,6 +71,7 @@ class Ground:
 
     supervisor: Supervisor
     log: Log
+    read: Callable[[str], Sequence[Event]]
     planner: Planner
     state: StateFolder
     clock: Clock
@@ -75,42 +80,19 @@ class Ground:
     drive: Callable[[Tree, Node, Awaitable[None] | None], None]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What is given for going on: profiles that the log cannot keep, limits over those it has, and the model that
-    replaces the primary's wherever that one was used. `read` gives the events of a tree in whatever log it is;
-    `runtime` is where its runs live from now on, if that was said. `seconds` is what a model asks for a run that is
-    continued, whose files are kept if `files` says so."""
-
-    profiles: Sequence[Profile] = ()
-    limits: Limits = field(default_factory=Limits)
-    model: str | None = None
-    read: Callable[[str], Sequence[Event]] | None = None
-    runtime: RuntimeName | None = None
-    seconds: float | None = None
-    files: bool = False
-
-
-NOTHING_GIVEN = Given()
-
-
-def resume(ground: Ground, tree: str, given: Given) -> Node:
+def resume(ground: Ground, tree: str, given: ResumeOverrides) -> Node:
     """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
     if tree in ground.supervisor.trees:
         raise ConfigError(f"{tree} is at work here already")
-    revival = Revival(ground, read(ground, tree, NOTHING_GIVEN), given)
+    revival = Revival(ground, read(ground, tree), given)
     if not revival.going_on:
         status = revival.runs.runs[0].status
         raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
     return revival.go_on(given)
 
 
-def reader(ground: Ground, given: Given) -> Callable[[str], Sequence[Event]]:
-    return given.read or ground.log.read
-
-
-def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
-    events = reader(ground, given)(tree)
+def read(ground: Ground, tree: str) -> Sequence[Event]:
+    events = ground.read(tree)
     if not events:
         raise NotFound(f"there is no tree '{tree}' in the log")
     return events
@@ -119,29 +101,29 @@ def read(ground: Ground, tree: str, given: Given) -> Sequence[Event]:
 class Revival:
     """A stored tree on its way back to life."""
 
-    def __init__(self, ground: Ground, events: Sequence[Event], given: Given) -> None:
+    def __init__(self, ground: Ground, events: Sequence[Event], given: ResumeOverrides) -> None:
         self.ground = ground
-        stored = reader(ground, given)
         self.id = events[0].tree
         self.runs = Runs.of(self.id, events)
         without_end = [view for view in self.runs.runs.values() if view.ended is None]
-        away = [view for view in without_end if view.spawned.server or self._is_mirror(view)]
-        self.going_on = [view for view in without_end if view not in away]
-        self.elsewhere = away
+        self.going_on = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
-        began_with = {run: before(stored, self.id, body) for run, body in spawned.items() if body.continues is not None}
+        began_with = {
+            run: before(ground.read, self.id, body) for run, body in spawned.items() if body.continues is not None
+        }
         self.known = interrupted(events, before=began_with)
         self._events = events
 
-    def go_on(self, given: Given) -> Node:
+    def go_on(self, given: ResumeOverrides) -> Node:
         """All or nothing: what cannot be made again is an error before the first event is written."""
         tree = self.tree(given)
         nodes = [tree.nodes[view.number] for view in self.going_on]
         tree.root = nodes[0]
         self._keep_files(tree)
         written = [tree.write(node, RunResumed(), True) for node in nodes]  # first: time until here does not count
-        for view in self.elsewhere:
-            left_open(tree.write, tree.nodes[view.number])
+        for node in tree.nodes:
+            if isinstance(node, AdoptedRun) and not _will_be_reported(node):
+                node.stop("disconnected")
         for node in nodes:
             self._settle_calls(tree, node)
         for node in nodes:
@@ -152,14 +134,9 @@ class Revival:
         self.ground.supervisor.trees[tree.id] = tree
         return tree.root
 
-    def _is_mirror(self, view: RunView) -> bool:
-        """Whether it is below one that the host was asked for: it is the host's, and we have only told of it."""
-        parent = view.spawned.parent
-        return parent is not None and DELEGATED == _runtime(view) == _runtime(self.runs.runs[parent])
-
     # Making the tree again
 
-    def tree(self, given: Given, *, planned: int | None = None) -> Tree:
+    def tree(self, given: ResumeOverrides, *, planned: int | None = None) -> Tree:
         """The tree as it was, with nobody at work yet. Plans are made for runs that go on, and for the one that is
         `planned`, with all above them."""
         host, primary = self.ground, self.runs.runs[0].spawned
@@ -204,7 +181,9 @@ class Revival:
         spawned, host = view.spawned, self.ground
         ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
         task = task_of(spawned)
-        ended = view.ended is not None or view in self.elsewhere
+        if view.ended is None and parent is not None and spawned.remote_id:
+            return self._adopted(tree, view, parent, ref, task)
+        ended = view.ended is not None
         there = [] if ended else [path for path in spawned.context_paths if Path(host.state.project, path).exists()]
         readable = resolve_context_paths(there, base=host.state.project)
         as_then = plan if ended else replace(plan, profile=placed(plan.profile, spawned))
@@ -227,6 +206,17 @@ class Revival:
             node.depth = parent.depth + 1
             node.account = None if spawned.server else parent.account  # what runs elsewhere spends, we only report
             parent.children += (node,)
+        return node
+
+    def _adopted(self, tree: Tree, view: RunView, parent: Node, ref: RunRef, task: Task) -> Node:
+        """Make a run of a peer again."""
+        node = make_adopted(
+            tree, ref, task, parent, clock=self.ground.clock, state=self.ground.state, runtime=str(_runtime(view))
+        )
+        node.key, node.view = view.spawned.remote_id, view
+        node.account = None if view.spawned.server else parent.account
+        tree.nodes.append(node)
+        parent.children += (node,)
         return node
 
     def _keep_files(self, tree: Tree) -> None:
@@ -279,6 +269,9 @@ class Revival:
     def _settle_calls(self, tree: Tree, node: Node) -> None:
         """Gives calls that may have run their outcome; the others are taken up when the run goes on."""
         known = self.known[node.ref.run]
+        if is_driven_remotely(node):
+            self._attach(tree, node)
+            return
         link = node.link = ResumedLink(self.ground.supervisor, tree, node, node.ref)
         node.call_ids = known.call_ids or None
         node.inbox = tuple(known.thread.waiting)
@@ -286,7 +279,7 @@ class Revival:
         past, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
             tool = node.plan.by_name.get(call.name)
-            again = tool is not None and (tool.spec.repeatable or tool.spec.waits) and _runtime(node.view) != DELEGATED
+            again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
                 text, outcome = (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_TEXT, UNKNOWN)
                 tree.write(node, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
@@ -298,6 +291,21 @@ class Revival:
         if known.started and node.plan.profile.call is not None:
             tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN))
             node.stopping = "disconnected"
+
+    def _attach(self, tree: Tree, node: Node) -> None:
+        """Prepare a run that a peer executes: its calls are the peer's, and what the log has is not adopted twice."""
+        known = self.known[node.ref.run]
+        node.link = RunLink(self.ground.supervisor, tree, node, node.ref)
+        node.inbox = tuple(known.thread.waiting)
+        node.past = known.thread.past(known.seconds)
+        below = {node.ref.run, *(view.number for view in node.view.walk() if view.spawned.remote_id)}
+        tail: list[Event] = []
+        for event in self._events:
+            if event.run == node.ref.run and isinstance(event.body, RunRemote):
+                tail = []
+            elif event.run in below:
+                tail.append(event)
+        node.remote_tail = tuple(tail)
 
     def _settle_children(self, tree: Tree, node: Node) -> None:
         """Tells of children that ended when nobody could be told any more."""
@@ -311,6 +319,19 @@ class Revival:
         for node in sorted(nodes, key=lambda node: (not self.known[node.ref.run].started, node.ref.run)):
             if node.parent is not None:
                 node.slot.acquire_or_enqueue()
+
+
+def is_driven_remotely(node: Node) -> bool:
+    runtime = node.plan.runtime
+    return isinstance(runtime, RemoteRuntime) and runtime.adapter is not None
+
+
+def _will_be_reported(node: AdoptedRun) -> bool:
+    """Say whether the peer of a run is attached to again: one that we had started the run at, or a run above it."""
+    above: Node | None = node
+    while isinstance(above, AdoptedRun):
+        above = above.parent
+    return not node.view.spawned.server and above is not None and not above.ended and is_driven_remotely(above)
 
 
 def _runtime(view: RunView) -> object:

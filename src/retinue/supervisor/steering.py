@@ -6,7 +6,6 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Inbox
 from retinue.core.messages import UserTurn
 from retinue.core.ports import Receipt
-from retinue.supervisor.adoption import TOO_FAR
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.trees import Tree
 
@@ -27,8 +26,6 @@ async def send(tree: Tree | None, run: int, text: str, *, source: str = SOURCE) 
     node = tree.nodes[run]
     if node.ended:
         return Receipt("too_late", why=f"the run has ended: {node.view.status}")
-    if node.view.spawned.server:
-        return Receipt("elsewhere", why=TOO_FAR.format(who=f"{tree.id}/{run}", server=node.view.spawned.server))
     if node.ending or node.stopping is not None:
         return Receipt("too_late", why="the run is stopping")
     if node.relay is not None:

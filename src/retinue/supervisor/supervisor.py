@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
 from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.caller import NOBODY, Caller
 from retinue.core.context import CURRENT
+from retinue.core.control import NO_OVERRIDES, Control, ResumeOverrides
 from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, LogError, NoSlot, RetinueError, SpawnRefused
 from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
@@ -25,13 +27,13 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
-from retinue.protocol.inherited_limits import NOBODY, Caller
-from retinue.protocol.reports import Reported
-from retinue.supervisor import adoption as adopting
+from retinue.remote.port import RemoteRun
+from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.validator import Bounds
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor import continued, steering
 from retinue.supervisor import resume as going_on
-from retinue.supervisor.adoption import ForeignNode
+from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Desk, Terms
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.endings import body_of, ending_of, stopped
@@ -39,7 +41,8 @@ from retinue.supervisor.links import RunLink
 from retinue.supervisor.nodes import After, Node, stall_timer
 from retinue.supervisor.places import context_of, folders_of, may_ask_ahead, row_of, spawned_of, system_of, ticket_of
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.resume import NOTHING_GIVEN, Given, Ground
+from retinue.supervisor.remote_driver import drive_remote_run
+from retinue.supervisor.resume import Ground
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.scrubbing import tree_for
 from retinue.supervisor.slots import SlotHolder
@@ -50,6 +53,14 @@ from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
 _LOG = logging.getLogger(__name__)
+
+
+class StoredLogs(Protocol):
+    """The logs of earlier processes of the project."""
+
+    def read(self, tree: str) -> Sequence[Event]: ...
+
+    def open(self, tree: str) -> Log: ...
 
 
 def require_set(value: Any) -> Any:
@@ -87,6 +98,7 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
+        stored_logs: StoredLogs | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -96,17 +108,24 @@ class Supervisor:
         self.prices = prices
         self.trees: dict[str, Tree] = {}
         self.servers: ToolServers | None = None
+        self.control: Control = None  # type: ignore[assignment]  # set by the Control that owns the supervisor
         self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
-        self._state = state
+        self.state = self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
+        self._stored_logs = stored_logs
         self.files = RunFiles(self.log_of, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
         self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
+
+    @property
+    def is_unattended(self) -> bool:
+        """True if nothing asks here: the mode is `yes`."""
+        return getattr(self.policy, "mode", "") == "yes"
 
     # Spawning
 
@@ -122,6 +141,7 @@ class Supervisor:
         task: Task,
         *,
         limits: Limits | None = None,
+        narrow: Limits | None = None,
         after: After | None = None,
         caller: Caller | None = None,
     ) -> Node:
@@ -138,6 +158,9 @@ class Supervisor:
         whole = self._limits if limits is None else limits.over(self._limits)
         merged = own.over(self._limits) if limits is None else limits.over(own.over(self._limits))
         trace, kept = self._trace, limits
+        if narrow is not None:
+            whole, merged = narrow.narrow(whole), narrow.narrow(merged)
+            kept = narrow.narrow(limits or Limits())
         if caller is not NOBODY:
             whole, merged = caller.narrow(whole), caller.narrow(merged)
             trace, kept = caller.trace or trace, caller.kept(limits, merged)
@@ -239,20 +262,23 @@ class Supervisor:
             self.files.keep(tree.id, ref.run)
         self._go(tree, node, written)
 
-    def adopt(self, tree: str, parent: int, event: Reported, *, server: str) -> ForeignNode | None:
-        """A run elsewhere, reported for the first time, as one below `parent`; None when that is no longer at work."""
-        return adopting.adopt(self._ground(tree), self.trees.get(tree), parent, event, server)
+    def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
+        """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
+        found = self.trees.get(tree)
+        if found is None:
+            return None
+        return Adoption(found, peer, remote, clock=self._clock, state=self._state, desk=self.desk, bounds=bounds)
 
-    def resume(self, tree: str, given: Given = NOTHING_GIVEN) -> Node:
+    def resume(self, tree: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
         """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
         return going_on.resume(self._ground(tree), tree, given)
 
-    def continue_run(self, tree: str, run: int, text: str, given: Given = NOTHING_GIVEN) -> Node:
+    def continue_run(self, tree: str, run: int, text: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
         """A new run that begins with the thread of one that has ended, and these words."""
         return continued.continue_run(self._ground(tree), tree, run, text, given)
 
     def _ground(self, tree: str) -> Ground:
-        of_tree = self.log_of(tree), self._planner, self._state, self._clock, self._limits
+        of_tree = self.log_of(tree), self.read_stored, self._planner, self._state, self._clock, self._limits
         return Ground(self, *of_tree, self.files.keep, self._go)
 
     def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
@@ -273,7 +299,7 @@ class Supervisor:
                     await written
                 await node.slot.acquire()
                 job = self._start(tree, node)
-            ending = stopped(node) if job is None else await node.plan.runtime.run(job, node.link)
+            ending = stopped(node) if job is None else await self._work(tree, node, job)
             if self.settle is not None:
                 await self.settle(node)
             if node.stopping is not None:
@@ -284,6 +310,12 @@ class Supervisor:
             ending = ending_of(node, error) if node.stopping is None else stopped(node)
         if not node.ending:
             await self._end(tree, node, ending)
+
+    def _work(self, tree: Tree, node: Node, job: Job) -> Awaitable[Ending]:
+        runtime = node.plan.runtime
+        if isinstance(runtime, RemoteRuntime) and runtime.adapter is not None:
+            return drive_remote_run(tree, node, runtime.adapter, clock=self._clock, state=self._state, desk=self.desk)
+        return runtime.run(job, node.link)
 
     def _start(self, tree: Tree, node: Node) -> Job | None:
         """What the runtime gets, from now on the clock; None for a run that has no time at all."""
@@ -392,6 +424,16 @@ class Supervisor:
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         return self.log_of(tree).watch(tree, after=after, deltas=deltas)
+
+    def read_stored(self, tree: str) -> Sequence[Event]:
+        """Return the events of a tree, in whatever log of the project it is."""
+        events = self.log_of(tree).read(tree)
+        return events if events or self._stored_logs is None else self._stored_logs.read(tree)
+
+    def open_stored(self, tree: str) -> None:
+        """Take the log that a tree of an earlier process is in, to write it."""
+        if self._stored_logs is not None and tree not in self.log_of(tree).trees():
+            self.others[tree] = self._stored_logs.open(tree)
 
     def log_of(self, tree: str) -> Log:
         return self.others.get(tree, self.log)

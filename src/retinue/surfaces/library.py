@@ -1,11 +1,10 @@
-"""The Python library: `open`, `Retinue`, `Run`. Installs no signal handler, never prints, reads no config unasked."""
+"""The Python library: `open` and `Retinue`. Installs no signal handler, never prints, reads no config unless asked."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,91 +13,16 @@ from typing import Any, TypeVar
 from retinue import build
 from retinue.build.servers import parse_servers
 from retinue.core.context import CURRENT
+from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
-from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
-from retinue.core.ports import Approver, Clock, Model, Prices, Receipt
+from retinue.core.ports import Approver, Clock, Model, Prices
 from retinue.core.profiles import Profile, RuntimeName, Task
-from retinue.core.results import ChangedFile, Result
+from retinue.core.results import Result
 from retinue.core.rules import Mode, Rules, parse_rule
 from retinue.core.traces import Telemetry
-from retinue.supervisor import apply_changes as takeover
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
-from retinue.supervisor.supervisor import Supervisor
 
 T = TypeVar("T")
-
-
-class Run:
-    """One run: what it is, what happens in it, and how it ends."""
-
-    def __init__(self, supervisor: Supervisor, node: Node) -> None:
-        self._supervisor = supervisor
-        self._node = node
-
-    @property
-    def tree(self) -> str:
-        return self._node.ref.tree
-
-    @property
-    def number(self) -> int:
-        return self._node.ref.run
-
-    @property
-    def path(self) -> str:
-        return self._node.ref.path
-
-    @property
-    def label(self) -> str:
-        return self._node.ref.label
-
-    @property
-    def state(self) -> str:
-        """The live state, or the status once it has ended."""
-        return self._node.view.state
-
-    async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
-        """The events of this run and everything below it, from the log and then live; the last is its `run.ended`."""
-        below = self.path + "/"
-        async with aclosing(self._supervisor.watch(self.tree, after=after)) as events:
-            async for event in events:
-                if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
-                    continue
-                yield event
-                if event.run == self.number and isinstance(event.body, RunEnded):
-                    return
-
-    async def result(self) -> Result[Any]:
-        """Waits for the ending. A run that failed is a Result, not an exception."""
-        await self._node.join()
-        return self._node.result()
-
-    async def diff(self) -> str:
-        """What the run has changed in its copy or worktree, as git shows it."""
-        one, live = self._copied(), not self._node.finished
-        return (await asyncio.to_thread(takeover.diff, one, "-p", "-M", live=live)).decode("utf-8", "backslashreplace")
-
-    async def apply(self) -> Sequence[ChangedFile]:
-        """Takes over what the run, which has ended, changed in its copy into the folder it was made of: all of it, or,
-        where it conflicts with that folder as it is now, nothing, and RetinueError says why. Asks nobody."""
-        if not self._node.finished:
-            raise RetinueError(f"{self.path} has not ended yet")
-        return await asyncio.to_thread(takeover.take_over, self._copied())
-
-    def _copied(self) -> takeover.Copied:
-        one = takeover.copied_by(self._node)
-        if one is None:
-            raise RetinueError(takeover.no_copy(self.path, self._node.view.spawned))
-        return one
-
-    async def cancel(self) -> bool:
-        """Stops the run and all below it; False when it has ended or is stopping already."""
-        return await self._supervisor.cancel(self.tree, self.number)
-
-    async def send(self, text: str) -> Receipt:
-        """Words of the user for the run, read at its next turn; `too_late` when it will have none."""
-        return await self._supervisor.send(self.tree, self.number, text)
 
 
 class Retinue:
@@ -106,17 +30,17 @@ class Retinue:
 
     def __init__(self, parts: Callable[[], build.Parts]) -> None:
         self._parts = parts
-        self._supervisor: Supervisor | None = None
+        self._control: Control | None = None
 
     async def __aenter__(self) -> Retinue:
-        self._supervisor = build.make_supervisor(self._parts())
+        self._control = build.open_control(self._parts())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._supervisor is not None:
-            closing = asyncio.ensure_future(self._supervisor.close())
+        if self._control is not None:
+            closing = asyncio.ensure_future(self._control.close())
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:
@@ -124,10 +48,11 @@ class Retinue:
                 raise
 
     @property
-    def supervisor(self) -> Supervisor:
-        if self._supervisor is None:
+    def control(self) -> Control:
+        """Every command on the runs: send, cancel, pending, answer, watch and the others."""
+        if self._control is None:
             raise RetinueError("this Retinue is not open: use `async with retinue.open(...) as r:`")
-        return self._supervisor
+        return self._control
 
     async def spawn(
         self,
@@ -136,18 +61,15 @@ class Retinue:
         *,
         context_paths: Sequence[str] = (),
         limits: Limits | None = None,
-    ) -> Run:
-        """Starts a primary run in a new tree. A wrong profile, model or path is a ConfigError, and nothing runs."""
+    ) -> RunHandle:
+        """Start a primary run in a new tree. Raises ConfigError for a wrong profile, model or path."""
         if isinstance(task, Task) and context_paths:
             raise ConfigError("context_paths belongs into the Task that is given")
-        wish = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
-        supervisor = self.supervisor
-        if supervisor.servers is not None:
-            await supervisor.prepare(profile)
-        return Run(supervisor, supervisor.spawn(profile, wish, limits=limits))
+        wanted = task if isinstance(task, Task) else Task(task, context_paths=context_paths)
+        return await self.control.spawn(profile, wanted, limits=limits)
 
     async def run(self, profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
-        """Spawns and waits."""
+        """Start a primary run and wait for its ending."""
         return await (await self.spawn(profile, task, **options)).result()
 
     async def resume(
@@ -157,43 +79,29 @@ class Retinue:
         profiles: Sequence[Profile] = (),
         limits: Limits | None = None,
         model: str | None = None,
-    ) -> Run:
-        """Goes on with a tree whose process is gone; its primary. `profiles` are those that were made in Python: the
+    ) -> RunHandle:
+        """Resume a tree whose process is gone; return its primary. `profiles` are those that were made in Python: the
         log has their names, not their functions and models. `limits` and `model` replace those the tree had."""
-        self._reach(tree)
-        await self.supervisor.prepare()
-        return Run(self.supervisor, self.supervisor.resume(tree, self._given(profiles, limits, model)))
+        overrides = ResumeOverrides(profiles=profiles, limits=limits or Limits(), model=model)
+        return await self.control.resume(tree, overrides)
 
     async def continue_run(
         self,
-        run: Run | Result[Any] | str,
+        run: RunHandle | Result[Any] | str,
         text: str,
         *,
         profiles: Sequence[Profile] = (),
         limits: Limits | None = None,
         model: str | None = None,
-    ) -> Run:
-        """A new run that begins with the thread of one that has ended, and this text. A run is named `TREE/N` too; the
-        rest is as for `resume`."""
-        tree, number = _place(run)
-        if number != 0:  # a primary goes on in a tree of its own
-            self._reach(tree)
-        given = self._given(profiles, limits, model)
-        await self.supervisor.prepare()
-        return Run(self.supervisor, self.supervisor.continue_run(tree, number, text, given))
-
-    def _given(self, profiles: Sequence[Profile], limits: Limits | None, model: str | None) -> Given:
-        state = self._parts().state
-        return Given(profiles, limits or Limits(), model, None if state is None else build.open_reader(state))
-
-    def _reach(self, tree: str) -> None:
-        """Sees to it that the supervisor has the log the tree is in."""
-        supervisor, state = self.supervisor, self._parts().state
-        if state is not None and tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.open_tree_log(state, tree)
+    ) -> RunHandle:
+        """Start a run that begins with the conversation of an ended one, and this text. A run may be named `TREE/N`;
+        the rest is as for `resume`."""
+        tree, number = _parse_run(run)
+        overrides = ResumeOverrides(profiles=profiles, limits=limits or Limits(), model=model)
+        return await self.control.continue_run(tree, number, text, overrides)
 
     def as_tool(self, profile: Profile) -> Callable[[str], Awaitable[str]]:
-        """The profile as a plain async function, for agents of any framework. Called inside a run of ours, the
+        """Return the profile as a plain async function, for agents of any framework. Called inside a run of ours, the
         subagent is a child of that run; called elsewhere, it is a tree of its own."""
 
         async def subagent(task: str) -> str:
@@ -216,8 +124,8 @@ class Retinue:
         return subagent
 
 
-def _place(run: Run | Result[Any] | str) -> tuple[str, int]:
-    if isinstance(run, Run):
+def _parse_run(run: RunHandle | Result[Any] | str) -> tuple[str, int]:
+    if isinstance(run, RunHandle):
         return run.tree, run.number
     if isinstance(run, Result):
         return run.tree, run.run
@@ -258,7 +166,7 @@ def open(  # noqa: PLR0913 - the one entry point
     `strict` asks for every tool of a primary, `ask` (the default) for those that change something. `allow`, `ask` and
     `deny` are rules such as `shell(git status*)`: deny wins, then ask, then allow, then the mode. A question nobody
     answers within `approval_timeout` seconds is denied; without an approver a run that must ask ends, unless it may
-    wait `wait_approvals` seconds for somebody to call `supervisor.answer`. `prices` says what models cost
+    wait `wait_approvals` seconds for somebody to call `control.answer`. `prices` says what models cost
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
     `network` is what runs may reach: hosts such as `docs.python.org` or `*.example.com` (for `web_fetch`, and for

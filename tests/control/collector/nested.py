@@ -15,6 +15,7 @@ from retinue import build
 from retinue.control.publisher import publisher_of
 from retinue.control.relay import Relay
 from retinue.control.server_limits import Downward
+from retinue.core.caller import narrower
 from retinue.core.errors import SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
@@ -26,7 +27,7 @@ from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = travel.narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")

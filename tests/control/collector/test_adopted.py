@@ -9,6 +9,7 @@ import pytest
 
 from retinue import build
 from retinue.control import collector as module
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.core.events import (
     Event,
@@ -26,8 +27,7 @@ from retinue.core.ports import Outcome
 from retinue.core.usage import Usage
 from retinue.log.blocks import Blocks
 from retinue.log.records import fold_records
-from retinue.supervisor.adoption import word
-from retinue.supervisor.resume import Given
+from retinue.remote.validator import Bounds, clean_name
 from retinue.surfaces.printer.printer import Printer
 from tests.control.collector.kit import CPE, Hall, hall, of, runs_of
 
@@ -264,7 +264,7 @@ async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None
             await server.post(run_id, "tool_call", toolName="x", tokenUsage=tokens, cost="99.5")
         events = await h.until("usage", 3)
         tree = h.supervisor.trees[h.tree]
-        assert tree.slots.take_now()
+        assert tree.slots.try_acquire()
         assert h.main.account is not None and h.main.account.spent.tokens == 0
         spent = [event.body.cost for event in events if isinstance(event.body, UsageReported)]
         assert spent == [Decimal("99.5")] * 3
@@ -292,7 +292,7 @@ async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
 
 def test_a_word_is_safe_in_paths_and_headers() -> None:
     for text in ("a\x1b[31mb", "a\u202eb", "a\nb", "/..", "a b", "𝐛"):
-        found = word(text)
+        found = clean_name(text)
         assert found.isprintable() and "/" not in found and " " not in found and found != ".."
 
 
@@ -318,13 +318,12 @@ async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp
             answer = await server.post(run_id, "thought_trace", payload=str(seq), seq=seq)
             assert answer.status == 200
         bodies = of(await h.until("thinking", 4), 1)[2:]
-        gap = Gap(2, "the server did not report them")
+        gap = Gap(2, "server 'reviewers' did not report them")
         assert bodies == [Thinking("1"), Thinking("2"), gap, Thinking("5"), Thinking("6")]
 
 
 async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_RUNS", 3)
-    monkeypatch.setattr(module, "MOST_EVENTS", 10)
+    monkeypatch.setattr(module, "BOUNDS", Bounds(runs=3, reports=10))
     async with hall(tmp_path) as h:
         server = h.server()
         server.call()
@@ -348,7 +347,7 @@ async def test_floods_end_in_a_gap_that_says_so(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_flood_of_bytes_ends_in_a_gap_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_MIB", 1)
+    monkeypatch.setattr(module, "BOUNDS", Bounds(mib=1))
     async with hall(tmp_path) as h:
         server = h.server()
         run_id = server.call()
@@ -369,7 +368,7 @@ async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
             answer = await server.post(f"r{number}", "subagent_start", parentRunID=above)
             statuses.append(answer.status)
             above = f"r{number}"
-        assert statuses == [200] * (module.DEEPEST - 1) + [403] * (41 - module.DEEPEST)
+        assert statuses == [200] * (module.BOUNDS.depth - 1) + [403] * (41 - module.BOUNDS.depth)
 
 
 async def test_what_is_reported_keeps_a_stalled_parent_alive(tmp_path: Path) -> None:
@@ -394,7 +393,7 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
     supervisor = build.make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
-    node = supervisor.resume(tree, Given(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    node = supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
     try:
         events = supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"

@@ -14,15 +14,15 @@ from msgspec import UNSET
 
 from retinue import build
 from retinue.control.reporting import Reporting
+from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Order
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol import inherited_limits as travel
-from retinue.protocol.inherited_limits import NOBODY, Caller, narrower
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.testing import ManualClock, scripted
@@ -146,7 +146,7 @@ async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Pa
         first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
         await first.join()
         assert first.view.spawned.limits == Limits(depth=1, turns=7)
-        again = supervisor.continue_run(first.ref.tree, 0, "go on", Given(profiles=[profile]))
+        again = supervisor.continue_run(first.ref.tree, 0, "go on", ResumeOverrides(profiles=[profile]))
         assert (first.max_depth, again.max_depth, again.max_turns) == (1, 1, 7)
         await again.join()
     finally:

@@ -46,19 +46,29 @@ class House:
 
 @asynccontextmanager
 async def house(
-    folder: Path, *, approver: Approver | None = None, wait: float | None = 60, durable: bool = True
+    folder: Path,
+    *,
+    approver: Approver | None = None,
+    wait: float | None = 60,
+    durable: bool = True,
+    script: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[House]:
+    """`script` is what the model says; `workspace` is the explorer's, other `options` are parts of the supervisor."""
     state = folder / ".retinue"
+    model = None if script is None else scripted(script)
+    explorer = Profile("explorer", "You look.", model=model, workspace=options.pop("workspace", None))
     parts = build.Parts(
         project=folder,
-        profiles=[Profile("explorer", "You look.")],
+        profiles=[explorer],
         state=state if durable else None,
         approver=approver,
         wait_approvals=wait,
+        **options,
     )
     supervisor = build.make_supervisor(parts)
     try:
-        async with ControlServer(supervisor, state) as server:
+        async with ControlServer(supervisor.control, state, unattended=supervisor.is_unattended) as server:
             yield House(supervisor, server, state)
     finally:
         await supervisor.close()

@@ -15,11 +15,12 @@ import pytest
 
 import retinue
 from retinue import Event, Profile, Task, tool
+from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.remote import outbox as delegated
-from retinue.surfaces.library import Run
+from retinue.supervisor import adoption, remote_driver
 from tests.remote.outbox.kit import explorer, put, until
 from tests.sandbox.falls import kill_worker
 from tests.sandbox.hosts import host
@@ -31,7 +32,7 @@ HERE = Profile("explorer", model=explorer().model, runtime="delegated")
 
 
 @asynccontextmanager
-async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncIterator[tuple[Run, Path, str]]:
+async def asking(tmp_path: Path, profile: Profile = HERE, **task: Any) -> AsyncIterator[tuple[RunHandle, Path, str]]:
     """A run that waits for a host, the outbox, and the id of its request."""
     outbox = tmp_path / "outbox"
     outbox.mkdir(exist_ok=True)
@@ -71,8 +72,9 @@ async def test_a_request_names_what_it_may_and_nothing_of_the_launch(tmp_path: P
             "profile": "explorer",
             "workspace": str(tmp_path),
             "context_paths": [],
-            "timeout_seconds": 90,
+            "timeout_seconds": pytest.approx(90, abs=10),
             "depth": 3,
+            "traceparent": asked["traceparent"],
         }
         assert os.listdir(outbox) == [f"request_{name}.json"]  # renamed into its place: nothing else is left of it
         respond(outbox, name)
@@ -112,16 +114,16 @@ async def test_what_the_file_says_is_data_with_ids_and_paths_of_ours(tmp_path: P
         result = await run.result()
     assert result.final_response == "real" and result.workspace == str(tmp_path)
     assert {event.tree for event in events} == {run.tree}
-    assert {event.path for event in events} == {"/main", "/main/sub-1"}
-    assert [body.depth for body in _bodies(events, RunSpawned)] == [0, 1]
+    assert {event.path for event in events} == {"/main", "/main/evil-1", "/main/sub-2"}
+    assert [body.depth for body in _bodies(events, RunSpawned)] == [0, 1, 1]
     assert len(_bodies(events, ToolCall)[0].name) == 200
-    [child] = result.children
+    [evil, child] = result.children
+    assert (evil.status, evil.name) == ("disconnected", "evil")
     assert (child.status, child.partial, child.runtime) == ("failed", "from below", "inherited")
     assert (result.runtime, result.walls[0], len(result.walls[1])) == ("delegated", "net", 200)
     kinds = [event.kind for event in events]
     assert (str(result.cost), result.usage.input_tokens) == ("0.25", 5)
     assert kinds.count("gap") == 5 and "something.new" not in kinds and "run.resumed" not in kinds
-    assert "a run on the host is not shown here" in (result.warning or "")
 
 
 def _bodies(events: list[Event], kind: type[Any]) -> list[Any]:
@@ -208,6 +210,7 @@ async def test_words_that_the_host_does_not_take_or_confirm_are_too_late_and_say
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     monkeypatch.setattr(delegated, "STEER_SECONDS", 0.1)
+    monkeypatch.setattr(adoption, "CONFIRM_SECONDS", 0.1)
     async with asking(tmp_path) as (run, outbox, name):
         sending = asyncio.create_task(run.send("left, not right"))
         file = outbox / f"steer_{name}_0000.json"
@@ -249,7 +252,7 @@ async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Pa
         async for event in run.events():
             if isinstance(event.body, ToolCall) and event.body.name == "hold":
                 break
-        receipt = await r.supervisor.send(run.tree, event.run, "turn left")
+        receipt = await r.control.supervisor.send(run.tree, event.run, "turn left")
         assert receipt.state == "queued" and event.run == 1
         go.set()
         await run.result()
@@ -273,7 +276,7 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
     outbox = tmp_path / "outbox"
     outbox.mkdir()
 
-    async def answered(run: Run, *events: bytes) -> Any:
+    async def answered(run: RunHandle, *events: bytes) -> Any:
         await until(lambda: bool(os.listdir(outbox)))
         [file] = outbox.iterdir()
         name, asked = file.name.removeprefix("request_").removesuffix(".json"), json.loads(file.read_bytes())
@@ -289,8 +292,8 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
         assert await answered(run, *turn) == "look"
         again = await r.continue_run(run.tree, "bring it", profiles=[HERE])
         before, _, words = (await answered(again, *turn)).rpartition("\n\n")
-        assert words == "bring it" and before.startswith(delegated.BEFORE)
-        assert [said["text"] for said in json.loads(before.removeprefix(delegated.BEFORE))] == [
+        assert words == "bring it" and before.startswith(remote_driver.BEFORE)
+        assert [said["text"] for said in json.loads(before.removeprefix(remote_driver.BEFORE))] == [
             "look", "it is under the stairs",
         ]  # fmt: skip
         events = [event async for event in again.events()]

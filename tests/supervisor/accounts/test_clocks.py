@@ -28,14 +28,14 @@ async def test_a_stalled_run_is_told_of_and_then_given_up() -> None:
         profile = hanging(clock, {"main": [{"text": "half", **call("list_agents")}, {"hang": True}]})
         run = await r.spawn(profile, "go", limits=Limits(stall=60))
         await clock.advance(59.9)
-        assert run.state == "running"
+        assert await run.state() == "running"
         await clock.advance(0.2)
-        assert run.state == "stalled"
+        assert await run.state() == "stalled"
         await clock.advance(59.8)
-        assert run.state == "stalled"
+        assert await run.state() == "stalled"
         await clock.advance(0.2)
         result = await run.result()
-        events = r.supervisor.log.read(run.tree)
+        events = r.control.supervisor.log.read(run.tree)
     assert (result.status, result.final_response) == ("timed_out", "Run timed out")
     assert result.error_details == f"Run 'main' {STALLED}"
     assert (result.partial, result.duration_ms) == ("half", 120_000)
@@ -58,12 +58,12 @@ async def test_whatever_happens_after_a_stall_is_life() -> None:
     async with retinue.open(mode="yes", clock=clock) as r:
         run = await r.spawn(profile, "go", limits=Limits(stall=60))
         await clock.advance(70)
-        assert run.state == "stalled"
+        assert await run.state() == "stalled"
         gate.set()
         await clock.advance(59)
-        assert run.state == "running"
+        assert await run.state() == "running"
         await clock.advance(2)
-        assert run.state == "stalled"
+        assert await run.state() == "stalled"
         await clock.advance(60)
         assert (await run.result()).status == "timed_out"
 
@@ -79,7 +79,7 @@ async def test_a_parent_that_waits_for_a_child_at_work_is_not_stalled() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await clock.advance(560)
         result = await run.result()
-        events = r.supervisor.log.read(run.tree)
+        events = r.control.supervisor.log.read(run.tree)
     assert result.status == "done"
     assert bodies(events, Warned) == []
 
@@ -133,7 +133,7 @@ async def test_a_person_who_thinks_stalls_nobody() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await until(run, ToolCall, number=1)
         await clock.advance(3600)
-        nodes = r.supervisor.trees[run.tree].nodes
+        nodes = r.control.supervisor.trees[run.tree].nodes
         assert [node.view.state for node in nodes] == ["waiting_children", "waiting_approval"]
         answer.set()
         await until(run, ToolResult, number=1)
@@ -218,9 +218,9 @@ async def test_a_wall_clock_that_jumps_changes_no_deadline() -> None:
         for jump in (86400.0, -86400.0, 3.0e8):
             clock.jump = jump
             await clock.advance(13)
-            assert run.state == "waiting_children"
+            assert await run.state() == "waiting_children"
         await clock.advance(2)
-        assert run.state == "stalled"
+        assert await run.state() == "stalled"
         await clock.advance(40)
         result = await run.result()
     assert (result.status, result.duration_ms) == ("timed_out", 80_000)

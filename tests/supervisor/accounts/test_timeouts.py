@@ -25,7 +25,7 @@ async def seconds_of_child(folder: Path, wish: dict[str, Any]) -> float | None:
     async with retinue.open(config=folder / "retinue.yaml", project=folder, path=folder / "s", mode="yes") as r:
         run = await r.spawn(Profile("main", model=model), "go")
         await run.result()
-        [spawned] = bodies(r.supervisor.log.read(run.tree), RunSpawned, run=1)
+        [spawned] = bodies(r.control.supervisor.log.read(run.tree), RunSpawned, run=1)
     seconds: float | None = spawned.timeout_seconds
     return seconds
 
@@ -57,7 +57,7 @@ async def test_the_timeout_is_the_one_that_ends_the_run(tmp_path: Path) -> None:
         run = await r.spawn(Profile("main", model=model), "go")
         await until(run, RunStarted, number=1)
         await clock.advance(39.9)
-        assert run.state == "waiting_children"
+        assert await run.state() == "waiting_children"
         await clock.advance(0.2)
         result = await run.result()
     assert result.children[0].error_details == "Subagent 'subagent' timed out after 40000ms"
@@ -74,5 +74,5 @@ async def test_what_a_person_sets_is_exact() -> None:
         ):
             run = await r.spawn(Profile("main", model=model), task, limits=limits)
             await run.result()
-            [spawned] = bodies(r.supervisor.log.read(run.tree), RunSpawned)
+            [spawned] = bodies(r.control.supervisor.log.read(run.tree), RunSpawned)
             assert spawned.timeout_seconds == expected

@@ -1,4 +1,4 @@
-"""A rule written into a person's retinue.yaml: one more line, and everything else as it was."""
+"""A rule written into a person's retinue.yaml: all comments and other values are kept."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from retinue.config.edit import add_allowed, set_runtime
 from retinue.config.settings import load_settings
+from retinue.config.template import render_settings
 from retinue.core.errors import ConfigError
 
 RULE = 'shell(git commit -m "a: b" [*])'
@@ -25,11 +26,12 @@ WORD = '"shell(git commit -m \\"a: b\\" [*])"'
         ),
         ("approvals:\n  allow:  # none\n  mode: ask\n", "approvals:\n  allow:  # none\n    - W\n  mode: ask\n"),
         ("approvals:\n  allow:\n  - read # r\n  # end\n", "approvals:\n  allow:\n  - read # r\n  - W\n  # end\n"),
-        ("approvals:\n  allow: [read]  # r\n", "approvals:\n  allow: [read, W]  # r\n"),
-        ("approvals:\n  allow: []\n", "approvals:\n  allow: [W]\n"),
-        ("approvals: {mode: ask}  # m\n", "approvals: {mode: ask, allow: [W]}  # m\n"),
-        ("approvals: {}\n", "approvals: {allow: [W]}\n"),
+        ("approvals:\n  allow: [read]  # r\n", "approvals:\n  allow: [read, W] # r\n"),
+        ("approvals:\n  allow: []\n", "approvals:\n  allow:\n    - W\n"),
+        ("approvals: {mode: ask}  # m\n", "approvals: {allow: [W], mode: ask} # m\n"),
+        ("approvals: {}\n", "approvals:\n  allow:\n    - W\n"),
         ("approvals:\r\n  allow:\r\n    - read\r\n", "approvals:\r\n  allow:\r\n    - read\r\n    - W\r\n"),
+        ("{model: x}\n", "{model: x, approvals: {allow: [W]}}\n"),
         ("approvals:\n  allow:\n    - read", "approvals:\n  allow:\n    - read\n    - W\n"),
     ],
 )
@@ -46,6 +48,18 @@ def test_a_rule_goes_where_a_person_would_put_it(tmp_path: Path, before: str, af
     assert [entry.name for entry in tmp_path.iterdir()] == ["retinue.yaml"]
 
 
+def test_every_line_that_init_wrote_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "retinue.yaml"
+    text = render_settings(model="openai:x", profile="reviewer", tests=["make test"], allowed=True, exposed=["/opt/x"])
+    file.write_text(text)
+    add_allowed(file, "read")
+    set_runtime(file, "inherited")
+    lines = file.read_text().splitlines()
+    added = ['    - "read"', "    subagent_runtime_mode: inherited"]
+    assert [line for line in lines if line not in added] == text.splitlines()
+    assert lines.index(added[0]) == lines.index("    - shell(make test)") + 1
+
+
 def test_a_file_is_made_where_there_is_none_and_a_link_is_followed(tmp_path: Path) -> None:
     real = tmp_path / "real.yaml"
     (tmp_path / "retinue.yaml").symlink_to(real)
@@ -54,7 +68,7 @@ def test_a_file_is_made_where_there_is_none_and_a_link_is_followed(tmp_path: Pat
     assert (tmp_path / "retinue.yaml").is_symlink()
 
 
-@pytest.mark.parametrize("text", ["{model: x}\n", "approvals: 3\n", "approvals:\n  allow: {}\n", "- a\n", "a: [\n"])
+@pytest.mark.parametrize("text", ["approvals: 3\n", "approvals:\n  allow: {}\n", "- a\n", "a: [\n"])
 def test_what_cannot_be_changed_safely_is_left_alone(tmp_path: Path, text: str) -> None:
     file = tmp_path / "retinue.yaml"
     file.write_text(text)
@@ -72,7 +86,7 @@ KEYS = "orchestrator:\n  coordination:\n    subagent_runtime_mode: "
         ("", f"{KEYS}inherited\n"),
         ("model: x  # mine", f"model: x  # mine\n{KEYS}inherited\n"),
         ("orchestrator:  # o\nmodel: x\n", f"{KEYS.replace(':', ':  # o', 1)}inherited\nmodel: x\n"),
-        (f"{KEYS}isolated  # why\nmodel: x\n", f"{KEYS}inherited  # why\nmodel: x\n"),
+        (f"{KEYS}isolated  # why\nmodel: x\n", f"{KEYS}inherited # why\nmodel: x\n"),
         (
             "orchestrator:\n  coordination:\n    subagent_types: []\n",
             f"{KEYS}inherited\n    subagent_types: []\n",
@@ -89,7 +103,7 @@ def test_where_runs_live_is_written_where_a_person_would_put_it(tmp_path: Path, 
 
 def test_where_runs_live_is_left_to_a_person_in_a_file_that_is_hard_to_change(tmp_path: Path) -> None:
     file = tmp_path / "retinue.yaml"
-    file.write_text("orchestrator: {coordination: {}}\n")
+    file.write_text("orchestrator: {coordination: 3}\n")
     with pytest.raises(ConfigError, match="by hand"):
         set_runtime(file, "inherited")
-    assert file.read_text() == "orchestrator: {coordination: {}}\n"
+    assert file.read_text() == "orchestrator: {coordination: 3}\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import retinue
 from retinue import Event, Limits, Profile, Result, Task
+from retinue.core.control import RunHandle
 from retinue.core.events import Body
-from retinue.surfaces.library import Run
 from retinue.testing import scripted
 
 
@@ -44,7 +44,7 @@ def kinds(events: Sequence[Event], *, run: int) -> list[str]:
     return [event.kind for event in events if event.run == run]
 
 
-async def until(run: Run, kind: type[Body], *, number: int | None = None) -> Event:
+async def until(run: RunHandle, kind: type[Body], *, number: int | None = None) -> Event:
     """Waits for the first such event of the run's subtree."""
     async for event in run.events():
         if isinstance(event.body, kind) and (number is None or event.run == number):

@@ -185,7 +185,7 @@ async def test_every_watcher_sees_one_order_and_the_ending_last(opened) -> None:
         run = await r.spawn(main(script), "go")
 
         async def watch() -> list[Event]:
-            return [item async for item in r.supervisor.watch(run.tree) if isinstance(item, Event)]
+            return [item async for item in r.control.supervisor.watch(run.tree) if isinstance(item, Event)]
 
         watchers = [asyncio.create_task(watch()) for _ in range(3)]
         async for item in run.events():
@@ -210,7 +210,7 @@ async def test_a_tree_reads_the_same_from_memory_and_from_disk(tmp_path: Path) -
     }
     _, live = await tree(script, path=tmp_path / ".retinue")
     async with retinue.open(tmp_path / ".retinue") as r:
-        stored = r.supervisor.log.read(live[0].tree)
+        stored = r.control.supervisor.log.read(live[0].tree)
 
     def plain(events: list[Event]) -> list[object]:
         return [msgspec.json.decode(encode(e)) for e in events]
@@ -316,8 +316,8 @@ async def test_a_task_that_is_refused_leaves_nothing_in_the_log() -> None:
     async with retinue.open() as r:
         with pytest.raises(ConfigError, match="does not exist"):
             await r.spawn(main({"main": ["done"]}), Task("go", context_paths=["/nosuch"]))
-        assert isinstance(r.supervisor.log, MemoryLog)
-        assert r.supervisor.log._feeds == {}
+        assert isinstance(r.control.supervisor.log, MemoryLog)
+        assert r.control.supervisor.log._feeds == {}
 
 
 async def test_many_events_take_few_commits(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import retinue
 
 NAMES = {
     "Allow", "Approval", "ConfigError", "Context", "Deny", "Event", "Limits", "Profile", "Result", "Retinue",
-    "RetinueError", "Run", "RunFailed", "SpawnRefused", "Status", "Task", "Telemetry", "ToolError", "Usage", "open",
-    "run_sync", "tool",
+    "RetinueError", "RunFailed", "RunHandle", "SpawnRefused", "Status", "Task", "Telemetry", "ToolError", "Usage",
+    "open", "run_sync", "tool",
 }  # fmt: skip
 
 

@@ -201,7 +201,7 @@ async def test_what_a_grandchild_does_is_printed_while_it_does_it() -> None:
         while len(printed_calls) < 2:
             printed.clear()
             await printed.wait()
-        assert run.state == "waiting_children"
+        assert await run.state() == "waiting_children"
         live = [line for line in stream.text.splitlines() if line.startswith("#### leaf")]
         assert live == [
             "#### leaf thought trace",

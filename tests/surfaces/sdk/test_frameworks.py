@@ -101,8 +101,8 @@ def framework(ask: Ask) -> str:
 
 
 def logged(r: Retinue) -> Runs:
-    [tree] = r.supervisor.log.trees()
-    return Runs.of(tree, r.supervisor.log.read(tree))
+    [tree] = r.control.supervisor.log.trees()
+    return Runs.of(tree, r.control.supervisor.log.read(tree))
 
 
 @ASKS

@@ -10,7 +10,7 @@ import pytest
 from retinue import ConfigError, Profile, build, tool
 from retinue.core.events import RunSpawned, ToolResult, Warned
 from retinue.core.profiles import Task
-from retinue.surfaces.library import Run
+from retinue.supervisor.local_control import LocalControl
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, spawn, until
 from tests.tools.web.kit import Web, answer
@@ -20,7 +20,7 @@ async def run(parts: build.Parts, agents: dict[str, Any], **fields: Any) -> list
     supervisor = build.make_supervisor(parts)
     try:
         node = supervisor.spawn(Profile("main", model=scripted(agents), **fields), Task("go"))
-        return [event async for event in Run(supervisor, node).events()]
+        return [event async for event in LocalControl(supervisor).handle_of(node).events()]
     finally:
         await supervisor.close()
 
@@ -111,7 +111,7 @@ async def test_the_researcher_says_that_it_has_no_web(tmp_path: Path, allow: tup
     agents = {"/main": [asks, {"text": "ok"}], "researcher": [{"text": "r"}]}
     parts, _ = build.load_project_parts(tmp_path, model=scripted(agents), mode="yes", network=allow)
     supervisor = build.make_supervisor(parts)
-    primary = Run(supervisor, supervisor.spawn(build.MAIN, Task("go")))
+    primary = LocalControl(supervisor).handle_of(supervisor.spawn(build.MAIN, Task("go")))
     await until(primary, RunSpawned, number=1)
     result = await primary.result()
     await supervisor.close()

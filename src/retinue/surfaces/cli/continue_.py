@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
 from retinue.log.lookup import at_home
@@ -71,6 +72,6 @@ def run(args: argparse.Namespace) -> int:
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
         lambda client, unasked: client.continue_run(
-            tree.tree, found.run, text, model=model_of(args), unattended=unasked
+            tree.tree, found.run, text, ResumeOverrides(model=model_of(args), unattended=unasked)
         ),
     )

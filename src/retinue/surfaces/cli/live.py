@@ -70,7 +70,11 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         servers = AsyncExitStack()
         try:
             if control and parts.state is not None:
-                await _open(servers, ControlServer(supervisor, parts.state), printer)
+                await _open(
+                    servers,
+                    ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended),
+                    printer,
+                )
             node = begin(supervisor)
             if after:
                 printer.note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")

@@ -17,7 +17,6 @@ from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.log.archive import Archive
-from retinue.protocol.control import PendingQuestion
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.control_clients import control_folder, wait_for
 
@@ -44,16 +43,16 @@ async def waiting(archive: Archive) -> list[Waiting]:
     clients = [ControlClient(address) for address in find_addresses(control_folder(archive))]
     pending = await asyncio.gather(*map(_ask, clients))
     found = [
-        Waiting(question.approval, question.digest, client)
-        for client, questions in zip(clients, pending, strict=True)
-        for question in questions
+        Waiting(approval, approval.digest, client)
+        for client, approvals in zip(clients, pending, strict=True)
+        for approval in approvals
     ]
     return sorted(found, key=lambda each: (each.approval.tree, each.number))
 
 
-async def _ask(client: ControlClient) -> list[PendingQuestion]:
+async def _ask(client: ControlClient) -> list[Approval]:
     try:
-        return await client.list_questions()
+        return await client.pending()
     except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.log.archive import Archive
 from retinue.log.listing import Listing, listing
@@ -59,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         archive,
         found,
         lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
-        lambda client, unattended: client.resume(found.tree, model=model_of(args), unattended=unattended),
+        lambda client, unattended: client.resume(
+            found.tree, ResumeOverrides(model=model_of(args), unattended=unattended)
+        ),
     )
 
 

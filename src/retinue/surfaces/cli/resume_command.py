@@ -12,6 +12,7 @@ from typing import Any
 from retinue import build
 from retinue.control.address_files import find_address
 from retinue.control.client import ControlClient
+from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
@@ -20,23 +21,20 @@ from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
 from retinue.log.runs import Runs
-from retinue.protocol.control import RunAddress
 from retinue.supervisor import client_run as clients
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.live import Shown
 from retinue.surfaces.cli.options import limits_of, model_of
 from retinue.surfaces.cli.run import finish, printer_of, see
 
-Through = Callable[[ControlClient, bool], Awaitable[RunAddress]]
+Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 
-def given(args: argparse.Namespace, project: Any) -> Given:
+def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
     profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    read = build.open_reader(project.folder / ".retinue")
-    return Given(profiles, limits_of(args), model_of(args), read, args.runtime)
+    return ResumeOverrides(profiles=profiles, limits=limits_of(args), model=model_of(args), runtime=args.runtime)
 
 
 def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
@@ -71,7 +69,7 @@ async def _elsewhere(
     args: argparse.Namespace,
     archive: Archive,
     found: Listing,
-    through: Callable[[ControlClient], Awaitable[RunAddress]],
+    through: Callable[[ControlClient], Awaitable[RunHandle]],
 ) -> int:
     pid = (holder(found.stored.file) or (0, 0))[0]
     address = find_address(control_clients.control_folder(archive), pid)
@@ -97,9 +95,9 @@ async def _elsewhere(
             event = event_of(line, found.stored.file)
             runs.apply(event)
             (printer.show if event.seq > found.last_seq else printer.recall)(event)
-            if event.run == begun.run and isinstance(event.body, RunEnded):
+            if event.run == begun.number and isinstance(event.body, RunEnded):
                 break
-    view = runs.runs.get(begun.run)
+    view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
     return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)

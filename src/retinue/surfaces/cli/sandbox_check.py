@@ -8,7 +8,6 @@ from pathlib import Path
 
 from retinue import build
 from retinue.build.sandboxes import build_image, find_container_engine
-from retinue.config import edit as rulefile
 from retinue.config import trust
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile, RuntimeName
@@ -74,6 +73,8 @@ def _make_ready(parts: build.Parts) -> None:
 
 
 def _write(parts: build.Parts, file: Path) -> None:
-    before, after = rulefile.set_runtime(file, parts.runtime)
+    from retinue.config.edit import set_runtime  # loads ruamel.yaml
+
+    before, after = set_runtime(file, parts.runtime)
     if parts.keeps_trust:
         trust.carry_answer(file, before, after)

@@ -10,7 +10,7 @@ from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.log.archive import Archive
 from retinue.log.listing import listing
 from retinue.log.lookup import Found, at_home
-from retinue.supervisor.adoption import TOO_FAR
+from retinue.supervisor.adoption import ONLY_WATCHED
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import seconds
@@ -90,4 +90,4 @@ def _elsewhere(archive: Archive, found: Found) -> str:
         return ""
     home = at_home(archive, view.agent, view.spawned.subagent_id)
     where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
-    return TOO_FAR.format(who=found.name, server=view.spawned.server) + where
+    return ONLY_WATCHED.format(who=found.name, where=f"in the MCP server '{view.spawned.server}'") + where

@@ -121,7 +121,9 @@ class _Host:
             watcher = Watcher(supervisor, hosting)
             if not args.no_control:
                 try:
-                    await servers.enter_async_context(ControlServer(supervisor, parts.state))
+                    await servers.enter_async_context(
+                        ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended)
+                    )
                 except RetinueError as error:
                     self._say(f"warning: no control server for other terminals: {error}")
             with Signals(_All(supervisor, self._stop.set)) as signals:

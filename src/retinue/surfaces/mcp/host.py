@@ -13,13 +13,14 @@ from typing import Any
 from retinue import build
 from retinue.control.publisher import publisher_of
 from retinue.control.server import ControlServer
+from retinue.core.caller import narrower
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
 from retinue.protocol import inherited_limits as travel
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor import client_run as clients
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp import profile_tool as single
@@ -120,19 +121,19 @@ class Host:
         made.append(host)
         if wish.control:
             try:
-                await servers.enter_async_context(ControlServer(supervisor, host.state))
+                await servers.enter_async_context(
+                    ControlServer(supervisor.control, host.state, unattended=supervisor.is_unattended)
+                )
             except RetinueError as error:
                 say(f"warning: no control server for other terminals: {error}")
         return host
 
-    def _given(self, **more: Any) -> Given:
+    def _given(self, **more: Any) -> ResumeOverrides:
         profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
-        return Given(profiles, read=build.open_reader(self.state), **more)
+        return ResumeOverrides(profiles=profiles, **more)
 
     def _reach(self, tree: str) -> None:
-        supervisor = self._supervisor
-        if tree not in supervisor.log_of(tree).trees():
-            supervisor.others[tree] = build.open_tree_log(self.state, tree)
+        self._supervisor.open_stored(tree)
 
     def attends(self, tree: str) -> bool:
         """Whether the user of the client whose tree it is can be asked."""
@@ -167,7 +168,7 @@ class Host:
         """What is left to the run that makes the call, if it comes from one, and to whom its runs are reported, hold
         for all that is made in here."""
         supervisor = self._supervisor
-        caller = travel.narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
+        caller = narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
         publisher = publisher_of(supervisor.log)
         run_id = args.get("runId") if self._wish.profile is not None else ""
         with called.serving(caller), ExitStack() as reported:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.approvals import Approval
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import LogError, NotFound, RetinueError, ToolError
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import Limits, Timeouts, clamp_asked
@@ -26,7 +27,6 @@ from retinue.protocol import subagents as words
 from retinue.supervisor.client_run import Client
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.places import ticket_of
-from retinue.supervisor.resume import Given
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.progress import Bell, News
@@ -48,7 +48,7 @@ class Ground:
     state: Path
     limits: Limits
     timeouts: Timeouts
-    given: Callable[..., Given]
+    given: Callable[..., ResumeOverrides]
     reach: Callable[[str], None]
 
 

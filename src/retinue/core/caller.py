@@ -1,0 +1,85 @@
+"""The caller of a run from outside its tree, and what is left to it: levels, time, tokens and money.
+
+Pure values. How they travel to another process is the protocol's (`retinue.protocol.inherited_limits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from retinue.core.limits import Limits
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a call, as far as it travels. `depth` is how many levels may stand below that run, `deadline` the second
+    since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing is said. `parent_id` is
+    the run id under which its caller is reported, `root_id` that of the first of its line."""
+
+    depth: int | None = None
+    deadline: float | None = None
+    tokens: int | None = None
+    cost: Decimal | None = None
+    traceparent: str = ""
+    parent_id: str = ""
+    root_id: str = ""
+
+    def as_client(self) -> Caller:
+        """For a primary that stands for the caller itself, and so takes no level of its own."""
+        return self if self.depth is None else msgspec.structs.replace(self, depth=self.depth + 1)
+
+    def narrow(self, own: Limits) -> Limits:
+        """The limits of a tree that this call makes, whose primary takes one of the levels that are left."""
+        return Limits(
+            turns=own.turns,
+            seconds=own.seconds,
+            depth=own.depth if self.depth is None else max(0, _less(own.depth, self.depth - 1)),
+            concurrent=own.concurrent,
+            tokens=_less(own.tokens, self.tokens),
+            cost=_less(own.cost, self.cost),
+            stall=own.stall,
+        )
+
+    def kept(self, given: Limits | None, narrowed: Limits) -> Limits:
+        """The limits that a tree was given with its task, so that it stays within these also when it goes on later."""
+        return Limits(depth=narrowed.depth).over(given or Limits())
+
+    def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
+        """How long a run of that many seconds, which begins now, may take."""
+        limit = None if own is msgspec.UNSET else own
+        return limit if self.deadline is None else _less(limit, max(0.0, self.deadline - now))
+
+    @property
+    def trace(self) -> Callable[[], str] | None:
+        """Says which trace a tree made for it belongs to, if that is known."""
+        return (lambda: self.traceparent) if self.traceparent else None
+
+    @property
+    def may_spawn(self) -> bool:
+        return self.depth is None or self.depth > 0
+
+
+NOBODY = Caller()
+
+
+def _less(own: Any, given: Any) -> Any:
+    """The smaller of two limits, where unset and None are none."""
+    if given is None:
+        return own
+    return given if own is None or own is msgspec.UNSET else min(own, given)
+
+
+def narrower(own: Caller, given: Caller) -> Caller:
+    """Of two that both hold: from each the smaller number. Where it comes from is what the second says, if it does."""
+    return Caller(
+        depth=_less(own.depth, given.depth),
+        deadline=_less(own.deadline, given.deadline),
+        tokens=_less(own.tokens, given.tokens),
+        cost=_less(own.cost, given.cost),
+        traceparent=given.traceparent or own.traceparent,
+        parent_id=given.parent_id or own.parent_id,
+        root_id=given.root_id or own.root_id,
+    )

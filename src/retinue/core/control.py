@@ -1,0 +1,292 @@
+"""Control: every command that people and programs give to runs, and the handle of one run.
+
+Surfaces know this port and the views of the log, nothing of the supervisor behind it. It has two implementations: the
+supervisor of this process, and the client of another process (`retinue.control.client`). A third one, over the log
+alone, reads trees that no process runs any more, and applies their changes. Profile values, Python approvers and typed
+outputs cross only in process: over loopback a profile goes by its name, limits may only narrow, and a value that cannot
+cross is refused with a ConfigError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.caller import NOBODY, Caller
+from retinue.core.events import Delta, Event, RunEnded
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import Receipt, Row
+from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.results import ChangedFile, Result
+
+
+class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a new run is a child of. `call_id` is the tool call that asks for it; without `queue` a full tree
+    refuses; `background` tells the parent of its ending; `files` keeps its log and status as files too."""
+
+    tree: str
+    run: int = 0
+    call_id: str = ""
+    queue: bool = True
+    background: bool = False
+    files: bool = False
+
+
+class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
+    """What replaces the past when a tree is resumed or a run continued: `profiles` that the log cannot keep, `limits`
+    over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on. `seconds` is the
+    timeout of a continued run; `files` keeps its log and status as files. `unattended`
+    accepts another process that asks nobody."""
+
+    profiles: Sequence[Profile] = ()
+    limits: Limits = Limits()
+    model: str | None = None
+    runtime: RuntimeName | None = None
+    seconds: float | None = None
+    files: bool = False
+    unattended: bool = False
+
+
+NO_OVERRIDES = ResumeOverrides()
+
+
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A program outside that delegates: run 0 of a tree, which does nothing but stand for it. `task` says who it is;
+    `tools` are those that its children may have; `caller` is what is left to it, where it is a run elsewhere."""
+
+    name: str
+    task: str
+    description: str = ""
+    tools: Sequence[Any] | None = None
+    limits: Limits = Limits()
+    caller: Caller = NOBODY
+
+
+class TreeInfo(msgspec.Struct, frozen=True):
+    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then."""
+
+    tree: str
+    live: bool
+    runs: list[Row]
+    pid: int | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What a run changed in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
+    the folder they would be applied to; `applied` the one they were applied to already."""
+
+    files: tuple[ChangedFile, ...]
+    count: int
+    target: str
+    applied: str = ""
+
+
+class Control(Protocol):
+    """The commands, plus `watch`. A run is named by its tree and its number there."""
+
+    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+        """Wait until the MCP servers that the profile (None: any) has tools from are there or have failed. `say` is
+        told what is waited for."""
+        ...
+
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
+        caller: Caller | None = None,
+    ) -> RunHandle:
+        """Start a primary run in a tree of its own, or a run `below` another one. Raises ConfigError for a wrong
+        profile, model or path and SpawnRefused for what the limits forbid; then no run exists. `limits` replace those
+        of the project, `narrow` holds beside them: the smaller number counts. A `caller` elsewhere gives the run one
+        of the levels, and the time and budget, that are left to it."""
+        ...
+
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        """Start a run that stands for a program outside. It lives until the handle is closed, or with the process or
+        connection that opened it."""
+        ...
+
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError if it cannot."""
+        ...
+
+    async def continue_run(
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        """Start a run that begins with the conversation of an ended one, and this text."""
+        ...
+
+    async def send(self, tree: str, run: int, text: str) -> Receipt:
+        """Send a message of the user to a run, read at its next turn."""
+        ...
+
+    async def cancel(self, tree: str, run: int = 0) -> bool:
+        """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""
+        ...
+
+    async def kill(self, tree: str) -> None:
+        """Stop a whole tree at once, without waiting for its clean-up."""
+        ...
+
+    async def wait(self, tree: str, run: int = 0) -> Result[Any]:
+        """Wait for the ending of a run. A run that failed is a Result, not an exception."""
+        ...
+
+    async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
+        """Return the result of a run, or None if it has not ended."""
+        ...
+
+    async def describe_run(self, tree: str, run: int = 0) -> Row:
+        """Return how a run stands now. Raises NotFound."""
+        ...
+
+    async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
+        """Return the trees, the newest first; with `live` only those at work."""
+        ...
+
+    async def find_run(self, name: str) -> RunRef:
+        """Return the run of that name: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises
+        NotFound, and ConfigError for a name that could be several."""
+        ...
+
+    async def pending(self, tree: str | None = None) -> list[Approval]:
+        """Return the questions that wait for an answer, in the order they were asked."""
+        ...
+
+    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        """Answer a question: the first answer is taken, a later one is stale. With the digest of the question it counts
+        only for exactly the action that was shown."""
+        ...
+
+    def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
+        """Be present as an approver of a tree, or of all: while inside, questions wait for `answer` instead of ending
+        their run."""
+        ...
+
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        """Return what an ended run changed in its copied workspace. Raises RetinueError if it has none."""
+        ...
+
+    async def diff(self, tree: str, run: int = 0) -> str:
+        """Return what a run has changed in its copied workspace, as git shows it."""
+        ...
+
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        """Apply the changes of an ended run to the folder its copy was made of: all, or, on a conflict, none, and
+        RetinueError says why. Asks nobody."""
+        ...
+
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
+        ...
+
+    async def close(self) -> None:
+        """End what this Control owns: in process every run and the log, over loopback only its connections."""
+        ...
+
+
+class RunHandle:
+    """One run: what it is, what happens in it, and how it ends. `wait` replaces the wait for its ending: that of a
+    tool for its own child gives the slot of the waiting run to others. `since` is the number of an event before its
+    first, where events begin to be read."""
+
+    def __init__(
+        self,
+        control: Control,
+        ref: RunRef,
+        *,
+        wait: Callable[[], Awaitable[Result[Any]]] | None = None,
+        since: int = 0,
+    ) -> None:
+        self.control = control
+        self.ref = ref
+        self._wait = wait
+        self._since = since
+
+    @property
+    def tree(self) -> str:
+        return self.ref.tree
+
+    @property
+    def number(self) -> int:
+        return self.ref.run
+
+    @property
+    def path(self) -> str:
+        return self.ref.path
+
+    @property
+    def label(self) -> str:
+        return self.ref.label
+
+    async def state(self) -> str:
+        """Return the live state, or the status once the run has ended."""
+        return (await self.control.describe_run(self.tree, self.number)).state
+
+    async def result(self) -> Result[Any]:
+        """Wait for the ending. A run that failed is a Result, not an exception."""
+        if self._wait is not None:
+            return await self._wait()
+        return await self.control.wait(self.tree, self.number)
+
+    async def events(self, *, after: int = 0) -> AsyncIterator[Event]:
+        """Yield the events of this run and everything below it, from the log and then live, up to its ending."""
+        below = self.path + "/"
+        async with aclosing(self.control.watch(self.tree, after=max(after, self._since))) as events:
+            async for event in events:
+                if isinstance(event, Delta) or not (event.run == self.number or event.path.startswith(below)):
+                    continue
+                yield event
+                if event.run == self.number and isinstance(event.body, RunEnded):
+                    return
+
+    async def cancel(self) -> bool:
+        """Stop the run and all below it; False if it has ended or is stopping already."""
+        return await self.control.cancel(self.tree, self.number)
+
+    async def send(self, text: str) -> Receipt:
+        """Send a message of the user, read at the run's next turn; `too_late` if it will have none."""
+        return await self.control.send(self.tree, self.number, text)
+
+    async def diff(self) -> str:
+        """Return what the run has changed in its copied workspace, as git shows it."""
+        return await self.control.diff(self.tree, self.number)
+
+    async def apply(self) -> Sequence[ChangedFile]:
+        """Apply the changes of the run, which has ended, to the folder its copy was made of: all, or, on a conflict,
+        none, and RetinueError says why. Asks nobody."""
+        return await self.control.apply(self.tree, self.number)
+
+
+class ClientHandle(RunHandle):
+    """The run of a program outside; the supervisor writes its events. Closing the handle ends it."""
+
+    def __init__(self, control: Control, ref: RunRef, *, leave: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(control, ref)
+        self._leave = leave
+
+    async def __aenter__(self) -> ClientHandle:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def spawn(
+        self, profile: Profile | str, task: Task, *, call_id: str = "", queue: bool = True, background: bool = False
+    ) -> RunHandle:
+        """Start a run below the client."""
+        below = SpawnBelow(tree=self.tree, run=self.number, call_id=call_id, queue=queue, background=background)
+        return await self.control.spawn(profile, task, below=below)
+
+    async def close(self) -> None:
+        """End the client's run, and with it everything below it."""
+        await self._leave()

@@ -1,0 +1,248 @@
+"""The validator of what a peer may say about runs. Everything that a peer claims is data to check.
+
+Ids are those the peer has announced. A run ends once, and nothing follows its ending. Names are short and printable,
+paths of the peer's machine are dropped, numbers can be added up, texts fit an event. Turns count upwards. What comes
+twice counts once, what is missing leaves a gap, and a flood ends in a gap. Pure: knows no tree and does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Body,
+    Gap,
+    Inbox,
+    Message,
+    RunEnded,
+    RunStarted,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolStarted,
+    TurnEnded,
+    TurnStarted,
+    UsageReported,
+    Warned,
+)
+from retinue.core.limits import EVENT_BYTES
+from retinue.core.results import STATUSES, ending_texts
+from retinue.remote.port import STARTED, RemoteSpawned, Report
+
+SAID = (
+    RunStarted, TurnStarted, Thinking, Message, ToolCall, ToolStarted, ToolResult, ApprovalAsked, ApprovalDecided,
+    Inbox, UsageReported, TurnEnded, Warned, Gap, RunEnded,
+)  # fmt: skip
+NAMELESS = "subagent"  # the agent of a run whose peer gives it no name
+NAME_CHARACTERS = 64
+ID_CHARACTERS = 200
+MOST_SPENT = 10**12
+MOST_TURNS = 10**6
+MOST_SANDBOX_PARTS = 32
+_LONG = ("text", "raw", "preview", "reason", "final_response", "error_details", "partial", "task", "signature",
+         "layout")  # fmt: skip
+_NO_VALUES: dict[str, Any] = {"args": {}, "structured": None, "content": None}
+
+Code = Literal["unknown", "ended", "parent_ended", "too_deep"]
+
+
+class Rejected(Exception):
+    """A report that may not be made. `code` says why: of a run that nobody announced (`unknown`), of one that has
+    ended (`ended`), of a new run below one that has ended (`parent_ended`), or of one that is nested `too_deep`."""
+
+    def __init__(self, code: Code, run: str) -> None:
+        super().__init__(f"{code}: {run}")
+        self.code: Code = code
+        self.run = run
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one peer may say below one run of ours."""
+
+    runs: int = 1000
+    reports: int = 200_000
+    mib: int = 256
+    depth: int = 32
+
+
+class _PeerRun:
+    """What is known of one run of the peer. `depth` counts from the run of ours above it."""
+
+    __slots__ = ("depth", "ended", "has_started", "is_cut", "seq", "turn")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.seq = 0
+        self.turn = 0
+        self.has_started = False
+        self.ended = False
+        self.is_cut = False
+
+
+class ReportValidator:
+    """Checks the reports of one peer. `who` names the peer in the words of gaps."""
+
+    def __init__(self, who: str, bounds: Bounds | None = None) -> None:
+        self._who = who
+        self._bounds = bounds or Bounds()
+        self._runs: dict[str, _PeerRun] = {}
+        self._spawns = 0
+        self._reports = 0
+        self._bytes = 0
+
+    def announce(self, run: str, *, depth: int) -> None:
+        """Allow reports about a run that we have started, or below one that has made a call, or that the log has."""
+        self._runs.setdefault(run, _PeerRun(depth))
+
+    def end(self, run: str) -> None:
+        """Reject all further reports about a run."""
+        self._runs.setdefault(run, _PeerRun(0)).ended = True
+
+    def check(self, report: Report) -> list[Report]:
+        """Return the reports to adopt for this one, in order: none for one that came before or is too much, and a gap
+        where something is missing. Raises Rejected for one that may not be made at all."""
+        if isinstance(report.body, RemoteSpawned):
+            return self._check_spawned(report, report.body)
+        known = self._runs.get(report.run)
+        if known is None:
+            raise Rejected("unknown", report.run)
+        if known.ended:
+            raise Rejected("ended", report.run)
+        if report.seq is not None and report.seq <= known.seq:
+            return []
+        found: list[Body] = self._missing(report, known)
+        if self._is_within_bounds(report) or isinstance(report.body, RunEnded):
+            for body in (report.spent, report.body):
+                found += [] if body is None else self._check_body(report.run, body, known)
+        elif not known.is_cut:
+            known.is_cut = True
+            most = f"{self._bounds.reports} events or {self._bounds.mib} MiB"
+            found.append(Gap(1, f"{self._who} reports more than {most}; the rest is not shown"))
+        if report.size > EVENT_BYTES:
+            found = [_without_values(body) for body in found]
+        return [msgspec.structs.replace(report, body=body) for body in found]
+
+    def _missing(self, report: Report, known: _PeerRun) -> list[Body]:
+        """Return the gap before a report whose peer counts."""
+        if report.seq is None:
+            return []
+        missing, known.seq = report.seq - known.seq - 1, report.seq
+        return [Gap(missing, f"{self._who} did not report them")] if missing > 0 else []
+
+    def _is_within_bounds(self, report: Report) -> bool:
+        self._reports += 1
+        self._bytes += report.size
+        return self._reports <= self._bounds.reports and self._bytes <= self._bounds.mib * 1024 * 1024
+
+    def _check_spawned(self, report: Report, body: RemoteSpawned) -> list[Report]:
+        parent = self._runs.get(body.parent)
+        if parent is None:
+            raise Rejected("unknown", report.run)
+        if report.run in self._runs:
+            return []
+        if parent.ended:
+            raise Rejected("parent_ended", report.run)
+        if parent.depth >= self._bounds.depth:
+            raise Rejected("too_deep", report.run)
+        self._spawns += 1
+        if not self._is_within_bounds(report) or self._spawns > self._bounds.runs:
+            if self._spawns != self._bounds.runs + 1:
+                return []
+            reason = f"{self._who} reports more than {self._bounds.runs} runs; the rest is not shown"
+            return [Report(body.parent, Gap(1, reason))]
+        known = self._runs[report.run] = _PeerRun(parent.depth + 1)
+        spawned = msgspec.structs.replace(report, body=_short(body))
+        return [spawned, *(Report(report.run, gap) for gap in self._missing(report, known))]
+
+    def _check_body(self, run: str, body: Body, known: _PeerRun) -> list[Body]:
+        match body:
+            case RunStarted():
+                if known.has_started:
+                    return []
+                known.has_started = True
+                sandbox = tuple(part[:ID_CHARACTERS] for part in body.walls[:MOST_SANDBOX_PARTS])
+                return [msgspec.structs.replace(body, walls=sandbox)]
+            case TurnStarted(turn=turn):
+                if not known.turn < turn <= MOST_TURNS:
+                    return [Gap(1, f"{self._who} counts its turns backwards")]
+                known.turn = turn
+            case UsageReported() if not _can_be_added(body):
+                return [Gap(1, f"{self._who} reports a model call that cannot be")]
+            case Warned(code="empty_result") if run == STARTED:
+                return []  # the supervisor says so itself of a run that it ends
+            case RunEnded():
+                known.ended = True
+                return [_sound_ending(_short(body))]
+            case _ if not isinstance(body, SAID):
+                return []
+        return [_short(body)]
+
+
+def clean_name(text: str) -> str:
+    """Return a name as it can stand in paths and headers: letters, digits, `-`, `_` and `.`, and not too many."""
+    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in text.strip()[:NAME_CHARACTERS])
+    return kept.strip("-.")
+
+
+def clean_label(text: str) -> str:
+    """Return a peer's label as one printable line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[:ID_CHARACTERS]).split())
+
+
+def cut_text(text: str) -> str:
+    """Return the text if it fits an event; else its beginning, with a mark that says how much is missing."""
+    if len(text) * 4 <= EVENT_BYTES or len(data := text.encode("utf-8", "replace")) <= EVENT_BYTES:
+        return text
+    kept = data[: EVENT_BYTES - 1024]
+    return f"{kept.decode('utf-8', 'ignore')}\n[... {len(data) - len(kept)} more bytes were cut]"
+
+
+B = TypeVar("B", Body, RunEnded, RemoteSpawned)
+
+
+def _short(body: B) -> B:
+    """Return the body with short ids, texts that fit an event, and no path of the peer's machine."""
+    changes: dict[str, Any] = {}
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if name == "file" and value:
+            changes[name] = ""
+        elif isinstance(value, str):
+            checked = cut_text(value) if name in _LONG else value[:ID_CHARACTERS]
+            if name in ("label", "agent"):
+                checked = clean_label(value) if name == "label" else clean_name(value) or NAMELESS
+            if checked is not value and checked != value:
+                changes[name] = checked
+    return msgspec.structs.replace(body, **changes) if changes else body
+
+
+def _without_values(body: Body) -> Body:
+    """Return the body without its values. Its texts are cut already, so what is too large is in them."""
+    changes = {name: value for name, value in _NO_VALUES.items() if hasattr(body, name)}
+    return msgspec.structs.replace(body, **changes) if changes else body
+
+
+def _sound_ending(body: RunEnded) -> RunEnded:
+    """Return the ending with a status that there is. One without words gets those of its status."""
+    status: Any = body.status if body.status in STATUSES else "failed"
+    text, error = body.final_response, body.error_details
+    if status == "done":
+        error = None
+    else:
+        usual = ending_texts(status, name="", primary=False)[0]
+        text = text or usual
+        error = error or text
+    return msgspec.structs.replace(body, status=status, final_response=text, error_details=error)
+
+
+def _can_be_added(body: UsageReported) -> bool:
+    """Say whether these are numbers that can be added up."""
+    numbers = [number for number in msgspec.structs.astuple(body.usage) if number is not None]
+    cost = body.cost
+    return all(0 <= number <= MOST_SPENT for number in numbers) and (
+        cost is None or (cost.is_finite() and 0 <= cost <= MOST_SPENT and cost.adjusted() > -20)
+    )
