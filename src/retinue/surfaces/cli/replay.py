@@ -21,8 +21,7 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
 from retinue.surfaces.cli.run import choose
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Level, Printer
 
 EPILOG = """\
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json(verdict.to_json())
     elif result.status == "done" and result.final_response:
-        print(safe.text(result.final_response) if sys.stdout.isatty() else result.final_response)
+        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
     return DEPARTS if differences else 0
 
 
@@ -141,11 +140,11 @@ def page(verdict: Verdict, *, color: bool) -> Iterator[str]:
     """What came of it, for a person."""
     for record in verdict.ends:
         where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
-        yield f"the record of {safe.line(record.path)} ends {where}: {record.cut}"
+        yield f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}"
     for difference in verdict.differences:
         where = f", turn {difference.turn}" if difference.turn else ""
-        yield f"{safe.line(difference.path)}{where}: the {difference.what} departs from the record"
-        yield paint.diff("\n".join(safe.line(line) for line in difference.lines), color=color)
+        yield f"{safe.escape_line(difference.path)}{where}: the {difference.what} departs from the record"
+        yield colors.paint_diff("\n".join(safe.escape_line(line) for line in difference.lines), color=color)
     runs = f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"
     count = len({difference.run for difference in verdict.differences})
     came = f"{count} of them depart{'s' if count == 1 else ''}" if count else "no difference"
