@@ -169,7 +169,9 @@ def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project
 @needs_bubblewrap
 def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) -> None:
     config = project.folder / "retinue.yaml"
-    config.write_text("approvals: {mode: sandboxed}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n")
+    config.write_text(
+        "approvals: {mode: sandboxed}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n"
+    )
     code = "open('b.txt', 'w').write('x')\nimport os\nprint(os.listdir('.'), os.path.exists('/etc/shadow'))"
     program = {"tools": [{"name": "execute_python_code", "args": {"code": code, "executionTimeout": 20}}]}
     agents, given = {"coder": [program, {"text": "{{last_result}}"}]}, ("--config", str(config), "--profile", "coder")
