@@ -96,8 +96,9 @@ class _Host:
                 timeouts=parts.timeouts,
                 say=self._say,
                 begun=self._show,
+                caller=supervisor.caller,
             )
-            watcher = Watcher(supervisor, hosting)
+            watcher = Watcher(supervisor.control, hosting)
             if not args.no_control:
                 await open_control(servers, supervisor, parts.state, self._say)
             with Signals(StopAll(self._stop.set, self._kill)) as signals:
