@@ -107,7 +107,7 @@ async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) ->
 async def open_control(
     servers: AsyncExitStack, supervisor: Supervisor, state: Path, say: Callable[[str], object]
 ) -> None:
-    """Open a control server for other terminals, closed with `servers`. Runs work without one: a failure is a warning."""
+    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
     try:
         await servers.enter_async_context(ControlServer(supervisor.control, state, unattended=supervisor.is_unattended))
     except RetinueError as error:
