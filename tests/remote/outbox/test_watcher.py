@@ -265,7 +265,7 @@ async def test_a_request_that_waits_for_its_turn_can_be_cancelled(work: Path) ->
 async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
     async with inherited(work) as there:
         said: list[str] = []
-        second = Watcher(there.supervisor, _hosting(there, work, tmp_path / "other", said))
+        second = Watcher(there.supervisor.control, _hosting(there, work, tmp_path / "other", said))
         waiting = asyncio.create_task(second.watch())
         for number in range(20):
             ask(there.outbox, f"a-{number}", workspace=str(work))
@@ -336,7 +336,7 @@ async def test_what_a_run_changes_is_brought_back_and_nothing_else(work: Path) -
     async with inherited(work, profiles=[explorer(replies)]) as there:
         ask(there.outbox, "a", workspace=str(work))
         said = await answer(there.outbox, "a")
-        assert "2 links or other things" in said["warning"]
+        assert "not brought back: leak (a link), p (a FIFO)" in said["warning"]
     assert sorted(path.name for path in work.iterdir()) == [".git", "deep", "new", "notes.txt"]
     assert [path.name for path in (work / ".git").iterdir()] == ["config"]
     assert (work / "deep" / "kept").read_text() == "keptmore\n"
