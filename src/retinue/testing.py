@@ -57,7 +57,7 @@ class _Timer:
 
 
 class ManualClock:
-    """A clock that moves only in `advance`. Timers that fall due run in order, and the tasks they wake run in between."""
+    """A clock that moves only in `advance`. Due timers run in order, and the tasks they wake run in between."""
 
     def __init__(self, *, wall: float = 1_700_000_000.0) -> None:
         self._now = 0.0
