@@ -2,7 +2,7 @@
 
 Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots; the run
 gets copies of them, and its changes are copied back. Claims and answers are kept in the state folder of the host, so
-that an id has one effect and one answer, whichever process is killed when. Uses the commands of `HostControl` only.
+that an id has one effect and one answer, whichever process is killed when. Uses the commands of Control only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from retinue.control.delegation_request import (
     STOPPED,
     DelegationRequest,
     FolderLocks,
-    HostControl,
     Hosting,
     failure_response,
 )
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.files.failpoints import reach_failpoint
@@ -49,7 +49,7 @@ FALLEN = "the watcher that ran it ended; what the run had done until then is not
 class Watcher:
     """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
 
-    def __init__(self, control: HostControl, hosting: Hosting) -> None:
+    def __init__(self, control: Control, hosting: Hosting) -> None:
         self._control = control
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
