@@ -64,9 +64,7 @@ class WorkspaceMaker:
 
     def run_beside(self, work: Callable[[], list[str]]) -> asyncio.Future[list[str]]:
         """Run it in a thread. Whoever closes waits for it, so that nothing is written in a folder that is gone."""
-        task = asyncio.ensure_future(asyncio.to_thread(work))
-        _watch(task, self._workspaces)
-        return task
+        return self._workspaces.tasks.start_thread(work)
 
 
 class _Making:
@@ -74,9 +72,8 @@ class _Making:
 
     def __init__(self, copy: Workspace, workspaces: Workspaces) -> None:
         self._stop = threading.Event()
-        self._task = asyncio.ensure_future(asyncio.to_thread(workspaces.prepare, copy, self._stop))
+        self._task = workspaces.tasks.start_thread(lambda: workspaces.prepare(copy, self._stop))
         self._waiting = 0
-        _watch(self._task, workspaces)
 
     async def wait(self) -> CreatedWorkspace:
         self._waiting += 1
@@ -89,12 +86,6 @@ class _Making:
             raise
         finally:
             self._waiting -= 1
-
-
-def _watch(task: asyncio.Future[CreatedWorkspace] | asyncio.Future[list[str]], workspaces: Workspaces) -> None:
-    workspaces.at_work.add(task)
-    task.add_done_callback(workspaces.at_work.discard)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class WorkspaceSandbox:
