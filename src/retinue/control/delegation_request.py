@@ -1,6 +1,6 @@
 """One request from an outbox, on the host: checked, copied in, run as a tree of ours, streamed, and copied back.
 
-Knows the supervisor only by the commands of `HostControl`. The watcher of the outbox makes one `DelegationRequest` for
+Knows runs only by the commands of Control, in this process. The watcher of the outbox makes one `DelegationRequest` for
 each request file and writes the response it returns.
 """
 
@@ -8,70 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.caller import Caller, narrower
+from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
-from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
-from retinue.workspaces.copy_back import Return
-from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
-from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
 
 
-class HostRun(Protocol):
-    """A run that was spawned for a request."""
-
-    ref: RunRef
-    folders: RunFolders
-
-    def join(self) -> Awaitable[None]:
-        """Wait until the ending of the run is written."""
-        ...
-
-    def result(self) -> Result[Any]: ...
-
-
-class HostControl(Protocol):
-    """The commands of the supervisor that the host's side of an outbox uses. `caller` has the limits that the whole
-    process inherited."""
-
-    @property
-    def caller(self) -> Caller: ...
-
-    async def prepare(self, profile: Profile) -> None: ...
-
-    def spawn(self, profile: Profile, task: Task, *, caller: Caller) -> HostRun: ...
-
-    def watch(self, tree: str) -> AsyncGenerator[Event | Delta]: ...
-
-    async def send(self, tree: str, run: int, text: str, *, source: str) -> Receipt: ...
-
-    async def cancel(self, tree: str) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Hosting:
     """The host's part of an outbox. `project` and `state` are its own folders, `find` returns one of its profiles by
-    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned."""
+    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned.
+    `caller` has the limits that the whole process inherited."""
 
     outbox: Path
     roots: Sequence[Path]
@@ -82,6 +52,7 @@ class Hosting:
     timeouts: Timeouts
     say: Callable[[str], None] = lambda _: None
     begun: Callable[[RunRef, str], None] = lambda _, __: None
+    caller: Caller = NOBODY
     poll: float = POLL_SECONDS
 
 
@@ -103,11 +74,11 @@ class DelegationRequest:
     request file."""
 
     def __init__(
-        self, control: HostControl, host: Hosting, box: Mailbox, roots: Roots, locks: FolderLocks, stage: Path
+        self, control: Control, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
     ) -> None:
         self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
         self._stage, self._name = stage, stage.name
-        self._taken: Taken = {}
+        self._copies = DelegatedWorkspace(stage, never=roots.never)
         self._notes: list[str] = []
         self._lines = 0
         self.owner: int | None = None
@@ -127,7 +98,7 @@ class DelegationRequest:
             reach_failpoint("checked")
             if stopping() or self._is_cancelled():
                 return failure_response(name, STOPPED, "cancelled")
-            run = await self._spawn(request, profile, readable)
+            run, workspace = await self._spawn(request, profile, readable)
         except FileNotFoundError:
             return failure_response(name, "the request went away while it was looked at")
         except UnreadableMessage as error:
@@ -142,13 +113,13 @@ class DelegationRequest:
         except BaseException:
             await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
             raise
-        await run.join()
+        result = await run.result()
         async with self._locks.lock_of(request.workspace):
-            await asyncio.to_thread(self._copy_back, request, Path(run.folders.path))
+            await asyncio.to_thread(self._copy_back, request, workspace)
         reach_failpoint("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
-        return self._response(run.result())
+        return self._response(result)
 
     def _read_request(self) -> wire.Request:
         file = wire.request_name(self._name)
@@ -176,25 +147,25 @@ class DelegationRequest:
         try:
             return self._copy_folders(request)
         except OSError as error:
-            raise Outside(f"its files could not be copied: {error.strerror or error}") from None
+            raise RefusedPath(f"its files could not be copied: {error.strerror or error}") from None
 
     def _copy_folders(self, request: wire.Request) -> list[tuple[str, str]]:
-        copier, found = Copier(never=self._roots.never), []
+        found = []
         self._stage.mkdir(mode=0o700)
-        with self._roots.opened(request.workspace, what="workspace") as fd:
-            self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
-        context = make_private_folder(self._stage / "context")
+        with self._roots.open_path(request.workspace, what="workspace") as fd:
+            self._copies.copy_workspace(fd)
         for index, path in enumerate(request.context_paths):
             what = f"context_paths[{index}]"
-            copy = context / f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
-            with self._roots.opened(path, what=what, file=True) as fd:
-                copier.take(fd, copy, what=what)
-            found.append((path, str(copy)))
+            name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
+            with self._roots.open_path(path, what=what, file=True) as fd:
+                found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         return found
 
-    async def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> HostRun:
-        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. It reaches
-        the hosts that our own profile of that name allows, and none if that profile says nothing."""
+    async def _spawn(
+        self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
+    ) -> tuple[RunHandle, Path]:
+        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host; return it with
+        its workspace. It reaches the hosts that our own profile of that name allows, and none if that says nothing."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -206,14 +177,15 @@ class DelegationRequest:
             timeout_seconds=_timeout_of(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
+        run = await self._control.spawn(placed, task, caller=narrower(self._host.caller, request.limits))
+        workspace = Path((await self._control.describe_run(run.tree)).workspace)
         try:
-            make_private_folder(run.folders.own)
-            (self._stage / "workspace").rename(run.folders.path)  # no step of the run comes before this
+            make_private_folder(workspace.parent)
+            self._copies.path.rename(workspace)  # nothing was awaited, so no step of the run comes first
         except (OSError, RetinueError) as error:
             await self._control.cancel(run.ref.tree)
-            raise Outside(f"its workspace could not be made: {error}") from None
-        return run
+            raise RefusedPath(f"its workspace could not be made: {error}") from None
+        return run, workspace
 
     async def _stream(self, tree: str) -> None:
         """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""
@@ -227,7 +199,7 @@ class DelegationRequest:
                 if isinstance(event, Delta) or fd is None:
                     continue
                 try:
-                    _write(fd, _line(event))
+                    write_all(fd, _line(event))
                     self._lines += 1
                 except OSError as error:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
@@ -240,22 +212,12 @@ class DelegationRequest:
 
     def _copy_back(self, request: wire.Request, workspace: Path) -> None:
         """Bring the changes of the run back. The run wins; the notes say what it replaced."""
-        back: Return | None = None
         try:
-            with self._roots.opened(request.workspace, what="workspace") as target:
-                about = os.fstat(target)
-                owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None
-                back = Return(self._taken, copier=Copier(never=self._roots.never), owner=owner)
-                source = os.open(workspace, FOLDER)
-                try:
-                    back.give(source, target)
-                finally:
-                    os.close(source)
-            remove(workspace)
-        except (OSError, Outside) as error:
+            with self._roots.open_path(request.workspace, what="workspace") as target:
+                self._notes += self._copies.bring_back(workspace, target)
+            remove_tree(workspace)
+        except (OSError, RetinueError) as error:
             self._notes.append(f"what it wrote could not all be brought back: {error}")
-        if back is not None:
-            self._notes += back.notes()
 
 
 def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:
@@ -284,9 +246,3 @@ def _line(event: Event) -> bytes:
     if len(line) > wire.LINE_BYTES:
         line = encode(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
     return line + b"\n"
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

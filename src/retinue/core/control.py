@@ -125,8 +125,8 @@ class Control(Protocol):
         """Start a run that begins with the conversation of an ended one, and this text."""
         ...
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        """Send a message of the user to a run, read at its next turn."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
         ...
 
     async def cancel(self, tree: str, run: int = 0) -> bool:

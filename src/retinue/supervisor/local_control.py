@@ -127,8 +127,8 @@ class LocalControl:
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        return await self.supervisor.send(tree, run, text)
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        return await self.supervisor.send(tree, run, text, source=source)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         return await self.supervisor.cancel(tree, run)

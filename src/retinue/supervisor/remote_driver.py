@@ -21,7 +21,7 @@ from retinue.core.ports import Clock
 from retinue.core.results import Ending
 from retinue.remote.port import STARTED, RemoteAdapter, RemoteRequest, Report, StartedRun, Undelivered
 from retinue.remote.validator import Rejected
-from retinue.supervisor.adoption import AdoptedRun, Adoption, Peer
+from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Desk
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.remaining_limits import left_to
@@ -44,8 +44,8 @@ async def drive_remote_run(
     peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
     adoption = Adoption(tree, peer, remote, clock=clock, state=state, desk=desk, account=node.account)
     adoption.place(STARTED, node)
-    for below in _adopted_below(node):
-        adoption.place(below.key, below)
+    for below in _runs_of_peer(node):
+        adoption.place(below.view.spawned.remote_id, below)
     adoption.restore(node.remote_tail)
     node.relay = partial(adoption.send, STARTED)
     reading = asyncio.create_task(_read(tree, node, adapter, remote, adoption))
@@ -104,11 +104,12 @@ def _before(node: Node) -> str:
     return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
 
-def _adopted_below(node: Node) -> list[AdoptedRun]:
-    found = []
+def _runs_of_peer(node: Node) -> list[Node]:
+    """Return the runs that the peer has made below a run, those that have ended included."""
+    found: list[Node] = []
     for child in node.children:
-        if isinstance(child, AdoptedRun):
-            found += [child, *_adopted_below(child)]
+        if child.view.spawned.remote_id:
+            found += [child, *_runs_of_peer(child)]
     return found
 
 
@@ -122,7 +123,7 @@ async def _read(tree: Tree, node: Node, adapter: RemoteAdapter, remote: StartedR
             except Rejected:
                 continue  # there is nobody to tell; the peer's log has what ours does not show
             if ended is not None:
-                for below in _adopted_below(node):
+                for below in _runs_of_peer(node):
                     below.stop("disconnected")
                 return ended
             if report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking:

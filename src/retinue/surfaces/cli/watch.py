@@ -117,8 +117,9 @@ class _Host:
                 timeouts=parts.timeouts,
                 say=self._say,
                 begun=self._show,
+                caller=supervisor.caller,
             )
-            watcher = Watcher(supervisor, hosting)
+            watcher = Watcher(supervisor.control, hosting)
             if not args.no_control:
                 try:
                     await servers.enter_async_context(
