@@ -22,6 +22,20 @@ class Stoppable(Protocol):
     def kill(self, tree: str) -> None: ...
 
 
+class StopAll:
+    """All trees of a process that serves others, as one thing to stop: the first signal stops serving."""
+
+    def __init__(self, stop: Callable[[], None], kill: Callable[[], None]) -> None:
+        self._stop, self._kill = stop, kill
+
+    async def cancel(self, tree: str, run: int = 0, /) -> bool:
+        self._stop()
+        return True
+
+    def kill(self, tree: str) -> None:
+        self._kill()
+
+
 class Signals:
     """The first cancels the tree, the second kills it, a third leaves at once; the log says then what was interrupted.
 
