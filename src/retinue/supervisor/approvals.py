@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalDecided, ToolStarted, Warned
@@ -58,7 +59,7 @@ class Desk:
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
         self._standing: dict[tuple[str, int | None, str], str] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self.asked: Counter[str] = Counter()  # how many questions each tree has asked
         self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
@@ -142,9 +143,7 @@ class Desk:
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
         if self.approver is not None and self._has_approver(question.tree):
-            question.asking = asyncio.create_task(self._consult(self.approver, question))
-            self._asking.add(question.asking)
-            question.asking.add_done_callback(self._asking.discard)
+            question.asking = self._asking.start(self._consult(self.approver, question))
         elif terms.wait and not self._has_attendant(question.tree):
             question.timers.append(later(terms.wait, lambda: self._give_up(question)))
 
@@ -296,7 +295,4 @@ class Desk:
 
     async def close(self) -> None:
         """Sees to it that no approver is left running."""
-        for task in self._asking:
-            task.cancel()
-        if self._asking:
-            await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
+        await self._asking.close(CLOSE_SECONDS)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.elicitation import make_input_required, read_decision
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
@@ -34,8 +35,8 @@ class RunningCall:
         make_early_reply: Callable[[], Reply],
     ) -> None:
         self.content = content
-        self.task = asyncio.create_task(work)
-        self.task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        owner = TaskOwner(on_error=lambda _: None)  # whoever waits for the call gets the exception
+        self.task = owner.start(work)
         self.make_early_reply = make_early_reply
         self.rounds = 0
 

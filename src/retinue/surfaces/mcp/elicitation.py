@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.log.styled_text import question_body
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
@@ -96,6 +97,7 @@ class Elicitor:
 
     def __init__(self, backend: Backend, session: Session) -> None:
         self._backend, self._session = backend, session
+        self._tasks = TaskOwner()
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def update(self, pending: list[Approval]) -> None:
@@ -108,7 +110,7 @@ class Elicitor:
             return
         for name, asked in open_questions.items():
             if name not in self._asking:
-                self._asking[name] = asyncio.create_task(self._ask(asked))
+                self._asking[name] = self._tasks.start(self._ask(asked))
 
     async def _ask(self, asked: Approval) -> None:
         channel = self._session.find_channel()
@@ -117,5 +119,4 @@ class Elicitor:
             await self._backend.answer(asked, read_decision(said))
 
     def close(self) -> None:
-        for task in self._asking.values():
-            task.cancel()
+        self._tasks.cancel()

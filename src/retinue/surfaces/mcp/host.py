@@ -5,12 +5,12 @@ Made by `Host.open` from the command line's options, and torn down by `close`. H
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.surfaces.mcp import catalog, profile_tool
@@ -61,7 +61,8 @@ class _ClientSession:
         self._session = session
         self._elicitor = Elicitor(backend, session)
         session.has_running_subagents = handlers.has_running_subagents
-        self._following = asyncio.create_task(self._ask_questions())
+        self._tasks = TaskOwner()
+        self._tasks.start(self._ask_questions())
 
     @property
     def is_attended(self) -> bool:
@@ -74,7 +75,7 @@ class _ClientSession:
             await change
 
     async def leave(self) -> None:
-        self._following.cancel()
+        self._tasks.cancel()
         self._elicitor.close()
         await self.handlers.leave()
 

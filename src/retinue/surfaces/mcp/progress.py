@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.runs import Runs
@@ -50,8 +51,8 @@ class TreeProgress:
         self._last_lines: dict[int, str] = {}
         self.latest_line = ""
         self._changes = changes
-        self._task = asyncio.create_task(self._follow())
-        self._task.add_done_callback(lambda done: (on_end(), done.cancelled() or done.exception()))
+        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no progress
+        self._tasks.start(self._follow()).add_done_callback(lambda _: on_end())
 
     async def _follow(self) -> None:
         async with aclosing(self._backend.watch(self._tree)) as events:
@@ -95,9 +96,7 @@ class TreeProgress:
         return {"question": question_line(asked), "answer": answer}
 
     async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await self._tasks.close(None)
 
 
 def question_line(asked: Approval) -> str:

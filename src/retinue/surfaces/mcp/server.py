@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.surfaces.mcp import catalog, messages, revisions
 from retinue.surfaces.mcp.messages import (
@@ -72,6 +73,7 @@ class Server:
         self.say = say
         self._keeps_running = keeps_running
         self._last_error = ""
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits the host gets the exception
         self._loading: asyncio.Task[Host] | None = None
         self.profile = profile
         self.instructions = (
@@ -82,8 +84,7 @@ class Server:
         """Start to load the host, if that was not done yet, or failed: the user may have repaired the project."""
         task = self._loading
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._loading = asyncio.create_task(self._load_host())
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task = self._loading = self._tasks.start(self._load_host())
         return task
 
     async def wait_for_host(self) -> Host:

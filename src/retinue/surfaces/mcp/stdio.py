@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from retinue.concurrency import TaskOwner
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
@@ -53,7 +54,7 @@ class _StdioClient:
         self._server, self._writer = server, writer
         self._session = Session(server, about="stdio")
         self._session.channel = writer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
 
     async def handle_line(self, line: bytes) -> None:
         """Handle one line. Returns at once: requests are answered beside each other."""
@@ -64,9 +65,7 @@ class _StdioClient:
             elif message.method == "initialize":
                 self._writer.send(self._session.initialize(message))
             else:
-                task = asyncio.create_task(self._answer(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._answer(message))
         except RpcError as error:
             self._writer.send(messages.encode_error(error.id, error))
         self._server.start_loading()
@@ -88,12 +87,10 @@ class _StdioClient:
 
     async def close(self) -> None:
         """Answer what was asked before the input ended, unless subagents work on it, and end the session."""
-        if self._tasks and not self._session.has_running_subagents():
-            await asyncio.wait(self._tasks, timeout=GRACE_SECONDS)
+        if not self._session.has_running_subagents():
+            await self._tasks.wait(GRACE_SECONDS)
         await self._session.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close(None)
 
 
 def _read_lines(fd: int, client: _StdioClient, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
