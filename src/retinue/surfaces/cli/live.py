@@ -27,8 +27,7 @@ from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.print_thread import PrintThread
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Supervisor], Node]
