@@ -59,6 +59,9 @@ async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[Copied]
         if below:
             return tree, found, below
     view = tree.runs.runs[found.run]
+    if takeover.is_unmade(view.spawned):
+        print(takeover.NOTHING.format(who=found.name), file=sys.stderr)
+        return tree, found, []
     where = ""
     if view.spawned.server:
         home = await find_reported_run(project.log, view.agent, view.spawned.subagent_id)
