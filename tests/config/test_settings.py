@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 import retinue.config.settings as module
-from retinue.agent.local import LOCAL
 from retinue.agent.plans import SPAWNING, WEB
 from retinue.config.limits import LIMIT_KEYS
 from retinue.config.schema import declared
@@ -23,6 +22,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
 from retinue.surfaces.cli.options import add_options
+from retinue.tools.local import LOCAL
 from tests.config.conftest import Write
 
 

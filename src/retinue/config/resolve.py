@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.config.models import find_default_model
 from retinue.config.settings import Settings
-from retinue.core.plans import Setup
+from retinue.core.ports import Setup
 from retinue.core.profiles import RuntimeName
 from retinue.core.rules import Rules
 
