@@ -13,7 +13,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import Order
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.log.threads import Histories, before, thread
+from retinue.log.threads import Histories, fold_earlier_turns, fold_thread
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor.budgets import open_account
 from retinue.supervisor.nodes import After, Node
@@ -44,7 +44,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, histories: Hist
     if old.spawned.server:
         raise ConfigError(NOT_HERE.format(who=f"{tree}/{run}", server=old.spawned.server))
     called.check_depth(f"{tree}/{run}")
-    said = thread(events, run, before=before(histories, tree, old.spawned))
+    said = fold_thread(events, run, before=fold_earlier_turns(histories, tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:
         plan = plans.of(old, None)

@@ -36,9 +36,9 @@ from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Log, Outcome
 from retinue.core.profiles import Task
 from retinue.core.rules import sealed
-from retinue.log.resume_state import interrupted, standing
+from retinue.log.resume_state import find_standing_answers, fold_interrupted_runs
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import Histories, before
+from retinue.log.threads import Histories, fold_earlier_turns
 from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import steering
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
@@ -98,9 +98,11 @@ class Revival:
         self.going_on = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
         began_with = {
-            run: before(histories, self.id, body) for run, body in spawned.items() if body.continues is not None
+            run: fold_earlier_turns(histories, self.id, body)
+            for run, body in spawned.items()
+            if body.continues is not None
         }
-        self.known = interrupted(events, before=began_with)
+        self.known = fold_interrupted_runs(events, before=began_with)
         self._events = events
 
     def go_on(self, given: ResumeOverrides) -> Node:
@@ -143,7 +145,7 @@ class Revival:
         self._count_spent(tree)
         desk = host.supervisor.desk
         desk.asked[self.id] = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
-        for run, body in standing(self._events):
+        for run, body in find_standing_answers(self._events):
             tool = sealed(body.tool, body.seal)
             desk.stand(self.id, run, tool, scope=body.scope, by=body.by)
         concurrent = self._whole(given.limits, tree.nodes[0]).concurrent

@@ -17,7 +17,7 @@ from retinue.build import make_supervisor as built
 from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.rules import Verdict
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
@@ -274,7 +274,7 @@ async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(main(script, tools=[busy]), "go")
         result = await run.result()
-        _, first, second, _ = thread(await r.control.supervisor.log.read(run.tree), 0)
+        _, first, second, _ = fold_thread(await r.control.supervisor.log.read(run.tree), 0)
     assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
     assert (result.tool_count, len(result.tool_logs)) == (1, 1)
 
@@ -296,7 +296,7 @@ async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
         await run.result()
         events = await r.control.supervisor.log.read(run.tree)
     assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
-    assert [t.text for t in thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
+    assert [t.text for t in fold_thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
