@@ -17,9 +17,8 @@ SMALLEST = Decimal("0.0001")
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """Tokens and cost of some model calls. `cost` covers the calls whose price is known, `unpriced` are the tokens of the
-    others.
-    `estimated` are the tokens of calls that were cancelled before their provider had told all."""
+    """Tokens and cost of some model calls. `cost` covers the calls whose price is known, `unpriced` are the tokens of
+    the others. `estimated` are the tokens of calls that were cancelled before their provider had told all."""
 
     calls: int = 0
     usage: Usage = NO_USAGE

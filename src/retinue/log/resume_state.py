@@ -143,8 +143,8 @@ class _Clock:
 
 
 class _Clocks:
-    """The clocks of the runs of a tree, through all the processes it lived in. They stand still while a person is waited
-    for, and between a crash and the resumption. Runs that are resumed together say so in a row."""
+    """The clocks of the runs of a tree, through all the processes it lived in. They stand still while a person is
+    waited for, and between a crash and the resumption. Runs that are resumed together say so in a row."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Clock] = {}

@@ -50,8 +50,8 @@ def _describe_program(code: str) -> str:
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text into lines as a terminal and `wc` count them: ended by a newline, with or without a carriage return before it.
-    Form feeds, Unicode separators and the like are text (`str.splitlines` breaks there)."""
+    """Split a text into lines as a terminal and `wc` count them: ended by a newline, with or without a carriage return
+    before it. Form feeds, Unicode separators and the like are text (`str.splitlines` breaks there)."""
     if "\n" not in text:
         return [text] if text else []
     *whole, rest = text.split("\n")
@@ -60,8 +60,8 @@ def split_lines(text: str) -> list[str]:
 
 
 def summarize_result(name: str, text: str, success: bool, spoken: bool = False) -> str:
-    """Summarize the result of a call: a count, a fixed word, or the first line of an error. A program reads `1 lines`, a
-    person (`spoken`) `1 line`."""
+    """Summarize the result of a call: a count, a fixed word, or the first line of an error. A program reads `1 lines`,
+    a person (`spoken`) `1 line`."""
     if not success:
         return shorten_text(split_lines(text)[0] if text else "Error", 50, 47)
     if name in _FIXED:

@@ -118,8 +118,8 @@ class Thread:
         return self._whole_turns() + list(self.waiting)
 
     def past(self, seconds: float = 0.0) -> Past:
-        """Return the state to go on from. The reply is known when it was the last, or when a call of it is written: before that none
-        of its tools has run."""
+        """Return the state to go on from. The reply is known when it was the last, or when a call of it is written:
+        before that none of its tools has run."""
         if not (self.ended or self._final or self._calls):
             return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
         calls, thoughts, natives = tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values())
