@@ -1,4 +1,4 @@
-"""`retinue resume [TREE]`: a tree whose process is gone goes on, seen live like any run."""
+"""`retinue resume [TREE]`: resume a tree whose process is gone, shown live like any run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, ru
 from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
-stays spent, questions are asked again, and answers that were given take effect. A tool that was running when the
+Every run without an ending continues where its events stop: running children come back at any depth, spending is kept,
+open questions are asked again, and answers that were given take effect. A tool that was running when the
 process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is told.
 Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
 
@@ -36,7 +36,7 @@ ERRAND = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on with a tree whose process is gone, and print its answer."
+    parser.description = "Resume a tree whose process is gone, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
     add_live_options(parser)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     start = prepare(args)
     archive = screen.open_archive()
     try:
-        found = interrupted(archive, args.name)
+        found = find_interrupted(archive, args.name)
     finally:
         screen.warn_of_problems(archive)
     _tell_of_errand(start.project.folder / ".retinue", found)
@@ -69,8 +69,8 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
         screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
-def interrupted(archive: Archive, name: str | None) -> Listing:
-    """The tree of that name, if it has no ending and no process; without a name the latest such tree."""
+def find_interrupted(archive: Archive, name: str | None) -> Listing:
+    """Return the tree of that name, if it is interrupted; without a name the latest interrupted tree."""
     if name is None:
         for stored in archive.trees():
             if not archive.has_ended(stored) and not archive.is_live(stored):
@@ -80,7 +80,7 @@ def interrupted(archive: Archive, name: str | None) -> Listing:
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(
-            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` goes on from it"
+            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` continues it"
         )
     if found.live:
         raise ConfigError(
