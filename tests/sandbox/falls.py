@@ -154,7 +154,7 @@ async def stubborn_tool(runtime: str) -> Facts:
     """It does not hear SIGTERM, and has left the group, the session and its parent."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
-        workspace = Path(owner.trees[tree].nodes[0].folders.path)
+        workspace = Path(owner.trees[tree].runs[0].folders.path)
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)
         assert await owner.cancel(tree)

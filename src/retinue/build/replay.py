@@ -15,7 +15,8 @@ from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.inherited import Inherited
 from retinue.sandbox.placement import Placement
-from retinue.supervisor.approvals import Terms
+from retinue.supervisor.approvals import ApprovalTerms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
@@ -51,11 +52,12 @@ def replayer(played: Any, project: Path) -> Supervisor:
         clock=SystemClock(),
         policy=played,
         approver=played,
-        terms=Terms(),
+        terms=ApprovalTerms(),
         book=None,
         limits=played.limits,
         timeouts=Timeouts(),
         prices=LatePrices(),
     )
+    LocalControl(made)
     played.answer = made.answer
     return made

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
@@ -16,6 +16,7 @@ from retinue.core.events import RunSpawned
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import ChangedFile
+from retinue.supervisor.run import Run
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import merge as merging
 from retinue.workspaces import tree_workspaces
@@ -31,10 +32,6 @@ from retinue.workspaces.workspace import (
     read_record,
     write_record,
 )
-
-if TYPE_CHECKING:
-    from retinue.supervisor.links import RunLink
-    from retinue.supervisor.nodes import Node
 
 APPLY = "apply_subagent"
 NO_COPY = "{who} worked in no copy, so there is nothing to take over: its workspace is {workspace}"
@@ -79,9 +76,9 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
     )
 
 
-def copied_by(node: Node) -> Copied | None:
+def copied_by(run: Run) -> Copied | None:
     """The same for a run of a tree at work here, also for one that ended in an earlier process."""
-    return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
+    return copied(str(Path(run.folders.own).parents[2]), run.ref.tree, run.ref.run)
 
 
 def no_copy(who: str, spawned: RunSpawned) -> str:
@@ -199,36 +196,30 @@ def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
 # The parent model's own
 
 
-async def question(link: RunLink, call: Call) -> str | None:
-    """What a person is shown before a parent takes over: the whole of what would change in its workspace. None when
-    nothing can be, and then the call says why and changes nothing."""
-    shown, key = link.supervisor.desk.shown, (link.ref.tree, link.ref.run, call.id)
-    shown[key] = UNASKED
+async def preview_child(run: Run, call: Call) -> tuple[str | None, str]:
+    """Return what a person is shown before a parent applies the changes of a child, and its digest. The preview is None
+    if nothing can be applied; then the call itself says why and changes nothing."""
     try:
-        one, made = await asyncio.to_thread(_wished, link.node, call)
+        one, plan = await asyncio.to_thread(_plan_child, run, call)
     except RetinueError:
-        return None
-    if made.conflicts:
-        return None
-    shown[key] = made.digest
-    text = made.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
-    more = (
-        f"\n[... {len(made.diff) - PREVIEW_BYTES} bytes more: retinue diff {one.name}]"
-        if len(made.diff) > PREVIEW_BYTES
-        else ""
-    )
-    return f"{one.name} into {made.target}:\n{text}{more}"
+        return None, UNASKED
+    if plan.conflicts:
+        return None, UNASKED
+    text = plan.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
+    rest = len(plan.diff) - PREVIEW_BYTES
+    more = f"\n[... {rest} bytes more: retinue diff {one.name}]" if rest > 0 else ""
+    return f"{one.name} into {plan.target}:\n{text}{more}", plan.digest
 
 
-async def apply_child(link: RunLink, call: Call) -> Outcome:
-    """Does it, if it is still what was shown."""
-    promised = link.supervisor.desk.shown.pop((link.ref.tree, link.ref.run, call.id), None)
+async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outcome:
+    """Apply the changes of a child, unless the diff differs from the one the user approved."""
 
     def work() -> Outcome:
-        one, made = _wished(link.node, call)
-        if promised is not None and promised != made.digest and not (promised == UNASKED and made.conflicts):
+        one, plan = _plan_child(run, call)
+        unchanged = shown_digest in (None, plan.digest) or (shown_digest == UNASKED and plan.conflicts)
+        if not unchanged:
             raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was taken over")
-        carry_out(made, [one], aside=_aside(link.node))
+        carry_out(plan, [one], aside=_aside(run))
         lines = listed(changes_of(one).files, changes_of(one).count)
         return Outcome("\n".join([f"Taken over from {call.args['subagent_id']}:", *lines]))
 
@@ -240,9 +231,9 @@ async def apply_child(link: RunLink, call: Call) -> Outcome:
         raise ToolError(f"{APPLY}: {error}") from None
 
 
-def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
+def _plan_child(run: Run, call: Call) -> tuple[Copied, Plan]:
     wanted = str(call.args.get("subagent_id", ""))
-    child = _child(node, wanted)
+    child = _find_child(run, wanted)
     if not child.finished:
         raise ToolError(f"{APPLY}: '{wanted}' has not ended yet")
     one = copied_by(child)
@@ -251,17 +242,17 @@ def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
     why = why_not(one)
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    swapping.recover_folder(_aside(node))
-    return one, plan([one], node.folders.path)
+    swapping.recover_folder(_aside(run))
+    return one, plan([one], run.folders.path)
 
 
-def _child(node: Node, wanted: str) -> Node:
-    for child in reversed(node.children):
+def _find_child(run: Run, wanted: str) -> Run:
+    for child in reversed(run.children):
         if wanted in (child.ref.subagent_id, child.ref.label, str(child.ref.run), f"agent:{child.ref.run}"):
             return child
     raise ToolError(f"{APPLY}: there is no subagent '{wanted}' of this run")
 
 
-def _aside(node: Node) -> str:
-    folders = node.folders
+def _aside(run: Run) -> str:
+    folders = run.folders
     return f"{folders.own}/applying" if folders.workspace_copy is not None else f"{folders.path}/.retinue/applying"

@@ -10,9 +10,7 @@ from contextvars import ContextVar
 
 from retinue.core.caller import Caller
 from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
-from retinue.core.ports import Clock
 from retinue.supervisor.budgets import Account
-from retinue.supervisor.nodes import Node
 
 
 class Call:
@@ -45,14 +43,15 @@ def serving(caller: Caller) -> Iterator[None]:
         CALL.reset(token)
 
 
-def narrow(node: Node, clock: Clock) -> None:
-    """Gives a run that is made now no more levels and no more time than are left to the caller."""
+def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> tuple[int, float | None]:
+    """Return the levels and the time of a run at this depth that is made now, within what is left to the caller."""
     call = CALL.get()
-    if call is not None:
-        left = call.caller
-        if left.depth is not None:
-            node.max_depth = min(node.max_depth, node.depth + left.depth - 1)
-        node.seconds = left.seconds(node.seconds, clock.wall())
+    if call is None:
+        return max_depth, seconds
+    left = call.caller
+    if left.depth is not None:
+        max_depth = min(max_depth, depth + left.depth - 1)
+    return max_depth, left.seconds(seconds, now)
 
 
 def check_depth(name: str) -> None:

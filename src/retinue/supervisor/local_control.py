@@ -34,8 +34,8 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log.runs import Runs, RunView
 from retinue.supervisor import apply_changes
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.places import row_of
+from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import describe_view
 from retinue.supervisor.supervisor import Supervisor
 
 CLIENT_LEFT = "The client has left."
@@ -46,7 +46,7 @@ class LocalControl:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        supervisor.control = self
+        supervisor.attach_control(self)
 
     # Starting runs
 
@@ -73,7 +73,7 @@ class LocalControl:
 
     def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:
         tree = self.supervisor.trees.get(below.tree)
-        parent = None if tree is None or not 0 <= below.run < len(tree.nodes) else tree.nodes[below.run]
+        parent = None if tree is None else tree.find_run(below.run)
         if tree is None or parent is None:
             raise NotFound(f"no run {below.tree}/{below.run} is at work here")
         order = Order(
@@ -87,7 +87,7 @@ class LocalControl:
         )
         since = tree.seq
         [ticket] = self.supervisor.spawn_children(tree, parent, [order])
-        return self.handle_of(tree.nodes[ticket.run], since=since)
+        return self.handle_of(tree.runs[ticket.run], since=since)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         leaving = asyncio.Event()
@@ -121,7 +121,7 @@ class LocalControl:
         await self.supervisor.prepare()
         return self.handle_of(self.supervisor.continue_run(tree, run, text, overrides))
 
-    def handle_of(self, node: Node, *, since: int = 0) -> RunHandle:
+    def handle_of(self, node: Run, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
         return RunHandle(self, node.ref, wait=partial(_wait, node), since=since)
 
@@ -144,12 +144,12 @@ class LocalControl:
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
-        desk = self.supervisor.desk
-        desk.add_attendant(tree)
+        approvals = self.supervisor.approvals
+        approvals.add_attendant(tree)
         try:
             yield
         finally:
-            desk.remove_attendant(tree)
+            approvals.remove_attendant(tree)
 
     # Looking
 
@@ -170,13 +170,13 @@ class LocalControl:
         return None if view.ended is None else view.result(tree)
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        return row_of(self._find_view(tree, run), tree)
+        return describe_view(self._find_view(tree, run), tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         at_work = self.supervisor.trees
         names = [tree for tree in self.supervisor.log.trees() if tree not in at_work]
         found = [] if live else [_describe(Runs.of(name, self.supervisor.read_stored(name)), None) for name in names]
-        found += [_describe(tree.runs, os.getpid()) for tree in at_work.values()]
+        found += [_describe(tree.view, os.getpid()) for tree in at_work.values()]
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:
@@ -190,13 +190,12 @@ class LocalControl:
             return self.supervisor.watch(tree, after=after, deltas=deltas)
         return _replay(self._read(tree), after)
 
-    def _find_live(self, tree: str, run: int) -> Node | None:
-        found = self.supervisor.trees.get(tree)
-        return None if found is None or not 0 <= run < len(found.nodes) else found.nodes[run]
+    def _find_live(self, tree: str, run: int) -> Run | None:
+        return self.supervisor.trees.find_run(tree, run)
 
     def _find_view(self, tree: str, run: int) -> RunView:
         live = self.supervisor.trees.get(tree)
-        runs = Runs.of(tree, self._read(tree)) if live is None else live.runs
+        runs = Runs.of(tree, self._read(tree)) if live is None else live.view
         view = runs.runs.get(run)
         if view is None:
             raise NotFound(f"{tree} has no run {run}")
@@ -236,7 +235,7 @@ class LocalControl:
         await self.supervisor.close()
 
 
-async def _wait(node: Node) -> Result[Any]:
+async def _wait(node: Run) -> Result[Any]:
     if not node.finished:
         await node.join()
     return node.result()
@@ -250,5 +249,5 @@ async def _replay(events: Sequence[Event], after: int) -> AsyncGenerator[Event |
 
 
 def _describe(runs: Runs, pid: int | None) -> TreeInfo:
-    rows = [row_of(view, runs.tree) for view in runs.runs.values()]
+    rows = [describe_view(view, runs.tree) for view in runs.runs.values()]
     return TreeInfo(runs.tree, pid is not None, rows, pid)

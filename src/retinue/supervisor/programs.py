@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from retinue.core.approvals import Deny, denial, edited
+from retinue.core.approvals import Decision, Deny, denial, edited
 from retinue.core.errors import Stop, ToolError
 from retinue.core.events import ToolResult
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Made, Outcome, Tool
-
-if TYPE_CHECKING:
-    from retinue.supervisor.links import RunLink
+from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Tree
 
 CALLS = 1000
 DEEP = 64
@@ -35,17 +35,31 @@ NO_JSON = "The result of {name} is no JSON: {error}"
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 
 
+class CallServices(Protocol):
+    """The part of a run's services that a program needs: they write, judge and run its calls."""
+
+    @property
+    def tree(self) -> Tree: ...
+    @property
+    def run(self) -> Run: ...
+    @property
+    def approvals(self) -> Approvals: ...
+    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision: ...
+    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None: ...
+    def lend(self, call: Call) -> Awaitable[Outcome]: ...
+
+
 class Program:
     """One program at work. As a context it gives itself: what makes its calls."""
 
     def __init__(
         self,
-        link: RunLink,
+        services: CallServices,
         outer: Call,
         kept: Callable[[Call, Outcome], Outcome],
         person: Callable[[bool], None],
     ) -> None:
-        self._link, self._node = link, link.node
+        self._services, self._run = services, services.run
         self._outer, self._kept, self._person = outer, kept, person
         self._made = 0
         self._asking: dict[str, Call] = {}
@@ -53,9 +67,7 @@ class Program:
         self._over = False
 
     def __enter__(self) -> Program:
-        for _ in range(self._node.asking):
-            self._person(True)
-        self._node.persons += (self._person,)
+        self._run.add_question_listener(self._person)
         return self
 
     def __exit__(
@@ -63,57 +75,47 @@ class Program:
     ) -> None:
         """What is still open gets its ending now, before that of the program; its tasks are cancelled by their owner.
         A run that is being stopped ends as a whole."""
-        node, self._over = self._node, True
-        node.persons = tuple(tell for tell in node.persons if tell is not self._person)
+        run, self._over = self._run, True
+        run.remove_question_listener(self._person)
         asking, running, self._asking, self._running = self._asking, self._running, {}, {}
-        if kind is not None or node.stopping is not None or node.ending:
+        if kind is not None or run.stopping is not None or run.ending:
             return
-        desk = self._link.supervisor.desk
-        for asked in node.view.approvals:
+        for asked in run.view.approvals:
             if asked.call_id in asking:
-                desk.answer(asked.approval_id, Deny(GIVEN_UP), by="expiry")
+                self._services.approvals.answer(asked.approval_id, Deny(GIVEN_UP), by="expiry")
         for call in asking.values():  # it is no call at work any more when `begin` has heard of it
-            self._link.tree.write(node, ToolResult(call.id, call.name, GIVEN_UP, success=False))
+            self._services.tree.write(run, ToolResult(call.id, call.name, GIVEN_UP, success=False))
         for call in running.values():
-            self._link.finish(call, Outcome(GIVEN_UP, success=False), 0)
+            self._services.finish(call, Outcome(GIVEN_UP, success=False), 0)
 
     async def __call__(self, name: str, args: dict[str, Any]) -> Made:
         """Raises what ends the run, and nothing else."""
-        tool = self._node.plan.by_name.get(name)
+        tool = self._run.plan.by_name.get(name)
         if self._over:
             return Made(error=GIVEN_UP)
-        if tool is None or not tool.spec.server or name not in self._node.plan.host:
+        if tool is None or not tool.spec.server or name not in self._run.plan.host:
             return Made(error=UNKNOWN.format(name=name[:200]))
         if self._made >= CALLS:
             return Made(error=TOO_MANY)
         if _is_deep(args):
             return Made(error=TOO_DEEP)
         self._made += 1
-        return await self._make(tool, Call(self._minted(), name, args, within=self._outer.id))
-
-    def _minted(self) -> str:
-        node = self._node
-        seen = node.call_ids
-        if seen is None:
-            seen = node.call_ids = set()
-        name = f"{self._outer.id}.{self._made}"
-        while name in seen:
-            name += "+"
-        seen.add(name)
-        return name
+        return await self._make(
+            tool, Call(self._run.claim_call_id(f"{self._outer.id}.{self._made}"), name, args, within=self._outer.id)
+        )
 
     async def _make(self, tool: Tool, call: Call) -> Made:
-        started, node, note = time.monotonic(), self._node, ""
+        started, run, note = time.monotonic(), self._run, ""
         spec = msgspec.structs.replace(tool.spec, host=True)
         preview, problem = "", ""
         try:
-            preview = tool.preview(call, node.folders)
+            preview = tool.preview(call, run.folders)
         except ToolError as error:
             spec, problem = ToolSpec(call.name, "", {}, tier="none", host=True), str(error)
         self._asking[call.id] = call
-        decision = await self._link.begin(call, spec, preview)
+        decision = await self._services.begin(call, spec, preview)
         if self._asking.pop(call.id, None) is None:
-            node.slot.drop_call()
+            run.slot.drop_call()
             raise asyncio.CancelledError
         self._running[call.id] = call
         if problem:
@@ -121,22 +123,22 @@ class Program:
         elif isinstance(decision, Deny):
             outcome = Outcome(denial(decision), success=False)
         elif decision.args is None:
-            outcome = await self._run(call)
+            outcome = await self._execute(call)
         else:
             note = f"{call.name}: {edited(decision.args)}"
-            outcome = await self._run(Call(call.id, call.name, decision.args, within=call.within))
+            outcome = await self._execute(Call(call.id, call.name, decision.args, within=call.within))
         if self._running.pop(call.id, None) is None:
             raise asyncio.CancelledError
         said = self._kept(call, outcome)
         if note:
             said = msgspec.structs.replace(said, text=f"{note}\n{said.text}")
-        self._link.finish(call, said, round((time.monotonic() - started) * 1000))
+        self._services.finish(call, said, round((time.monotonic() - started) * 1000))
         made = _value(call.name, outcome)
         return msgspec.structs.replace(made, note=note) if note else made
 
-    async def _run(self, call: Call) -> Outcome:
+    async def _execute(self, call: Call) -> Outcome:
         try:
-            return await self._link.lend(call)
+            return await self._services.lend(call)
         except ToolError as error:
             return Outcome(str(error), success=False)
         except Stop:

@@ -307,7 +307,7 @@ async def test_results_find_their_calls_without_ids(tmp_path: Path) -> None:
             (event.body.name, event.body.call_id) for event in events if isinstance(event.body, ToolCall | ToolResult)
         ]
         assert ids == [("a", "call-1"), ("b", "call-2"), ("b", "call-2"), ("a", "call-1")]
-        assert h.supervisor.trees[h.tree].runs.runs[1].calls == ()
+        assert h.supervisor.trees[h.tree].view.runs[1].calls == ()
 
 
 async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from retinue import Allow, Approval, Deny
 from retinue.core.events import RunEnded, ToolCall, ToolResult
 from retinue.core.messages import ToolTurn
 from retinue.log.threads import thread
-from retinue.supervisor.resume import UNKNOWN
+from retinue.supervisor.restore import UNKNOWN
 from tests.agent.replay.test_replay import replay
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import bodies, call, main

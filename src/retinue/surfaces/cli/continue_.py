@@ -9,7 +9,7 @@ from retinue.core.errors import ConfigError
 from retinue.log.listing import listing
 from retinue.log.lookup import at_home
 from retinue.supervisor.apply_changes import copied
-from retinue.supervisor.continued import NOT_HERE
+from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import resume_command as going
 from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if old.spawned.server:
         home = at_home(archive, old.agent, old.spawned.subagent_id)
         where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
     if old.ended is None:

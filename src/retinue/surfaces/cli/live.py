@@ -19,7 +19,7 @@ from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
@@ -44,13 +44,13 @@ class Shown:
 
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: build.Parts,
-    begin: Callable[[Supervisor], Node],
+    begin: Callable[[Supervisor], Run],
     *,
     printer: Printer,
     terminal: bool = False,
     control: bool = True,
     after: int = 0,
-    announce: Callable[[Node], None] | None = None,
+    announce: Callable[[Run], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
@@ -113,7 +113,7 @@ async def _open(servers: AsyncExitStack, server: ControlServer, printer: Printer
         printer.note(f"warning: no control server for other terminals: {error}")
 
 
-async def _written(supervisor: Supervisor, node: Node) -> None:
+async def _written(supervisor: Supervisor, node: Run) -> None:
     """Until somebody who looks for the run finds it; a log that takes nothing is told of elsewhere."""
     with suppress(TimeoutError):
         async with asyncio.timeout(WRITTEN_SECONDS):
@@ -122,7 +122,7 @@ async def _written(supervisor: Supervisor, node: Node) -> None:
 
 
 class _Screen:
-    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool, after: int) -> None:
+    def __init__(self, supervisor: Supervisor, node: Run, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer

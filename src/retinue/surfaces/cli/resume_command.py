@@ -22,7 +22,7 @@ from retinue.log.listing import Listing
 from retinue.log.locks import HeldElsewhere, holder
 from retinue.log.runs import Runs
 from retinue.supervisor import client_run as clients
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.live import Shown
@@ -54,7 +54,7 @@ def in_tree(
     parts: build.Parts,
     archive: Archive,
     found: Listing,
-    begin: Callable[[Supervisor], Node],
+    begin: Callable[[Supervisor], Run],
     through: Through,
 ) -> int:
     """Goes on with a tree here if nobody writes its file, else through the control server of the process that does."""

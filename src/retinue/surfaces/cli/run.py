@@ -20,7 +20,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import EVENT_BYTES, Limits
 from retinue.core.profiles import WORKSPACES, Profile, Task
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import detach, trust
 from retinue.surfaces.cli import output as screen
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def see(
     args: argparse.Namespace,
     parts: build.Parts,
-    begin: Callable[[Supervisor], Node],
+    begin: Callable[[Supervisor], Run],
     *,
     stdin: bool = False,
     after: int = 0,

@@ -19,8 +19,8 @@ from retinue.log.listing import INTERRUPTED, listing, listings
 from retinue.log.lookup import find
 from retinue.log.runs import RunView
 from retinue.protocol.subagents import status_word
-from retinue.supervisor.client_run import NAME
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.client_run import NAME, Client
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 
 TASK_CHARACTERS = 100
@@ -34,7 +34,7 @@ class Known:
     tree: str
     view: RunView
     live: bool
-    node: Node | None = None
+    node: Run | None = None
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class Registry:
         self._supervisor = supervisor
         self._archive = Archive(state)
 
-    async def find(self, name: str, top: Node | None, others: dict[str, Node]) -> Known:
+    async def find(self, name: str, top: Client | None, others: dict[str, Run]) -> Known:
         """The subagent of that name: below `top`, among `others`, or in the project's logs; NotFound says what is."""
         if top is not None and (own := _below(top, name)) is not None:
             return _of_node(own)
@@ -123,8 +123,8 @@ class Registry:
             return _of_node(others[name])
         found = await asyncio.to_thread(find, self._archive, name)
         live = self._supervisor.trees.get(found.stored.tree)
-        if live is not None and found.run < len(live.nodes):
-            return _of_node(live.nodes[found.run])
+        if live is not None and found.run < len(live.runs):
+            return _of_node(live.runs[found.run])
         if found.run == 0 and found.stored.first.agent == NAME:
             raise NotFound(f"'{name}' is an MCP client, no subagent; list_subagents says what there is")
         stored = await asyncio.to_thread(listing, self._archive, found.stored)
@@ -142,23 +142,22 @@ class Registry:
         return found[:MOST_LISTED], max(0, len(found) - MOST_LISTED)
 
 
-def own_runs(top: Node) -> Iterator[Known]:
+def own_runs(client: Client) -> Iterator[Known]:
     """All below the client's run, in the order they were made."""
-    tree = top.link.tree if top.link is not None else None
-    for node in tree.nodes[1:] if tree is not None else ():
+    for node in client.tree.runs[1:] if not client.run.finished else ():
         yield _of_node(node)
 
 
-def _of_node(node: Node) -> Known:
+def _of_node(node: Run) -> Known:
     return Known(node.ref.tree, node.view, not node.finished, node)
 
 
-def _below(top: Node, name: str) -> Node | None:
+def _below(client: Client, name: str) -> Run | None:
     """The newest run of the client's tree that is called so."""
-    if top.link is None:
+    if client.run.finished:
         return None
-    nodes = top.link.tree.nodes
-    number = name.removeprefix("agent:").removeprefix(f"{top.ref.tree}/")
+    nodes = client.tree.runs
+    number = name.removeprefix("agent:").removeprefix(f"{client.tree.id}/")
     if number.isascii() and number.isdigit() and len(number) < 10:
         return nodes[int(number)] if 0 < int(number) < len(nodes) else None
     for node in reversed(nodes[1:]):

@@ -16,8 +16,7 @@ from typing import Any
 
 from retinue.core.approvals import Approval
 from retinue.core.control import ResumeOverrides
-from retinue.core.errors import LogError, NotFound, RetinueError, ToolError
-from retinue.core.events import ToolCall, ToolResult
+from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.limits import Limits, Timeouts, clamp_asked
 from retinue.core.messages import Call
 from retinue.core.ports import Ticket
@@ -25,8 +24,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.log.styled_text import counted
 from retinue.protocol import subagents as words
 from retinue.supervisor.client_run import Client
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.places import ticket_of
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.progress import Bell, News
@@ -59,15 +57,15 @@ class Calls:
         self._ground, self._about = ground, about
         self._client: Client | None = None
         self._news: dict[str, News] = {}  # of each tree that it has runs in
-        self._callers: dict[str, Node] = {}  # the client's run that made each call
-        self._elsewhere: dict[str, Node] = {}  # what its calls continued, in whatever tree
+        self._callers: dict[str, Run] = {}  # the client's run that made each call
+        self._elsewhere: dict[str, Run] = {}  # what its calls continued, in whatever tree
         self._count = 0
         self._left = False
         self.bell = Bell()
 
     @property
     def tree(self) -> str | None:
-        return None if self._client is None else self._client.node.ref.tree
+        return None if self._client is None else self._client.run.ref.tree
 
     def pending(self) -> list[Approval]:
         """The questions of its runs that wait for an answer."""
@@ -102,13 +100,13 @@ class Calls:
         who its runs are reported to is attached where trees begin: here, and in `begin`."""
         if self._left:
             raise ToolError("the client has left")
-        if self._client is None or not self._client.here:
+        if self._client is None or not self._client.is_here:
             ground = self._ground
             self._client = Client(ground.supervisor, self._about, ground.limits)
-            self._follow(self._client.node.ref.tree)
+            self._follow(self._client.run.ref.tree)
         return self._client
 
-    def begin(self, call_id: str, profile: Profile, task: Task) -> Node:
+    def begin(self, call_id: str, profile: Profile, task: Task) -> Run:
         """A run that a call makes by itself: the primary of a tree of its own."""
         if self._left:
             raise ToolError("the client has left")
@@ -118,7 +116,7 @@ class Calls:
         """The run that a call made by itself has ended, and its result is given."""
         self._elsewhere.pop(call_id, None)
 
-    def _beside(self, call_id: str, node: Node) -> Node:
+    def _beside(self, call_id: str, node: Run) -> Run:
         self._elsewhere[call_id] = node
         self._follow(node.ref.tree)
         return node
@@ -146,11 +144,10 @@ class Calls:
 
     async def spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
         """The tool that models have, called by the client's own run."""
-        node = self.client().node
-        tool: Any = node.plan.by_name[catalog.SPAWN]
+        client = self.client()
+        node = client.run
         self._allowed(catalog.SPAWN, args)
-        call = Call(call_id, catalog.SPAWN, args)
-        outcome = await self.told(call, lambda: tool(call, node.folders, node.link))
+        outcome = await self._cancel_if_given_up(call_id, client.call_tool(Call(call_id, catalog.SPAWN, args)))
         reply: Reply = outcome.data
         if "error" in reply:
             return reply
@@ -163,33 +160,22 @@ class Calls:
 
     def _allowed(self, name: str, args: dict[str, Any]) -> None:
         """The client has asked its user, so nobody is asked again; what rules forbid stays forbidden."""
-        node = self.client().node
+        node = self.client().run
         spec = node.plan.by_name[catalog.SPAWN].spec
         verdict = node.policy.judge(spec, args, primary=True, workspace=node.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {name}")
 
-    async def told(self, call: Call, run: Callable[[], Awaitable[Any]]) -> Any:
-        """Writes the call and what came of it as the client's own. Given up, what it made is cancelled."""
-        node, clock = self.client().node, asyncio.get_running_loop().time
-        node.link.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
-        self._callers[call.id] = node
-        begun, text, success = clock(), "given up by the client", False
+    async def _cancel_if_given_up(self, call_id: str, work: Awaitable[Any]) -> Any:
+        """Wait for the outcome of a call. If the client gives the call up, cancel what it made."""
+        self._callers[call_id] = self.client().run
         try:
-            outcome = await run()
-            text, success = outcome.text, outcome.success
-            return outcome
+            return await work
         except asyncio.CancelledError:
-            self.cancel_made(call.id)
+            self.cancel_made(call_id)
             raise
-        except RetinueError as error:
-            text = str(error)
-            raise
-        finally:
-            if node.link is not None:
-                node.link.emit(ToolResult(call.id, call.name, text, success, round((clock() - begun) * 1000)))
 
-    def _made(self, call_id: str) -> list[Node]:
+    def _made(self, call_id: str) -> list[Run]:
         if call_id in self._elsewhere:
             return [self._elsewhere[call_id]]
         caller = self._callers.get(call_id)
@@ -202,7 +188,7 @@ class Calls:
     def handles(self, operation: str, call_id: str) -> Reply:
         """For a call that its client will not wait for to the end: what it made, and how to wait for it."""
         made = self._made(call_id)
-        reply = words.background_reply([ticket_of(child) for child in made])
+        reply = words.background_reply([child.ticket() for child in made])
         for each, child in zip(reply["subagents"], made, strict=True):
             each["status"] = _of(child).status
             each.update(self._more(_of(child), each))
@@ -237,16 +223,16 @@ class Calls:
         async def run() -> Any:
             node = self._beside(call_id, self._continued(known, message, seconds))
             await node.join()
-            return self._reply_tool().reply([(node.result(), ticket_of(node))], self.client().node.folders)
+            return self._reply_tool().reply([(node.result(), node.ticket())], self.client().run.folders)
 
-        outcome = await self.told(call, run)
+        outcome = await self._cancel_if_given_up(call_id, self.client().record_call(call, run))
         reply: Reply = outcome.data
         node = self._elsewhere[call_id]
         reply["results"][0] |= self._more(_of(node), reply["results"][0])
         timeout = node.view.spawned.timeout_seconds
         return {**reply, "operation": catalog.CONTINUE, "timeout_seconds": timeout}
 
-    def _continued(self, known: Known, message: str, seconds: float | None) -> Node:
+    def _continued(self, known: Known, message: str, seconds: float | None) -> Run:
         ground, run = self._ground, known.view.number
         if run != 0:  # a primary goes on in a tree of its own
             ground.reach(known.tree)
@@ -256,7 +242,7 @@ class Calls:
         return ground.supervisor.continue_run(known.tree, run, message, given)
 
     def _reply_tool(self) -> Any:
-        return self.client().node.plan.by_name[catalog.SPAWN]
+        return self.client().run.plan.by_name[catalog.SPAWN]
 
     # Looking
 
@@ -301,7 +287,7 @@ class Calls:
         ]
         if not pairs:
             return []
-        entries: list[Reply] = self._reply_tool().reply(pairs, self.client().node.folders).data["results"]
+        entries: list[Reply] = self._reply_tool().reply(pairs, self.client().run.folders).data["results"]
         for said, known, (result, _) in zip(entries, found, pairs, strict=True):
             said.update(self._more(known, said))
             if result.structured is not None:
@@ -361,7 +347,7 @@ class Calls:
         return [each for each in self._own() if each.view.spawned.parent == 0 or (each.node and each.node.ref in begun)]
 
     def _own(self) -> list[Known]:
-        below = [] if self._client is None else list(own_runs(self._client.node))
+        below = [] if self._client is None else list(own_runs(self._client))
         own = {known.name for known in below}
         return below + [_of(node) for node in self._elsewhere.values() if _of(node).name not in own]
 
@@ -370,7 +356,7 @@ class Calls:
         name = f"agent:{given}" if isinstance(given, int) and not isinstance(given, bool) else given
         if not isinstance(name, str) or not name.strip():
             raise ToolError("Missing required 'subagent_id' field")
-        top = None if self._client is None else self._client.node
+        top = self._client
         others = {node.ref.subagent_id: node for node in self._elsewhere.values()}
         try:
             return await self._ground.registry.find(name, top, others)
@@ -378,7 +364,7 @@ class Calls:
             raise ToolError(str(error)) from None
 
 
-def _of(node: Node) -> Known:
+def _of(node: Run) -> Known:
     return Known(node.ref.tree, node.view, not node.finished, node)
 
 

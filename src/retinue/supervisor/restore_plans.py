@@ -1,15 +1,15 @@
-"""What the log keeps of a run, made into a plan again. What it cannot keep (functions, models and types made in Python)
-has to be given again; without it there is a clear error, and nothing runs with less than it had.
+"""Plans of restored runs, made from what the log keeps of them. What it cannot keep (functions, models and types made
+in Python) has to be given again; without it a ConfigError says so, and nothing runs with less than it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -51,7 +51,7 @@ class _Tool(msgspec.Struct, frozen=True):
     name: str
 
 
-class Plans:
+class PlanRestorer:
     """Makes the plans of one tree's runs. `profiles` are those given for it; `model` replaces the primary's wherever
     that one was used; `runtime` is where its runs live from now on, if that was said."""
 
@@ -60,18 +60,16 @@ class Plans:
         planner: Planner,
         tree: str,
         primary: RunSpawned,
-        profiles: Sequence[Profile],
-        model: str | None,
-        runtime: RuntimeName | None,
+        overrides: ResumeOverrides,
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles = profiles
-        self._model = primary.model, model
-        self._runtime = runtime
+        self._profiles = overrides.profiles
+        self._model = primary.model, overrides.model
+        self._runtime = overrides.runtime
 
-    def of(self, view: RunView, parent: Plan | None) -> Plan:
-        """The plan of a run that goes on."""
+    def restore(self, view: RunView, parent: Plan | None) -> Plan:
+        """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
         spawned = view.spawned
         try:
             plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
@@ -156,16 +154,30 @@ def _of_servers(name: str) -> bool:
     return name.startswith(PREFIX) or name == CODE_MODE
 
 
-def placed(profile: Profile, spawned: RunSpawned) -> Profile:
-    """The profile with the kind of workspace that the run was given, whatever it is given now."""
+def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
+    """Return the profile with the kind of workspace that the run had, whatever it says now."""
     kept = _read(spawned.profile, _Kept)
     return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 
-def plan_of_ended(view: RunView) -> Plan:
-    """For a run that will do nothing any more."""
+def make_ended_plan(view: RunView) -> Plan:
+    """Return a plan for a run that has ended and does nothing any more."""
     profile = Profile(view.agent)
-    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, Inherited(), RUNTIMES[-1])
+    return Plan(
+        profile=profile,
+        system="",
+        model=None,
+        model_name="",
+        tools=(),
+        specs=(),
+        by_name={},
+        host={},
+        children=(),
+        profile_json=NO_JSON,
+        tools_json=NO_JSON,
+        runtime=Inherited(),
+        floor=RUNTIMES[-1],
+    )
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
