@@ -10,7 +10,7 @@ import pytest
 from retinue.core.errors import ModelError, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.usage import Usage
-from retinue.models.retries import ATTEMPTS, Retrying
+from retinue.models.retries import ATTEMPTS, RetryingModel
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CLAUDE, Heard, provider, request, serving
@@ -45,7 +45,7 @@ async def finished(asking: asyncio.Task[Reply], clock: ManualClock) -> Reply:
 async def test_the_back_off_grows_and_usage_is_added_up_once() -> None:
     clock, heard = ManualClock(), Heard()
     failing = Failing(clock, BUSY, BUSY, BUSY, BUSY, BUSY)
-    model = Retrying(failing, clock, chance=lambda: 1.0)
+    model = RetryingModel(failing, clock, chance=lambda: 1.0)
     reply = await finished(asyncio.create_task(model.complete(request(), heard)), clock)
     assert reply == Reply("ok", usage=Usage(35, 12))
     waits = [after - before for before, after in zip(failing.asked, failing.asked[1:], strict=False)]
@@ -58,7 +58,7 @@ async def test_jitter_never_makes_it_less_than_half() -> None:
     clock = ManualClock()
     failing = Failing(clock, BUSY)
     await finished(
-        asyncio.create_task(Retrying(failing, clock, chance=lambda: 0.0).complete(request(), Heard())), clock
+        asyncio.create_task(RetryingModel(failing, clock, chance=lambda: 0.0).complete(request(), Heard())), clock
     )
     assert failing.asked == [0.0, 0.5]
 
@@ -67,7 +67,7 @@ async def test_there_is_an_end() -> None:
     clock = ManualClock()
     failing = Failing(clock, *[BUSY] * 99)
     with pytest.raises(ModelError) as raised:
-        await finished(asyncio.create_task(Retrying(failing, clock).complete(request(), Heard())), clock)
+        await finished(asyncio.create_task(RetryingModel(failing, clock).complete(request(), Heard())), clock)
     assert len(failing.asked) == ATTEMPTS
     assert raised.value.usage == Usage(5 * ATTEMPTS, ATTEMPTS)
 
@@ -84,7 +84,7 @@ async def test_what_is_not_asked_again(error: ModelError) -> None:
     clock = ManualClock()
     failing = Failing(clock, error)
     with pytest.raises(ModelError):
-        await Retrying(failing, clock).complete(request(), Heard())
+        await RetryingModel(failing, clock).complete(request(), Heard())
     assert len(failing.asked) == 1
 
 
@@ -93,7 +93,7 @@ async def test_a_provider_that_says_when_is_taken_at_its_word(asked: float, wait
     """But never asked again without a pause."""
     clock = ManualClock()
     failing = Failing(clock, ModelError("wait", status=429, transient=True, retry_after=asked))
-    model = Retrying(failing, clock, chance=lambda: 0.0)
+    model = RetryingModel(failing, clock, chance=lambda: 0.0)
     await finished(asyncio.create_task(model.complete(request(), Heard())), clock)
     assert failing.asked == [0.0, waited]
 
@@ -105,7 +105,7 @@ async def test_one_429_holds_all_runs_of_the_model() -> None:
         serving(refusal(429, "wait", Retry_After="30"), wire.said("one"), wire.said("two")) as server,
         provider(CLAUDE, clock=clock) as plain,
     ):
-        model = Retrying(plain, clock, chance=lambda: 0.0)
+        model = RetryingModel(plain, clock, chance=lambda: 0.0)
         first = asyncio.create_task(model.complete(request(), lambda kind, _: told.set() if kind == "retry" else None))
         await told.wait()
         second = asyncio.create_task(model.complete(request(), Heard()))
@@ -120,7 +120,7 @@ async def test_who_may_ask_sooner_still_waits_for_the_longest() -> None:
     clock = ManualClock()
     long, short = (ModelError("busy", status=429, transient=True, retry_after=seconds) for seconds in (30, 2))
     failing = Failing(clock, long, short)
-    model = Retrying(failing, clock, chance=lambda: 0.0)
+    model = RetryingModel(failing, clock, chance=lambda: 0.0)
     both = [asyncio.create_task(model.complete(request(), Heard())) for _ in range(2)]
     for asking in both:
         await finished(asking, clock)
@@ -137,7 +137,7 @@ async def test_a_call_that_is_cut_is_asked_again_as_a_whole() -> None:
 
     whole = wire.anthropic(wire.text("Hel"), wire.tool("c1", "add", '{"a"', ": 1}"), stop="tool_use")
     async with serving(Answer(whole[:6], ending="cut"), Answer(whole)), provider(CLAUDE, clock=clock) as plain:
-        asking = asyncio.create_task(Retrying(plain, clock).complete(request(), on_delta))
+        asking = asyncio.create_task(RetryingModel(plain, clock).complete(request(), on_delta))
         await told.wait()
         await clock.advance(2)
         reply = await asking
@@ -149,7 +149,7 @@ async def test_a_call_that_is_cut_is_asked_again_as_a_whole() -> None:
 async def test_a_run_that_is_cancelled_while_it_waits_lets_go() -> None:
     clock = ManualClock()
     failing = Failing(clock, StreamCut("cut", transient=True))
-    asking = asyncio.create_task(Retrying(failing, clock).complete(request(), Heard()))
+    asking = asyncio.create_task(RetryingModel(failing, clock).complete(request(), Heard()))
     await clock.settle()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,7 +14,7 @@ from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, To
 from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import thread
-from retinue.models.provider_messages import messages_of
+from retinue.models.provider_messages import build_messages
 from retinue.models.retries import ATTEMPTS
 from retinue.testing import ManualClock
 from tests.models import wire
@@ -80,7 +80,7 @@ async def test_thoughts_go_back_in_their_places() -> None:
     sent = server.requests[1].body["messages"][1]["content"]
     said = [part.get("signature") or part.get("text") or part.get("id") for part in sent]
     assert said == ["s1", "One.", "s2", "c1", "s3", " Two.", "c2"]
-    again = messages_of("", thread(events, 0), provider="anthropic")  # and so after a crash
+    again = build_messages("", thread(events, 0), provider="anthropic")  # and so after a crash
     assert [type(part).__name__ for part in again[1].parts] == [
         "ThinkingPart", "TextPart", "ThinkingPart", "ToolCallPart", "ThinkingPart", "TextPart", "ToolCallPart"
     ]  # fmt: skip

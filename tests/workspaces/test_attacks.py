@@ -14,7 +14,7 @@ from retinue.supervisor import apply_changes as takeover
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import ignores, tree_workspaces, walk
 from retinue.workspaces import merge as merging
-from retinue.workspaces.store import Import, Store
+from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import Entry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
@@ -278,7 +278,7 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
     begun = tree_workspaces.Workspace("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
     base, _ = tree_workspaces.record_files(begun, store, {}, ref=begun.base)
     outside_before, number, worked = hashed(away), 0, 0
-    forbidden_content = tree_workspaces.hash_content(len(SECRET), iter((SECRET.encode(),)))
+    forbidden_content = hash_content(len(SECRET), iter((SECRET.encode(),)))
     with swapping_paths(space, away, seed) as first, swapping_paths(target, away, seed + 1) as second:
         while min(first[0], second[0]) < swaps:
             number += 1

@@ -13,7 +13,7 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
-from retinue.workspaces.git import program
+from retinue.workspaces.git import find_git
 from retinue.workspaces.run_folders import StateFolder
 from retinue.workspaces.tree_workspaces import Workspaces, record_changes
 from retinue.workspaces.workspace import Workspace
@@ -348,11 +348,8 @@ def test_what_a_run_gets_when_nobody_says() -> None:
     ]
     assert kinds == ["shared", "scratch", "copy", "scratch"]
     state.in_repository = True
-    assert (
-        default_workspace(state, sandboxed=True, primary=True)
-        == default_kind(state, walled=True, primary=False)
-        == "worktree"
-    )
+    for primary in (True, False):
+        assert default_workspace(state, sandboxed=True, primary=primary) == "worktree"
     assert default_workspace(state, sandboxed=False, primary=True) == "shared"
 
 
@@ -360,5 +357,5 @@ def test_a_closed_folder_on_the_path_does_not_hide_git(tmp_path: Path, monkeypat
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     monkeypatch.setenv("PATH", f"{closed}:{os.environ['PATH']}")
-    program.cache_clear()
-    assert Path(program()).name == "git"
+    find_git.cache_clear()
+    assert Path(find_git()).name == "git"

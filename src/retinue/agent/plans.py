@@ -23,7 +23,7 @@ from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
-from retinue.models.redacting import Scrubbed
+from retinue.models.redacting import RedactingModel
 from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialer import Dialer
@@ -118,8 +118,8 @@ class ProfilePlanner:
         programs.offer(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks = self._lacks(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
-        if secrets.known() and model is not None and not isinstance(model, Scrubbed):
-            model = Scrubbed(model)
+        if secrets.known() and model is not None and not isinstance(model, RedactingModel):
+            model = RedactingModel(model)
         words = (profile.instructions, self._skills(profile), *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
         warnings = [Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks))]

@@ -112,6 +112,6 @@ def _make_provider_model(name: str, clock: Clock) -> Model:
     if command:
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
     from retinue.models.providers import ProviderModel
-    from retinue.models.retries import Retrying
+    from retinue.models.retries import RetryingModel
 
-    return Retrying(ProviderModel(name, clock=clock), clock)
+    return RetryingModel(ProviderModel(name, clock=clock), clock)

@@ -15,6 +15,7 @@ from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
 from retinue.core.traces import Telemetry
+from retinue.remote.port import RemoteAdapter
 from retinue.tools.dialer import Dialer
 
 MAIN = Profile(
@@ -51,6 +52,7 @@ class Parts:
     image               the container image; `container_flags` are added to podman or docker run
     caps                what each sandboxed run may use of the machine
     outbox              the folder through which delegated runs are requested
+    adapter             what starts delegated runs instead of the outbox (no file can name it)
     mcp_servers         the MCP servers that runs may have tools from
     best_effort         in an MCP server: runs continue although their events do not reach the collector
     """
@@ -87,6 +89,7 @@ class Parts:
     container_flags: Sequence[str] = ()
     caps: Caps = Caps()  # noqa: RUF009 - frozen
     outbox: Path | None = None
+    adapter: RemoteAdapter | None = None
     mcp_servers: Sequence[McpServer] = ()
     best_effort: bool = False
 

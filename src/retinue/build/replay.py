@@ -1,14 +1,14 @@
-"""What plays recorded trees again, built as `build` builds what runs; loaded by who replays."""
+"""The factory of replays: what plays a recorded tree again, and the supervisor that runs it."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
-from retinue import build
 from retinue.agent.plans import ProfilePlanner
+from retinue.agent.replay import Replay, SilentModel
+from retinue.build.logs import open_log
 from retinue.build.models import LatePrices
+from retinue.build.parts import Parts
 from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.profiles import RUNTIMES, Profile
@@ -22,42 +22,44 @@ from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 
-
-def stage(records: dict[int, RunRecord], parts: build.Parts | None = None, first: Profile | None = None) -> Any:
-    """What plays a recorded tree. With `parts`, the words and tools of their profiles (for the primary, of `first`)
-    take the place of the recorded ones."""
-    room = importlib.import_module("retinue.agent.replay")
-    now = None
-    if parts is not None:
-        silent = room.Unasked()
-        now = ProfilePlanner(
-            parts.profiles,
-            models=lambda _: silent,
-            runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: Inherited()), mode="inherited"),
-            default_model=silent,
-            skills=parts.skills,
-            network=parse_hosts(parts.network or ()),
-            dialer=SystemDialer(),
-        )
-    return room.Stage(records, now=now, first=first)
+__all__ = ["Replay", "make_replay", "make_replay_supervisor"]
 
 
-def replayer(played: Any, project: Path) -> Supervisor:
-    """A supervisor of what is played: its log is in memory, and it calls no model and no tool."""
-    played.runtime = importlib.import_module("retinue.sandbox.replayed").Replayed(played)
-    made = Supervisor(
-        build.open_log(None),
-        planner=played,
+def make_replay(
+    records: dict[int, RunRecord], parts: Parts | None = None, primary_profile: Profile | None = None
+) -> Replay:
+    """Return the replay of a recorded tree. With `parts`, the instructions and tools of their profiles (for the primary
+    those of `primary_profile`) replace the recorded ones."""
+    if parts is None:
+        return Replay(records)
+    model = SilentModel()
+    planner = ProfilePlanner(
+        parts.profiles,
+        models=lambda _: model,
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: Inherited()), mode="inherited"),
+        default_model=model,
+        skills=parts.skills,
+        network=parse_hosts(parts.network or ()),
+        dialer=SystemDialer(),
+    )
+    return Replay(records, planner=planner, primary_profile=primary_profile)
+
+
+def make_replay_supervisor(replay: Replay, project: Path) -> Supervisor:
+    """Build the supervisor of a replay. Its log is in memory, and it calls no model and no tool."""
+    supervisor = Supervisor(
+        open_log(None),
+        planner=replay,
         state=StateFolder(None, project=project),
         clock=SystemClock(),
-        policy=played,
-        approver=played,
+        policy=replay,
+        approver=replay,
         terms=ApprovalTerms(),
         book=None,
-        limits=played.limits,
+        limits=replay.limits,
         timeouts=Timeouts(),
         prices=LatePrices(),
     )
-    LocalControl(made)
-    played.answer = made.answer
-    return made
+    LocalControl(supervisor)
+    replay.answer = supervisor.answer
+    return supervisor

@@ -38,11 +38,13 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
     add_workspaces = partial(WorkspaceRuntime, setup=parts.setup, workspaces=workspaces or Workspaces())
 
     def delegated() -> Runtime:
-        if parts.outbox is None:
-            raise ConfigError(NO_OUTBOX)
         from retinue.remote.outbox import NAME, OutboxAdapter
         from retinue.remote.runtime import RemoteRuntime
 
+        if parts.adapter is not None:
+            return RemoteRuntime(NAME, parts.adapter)
+        if parts.outbox is None:
+            raise ConfigError(NO_OUTBOX)
         return RemoteRuntime(NAME, OutboxAdapter(parts.outbox))
 
     makers: dict[RuntimeName, Callable[..., Runtime]] = {

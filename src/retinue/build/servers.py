@@ -33,9 +33,9 @@ def make_tool_servers(
     if not servers:
         return None
     from retinue.supervisor.host_tool_services import Hosted
-    from retinue.tools.mcp.servers import Servers
+    from retinue.tools.mcp.servers import McpServers
 
-    return Servers(
+    return McpServers(
         servers,
         project=str(project),
         folder=None if state is None else state / "mcp",

@@ -25,12 +25,13 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
+from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
-from retinue.workspaces.copy_back import Return
-from retinue.workspaces.copy_in import FOLDER, Copier, Outside, Roots, Taken, remove
+from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
 from retinue.workspaces.run_folders import RunFolders
 
 POLL_SECONDS = 0.5
@@ -103,11 +104,11 @@ class DelegationRequest:
     request file."""
 
     def __init__(
-        self, control: HostControl, host: Hosting, box: Mailbox, roots: Roots, locks: FolderLocks, stage: Path
+        self, control: HostControl, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
     ) -> None:
         self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
         self._stage, self._name = stage, stage.name
-        self._taken: Taken = {}
+        self._copies = DelegatedWorkspace(stage, never=roots.never)
         self._notes: list[str] = []
         self._lines = 0
         self.owner: int | None = None
@@ -176,20 +177,18 @@ class DelegationRequest:
         try:
             return self._copy_folders(request)
         except OSError as error:
-            raise Outside(f"its files could not be copied: {error.strerror or error}") from None
+            raise RefusedPath(f"its files could not be copied: {error.strerror or error}") from None
 
     def _copy_folders(self, request: wire.Request) -> list[tuple[str, str]]:
-        copier, found = Copier(never=self._roots.never), []
+        found = []
         self._stage.mkdir(mode=0o700)
-        with self._roots.opened(request.workspace, what="workspace") as fd:
-            self._taken = copier.take(fd, self._stage / "workspace", what="workspace")
-        context = make_private_folder(self._stage / "context")
+        with self._roots.open_path(request.workspace, what="workspace") as fd:
+            self._copies.copy_workspace(fd)
         for index, path in enumerate(request.context_paths):
             what = f"context_paths[{index}]"
-            copy = context / f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
-            with self._roots.opened(path, what=what, file=True) as fd:
-                copier.take(fd, copy, what=what)
-            found.append((path, str(copy)))
+            name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
+            with self._roots.open_path(path, what=what, file=True) as fd:
+                found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         return found
 
     async def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> HostRun:
@@ -209,10 +208,10 @@ class DelegationRequest:
         run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
         try:
             make_private_folder(run.folders.own)
-            (self._stage / "workspace").rename(run.folders.path)  # no step of the run comes before this
+            self._copies.path.rename(run.folders.path)  # no step of the run comes before this
         except (OSError, RetinueError) as error:
             await self._control.cancel(run.ref.tree)
-            raise Outside(f"its workspace could not be made: {error}") from None
+            raise RefusedPath(f"its workspace could not be made: {error}") from None
         return run
 
     async def _stream(self, tree: str) -> None:
@@ -227,7 +226,7 @@ class DelegationRequest:
                 if isinstance(event, Delta) or fd is None:
                     continue
                 try:
-                    _write(fd, _line(event))
+                    write_all(fd, _line(event))
                     self._lines += 1
                 except OSError as error:
                     self._notes.append(f"its events could not all be written: {error.strerror or error}")
@@ -240,22 +239,12 @@ class DelegationRequest:
 
     def _copy_back(self, request: wire.Request, workspace: Path) -> None:
         """Bring the changes of the run back. The run wins; the notes say what it replaced."""
-        back: Return | None = None
         try:
-            with self._roots.opened(request.workspace, what="workspace") as target:
-                about = os.fstat(target)
-                owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None
-                back = Return(self._taken, copier=Copier(never=self._roots.never), owner=owner)
-                source = os.open(workspace, FOLDER)
-                try:
-                    back.give(source, target)
-                finally:
-                    os.close(source)
-            remove(workspace)
-        except (OSError, Outside) as error:
+            with self._roots.open_path(request.workspace, what="workspace") as target:
+                self._notes += self._copies.bring_back(workspace, target)
+            remove_tree(workspace)
+        except (OSError, RetinueError) as error:
             self._notes.append(f"what it wrote could not all be brought back: {error}")
-        if back is not None:
-            self._notes += back.notes()
 
 
 def failure_response(name: str, text: str, status: str = "failed") -> wire.Response:
@@ -284,9 +273,3 @@ def _line(event: Event) -> bytes:
     if len(line) > wire.LINE_BYTES:
         line = encode(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
     return line + b"\n"
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

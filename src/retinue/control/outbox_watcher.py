@@ -32,8 +32,9 @@ from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
+from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
-from retinue.workspaces.copy_in import Roots, remove, sweep
+from retinue.workspaces.delegated import AllowedRoots, remove_temporary_files
 
 SIDE = "watches"
 UNREAD_SECONDS = 24 * 3600.0
@@ -52,7 +53,7 @@ class Watcher:
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
         try:
-            self._roots = Roots(hosting.roots, ours=[hosting.project, hosting.state], never=[self._box.fd])
+            self._roots = AllowedRoots(hosting.roots, ours=[hosting.project, hosting.state], never=[self._box.fd])
             if Path(os.path.realpath(hosting.outbox)).is_relative_to(os.path.realpath(hosting.state)):
                 raise ConfigError("the outbox may not be in the watcher's own .retinue folder")
             key = hashlib.sha256(os.fsencode(os.path.realpath(hosting.outbox))).hexdigest()[:16]
@@ -152,7 +153,7 @@ class Watcher:
         self._box.remove_leftovers()
         self._kept.remove_leftovers()
         for path in self._stage.iterdir():
-            remove(path)
+            remove_tree(path)
         for name in self._kept.list_names():
             if self._kept_answer(name) == b"":
                 self._sweep_workspace(name)
@@ -169,8 +170,8 @@ class Watcher:
             request = wire.parse_request(
                 self._box.read_message(wire.request_name(name), limit=wire.REQUEST_BYTES)[0], name
             )
-            with self._roots.opened(request.workspace, what="workspace") as fd:
-                sweep(fd)
+            with self._roots.open_path(request.workspace, what="workspace") as fd:
+                remove_temporary_files(fd)
 
     def _kept_answer(self, name: str) -> bytes | None:
         """Return the answer kept for an id, no bytes for one that is claimed, None for an unknown one."""
@@ -247,7 +248,7 @@ class Watcher:
         finally:
             self._trees.pop(name, None)
             self._steers.pop(name, None)
-            remove(self._stage / name)
+            remove_tree(self._stage / name)
 
     def _claim(self, name: str) -> bool:
         self._kept.create_mark(name)

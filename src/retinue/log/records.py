@@ -138,6 +138,18 @@ class _RunFold:
             case ToolResult():
                 call.result = body
                 del self._open_calls[body.call_id]
+                if call.body.tier == "none":
+                    self._add_problem(body)
+
+    def _add_problem(self, body: ToolResult) -> None:
+        """Add to a call that could not run the problem that its model was told, so that it is refused again."""
+        turn = self.record.turns[-1]
+        if turn.reply is not None:
+            calls = (
+                structs.replace(call, problem=body.text) if call.id == body.call_id else call
+                for call in turn.reply.calls
+            )
+            turn.reply = structs.replace(turn.reply, calls=tuple(calls))
 
     def _apply_to_turn(self, turn: TurnRecord, body: Body | Unknown) -> None:
         """Add what the model did in the turn."""

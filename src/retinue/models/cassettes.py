@@ -122,7 +122,7 @@ class Cassette:
         asked = mismatch.asked
         return ModelError(f"retinue_cassette: the call of {asked.run} in turn {asked.turn} is not on the cassette")
 
-    def can_search(self, model: str, *, domains: bool) -> bool | None:
+    def find_web_search(self, model: str, *, domains: bool) -> bool | None:
         """Tell whether the provider of a recorded model searched the web by itself; None if it is to be asked."""
         known = [exchange.request for exchange in self._known.values() if exchange.request.model == model]
         if not known and self.mode != "none":
@@ -203,12 +203,12 @@ class CassetteModel(RecordedModel):
     def handle_difference(self, asked: Exchange, lines: tuple[str, ...]) -> None:
         raise self._cassette.refuse(Mismatch(asked, "differs", lines))
 
-    def searches(self, *, domains: bool) -> bool:
-        recorded = self._cassette.can_search(self.name, domains=domains)
+    def can_search_web(self, *, domains: bool) -> bool:
+        recorded = self._cassette.find_web_search(self.name, domains=domains)
         if recorded is not None:
             return recorded
-        searches = getattr(self._open(), "searches", None)
-        return searches is not None and bool(searches(domains=domains))
+        can_search_web = getattr(self._open(), "can_search_web", None)
+        return can_search_web is not None and bool(can_search_web(domains=domains))
 
     async def aclose(self) -> None:
         close = getattr(self._inner, "aclose", None)

@@ -1,4 +1,4 @@
-"""Prices from the price library, as it was released: nothing is fetched. Built when a price is first needed."""
+"""Prices from the price library as it was released; nothing is fetched. Loaded when a price is first needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.core.usage import Usage
 
 
 class LibraryPrices:
-    """Knows models as `provider:model`."""
+    """Prices of models named `provider:model`."""
 
     def price(self, model: str, usage: Usage) -> Decimal | None:
         provider, _, name = model.partition(":")
@@ -25,6 +25,6 @@ class LibraryPrices:
             found = genai_prices.calc_price(spent, name, provider_id=provider)
         except (LookupError, ValueError):
             return None
-        if getattr(found.model_price, "input_mtok", None) is None:  # listed, but not with a price for its input
+        if getattr(found.model_price, "input_mtok", None) is None:  # listed without a price
             return None
         return found.total_price

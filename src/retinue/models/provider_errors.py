@@ -1,6 +1,6 @@
-"""Whatever a provider's library raises as one ModelError: one line, typed, without a key in it.
+"""Translation of what a provider's library raises into a ModelError: typed, one line, without keys.
 
-Knows what is worth asking again (`transient`); does not ask again itself (`retries.py`).
+Says which errors are worth another attempt (`transient`); `retries.py` makes the attempts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from retinue.core.usage import NO_USAGE, Usage
 LONGEST = 500
 CUT = "the model's stream ended in the middle of its reply"
 NO_ANSWER = "answered with something that is not a model's reply (an empty or HTML body): is the base URL right?"
-_PASSING = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
+_TRANSIENT = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
 
 
-def fault_of(
+def convert_error(
     error: Exception,
     *,
     host: str,
@@ -45,40 +45,42 @@ def fault_of(
     partial: str = "",
     opened: bool = False,
 ) -> ModelError:
-    """The typed error. `opened` says that a reply had begun: then what is missing of it was cut off."""
+    """Return the typed error. `opened` says that a reply had begun, so that the rest of it was cut off."""
     known: dict[str, Any] = {"usage": usage, "partial": partial}
     if isinstance(error, ModelHTTPError):
         return ModelError(
-            one_line(_body_text(error.body) or str(error)),
+            to_one_line(_find_message(error.body) or str(error)),
             status=error.status_code,
-            transient=_may_pass(error),
-            retry_after=retry_after(error.headers or {}, now=now),
+            transient=_is_transient(error),
+            retry_after=parse_retry_after(error.headers or {}, now=now),
             **known,
         )
-    if isinstance(error, ModelTimeoutError) and not _connecting(error):
+    if isinstance(error, ModelTimeoutError) and not _is_connecting(error):
         silence = f"nothing came from {host} for {idle_seconds:g} s"
         if opened:
             return StreamCut(f"{CUT}: {silence}", transient=True, **known)
         return ModelError(silence, transient=True, **known)
     if opened:
-        return StreamCut(one_line(f"{CUT}: {_root_text(error)}"), transient=True, **known)
+        return StreamCut(to_one_line(f"{CUT}: {_find_root_text(error)}"), transient=True, **known)
     if isinstance(error, UnexpectedModelBehavior):
         return ModelError(f"{host} {NO_ANSWER}", transient=True, **known)
     if isinstance(error, ModelConnectionError | OSError):
-        untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error))
-        return ModelError(one_line(f"cannot reach {host}: {_root_text(error)}"), transient=not untrusted, **known)
-    transient = isinstance(error, _PASSING) or not isinstance(error, ModelAPIError)
-    return ModelError(one_line(f"{host}: {_root_text(error)}"), transient=transient, **known)
+        untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _iter_causes(error))
+        return ModelError(
+            to_one_line(f"cannot reach {host}: {_find_root_text(error)}"), transient=not untrusted, **known
+        )
+    transient = isinstance(error, _TRANSIENT) or not isinstance(error, ModelAPIError)
+    return ModelError(to_one_line(f"{host}: {_find_root_text(error)}"), transient=transient, **known)
 
 
-def _may_pass(error: ModelHTTPError) -> bool:
+def _is_transient(error: ModelHTTPError) -> bool:
     if isinstance(error, ModelQuotaExceededError) or error.provider_retry_hint is False:
         return False
     return error.status_code == 429 or error.status_code >= 500
 
 
-def retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
-    """The seconds a provider wants us to wait: `retry-after-ms`, or Retry-After as seconds or as a date."""
+def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Return the seconds a provider wants us to wait, from `retry-after-ms`, or Retry-After as seconds or a date."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) / scale
@@ -93,34 +95,34 @@ def retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
     return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now)
 
 
-def one_line(text: str) -> str:
-    """The text in one line of bounded length, with everything that looks like a key hidden."""
+def to_one_line(text: str) -> str:
+    """Return the text in one line of bounded length, with everything that looks like a key hidden."""
     secrets.learn(os.environ)
     text = " ".join(secrets.scrub(text).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _body_text(body: object) -> str:
-    """The provider's own words in the body of an error."""
+def _find_message(body: object) -> str:
+    """Return the provider's message in the body of an error; an empty text if there is none."""
     if isinstance(body, Mapping):
         inner = body.get("error", body)
-        words = inner.get("message") if isinstance(inner, Mapping) else inner
-        return words if isinstance(words, str) else ""
+        message = inner.get("message") if isinstance(inner, Mapping) else inner
+        return message if isinstance(message, str) else ""
     return body if isinstance(body, str) else ""
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:
         yield seen
         seen = seen.__cause__ or seen.__context__
 
 
-def _root_text(error: BaseException) -> str:
-    """What the innermost cause that has words says; the outer ones only say that something failed."""
-    texts = [f"{cause}" for cause in _causes(error) if f"{cause}"]
+def _find_root_text(error: BaseException) -> str:
+    """Return the text of the innermost cause that has one; the outer ones only say that something failed."""
+    texts = [f"{cause}" for cause in _iter_causes(error) if f"{cause}"]
     return texts[-1] if texts else type(error).__name__
 
 
-def _connecting(error: ModelTimeoutError) -> bool:
+def _is_connecting(error: ModelTimeoutError) -> bool:
     return error.phase in ("pool", "connect")

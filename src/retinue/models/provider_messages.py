@@ -1,4 +1,5 @@
-"""Our thread as the provider library's messages, and its response as our Reply. Pure; knows no network and no retry."""
+"""Translation between our thread and the provider library's messages, and from its response to our Reply. Pure: knows
+no network and no retries."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ ASKER = "Words of the side that asked for this run. They are about its task, and
 FRAMES = {"notice": (NOTICE, "notice"), "asker": (ASKER, "words")}
 _USUAL = re.compile(r"t*n*(x\d+)?c*")
 _SIZE = re.compile(r"x(\d+)")
-STORED = "rs_"  # OpenAI's reasoning: without its encrypted content it is only a name for what the server has stored
+STORED = "rs_"  # an id of OpenAI's reasoning: without encrypted content it only names what the server has stored
 
 
-def messages_of(system: str, thread: Sequence[Turn], *, provider: str) -> list[ModelMessage]:
-    """The thread as messages. What other providers thought stays with them: they alone can read it."""
+def build_messages(system: str, thread: Sequence[Turn], *, provider: str) -> list[ModelMessage]:
+    """Return the thread as messages, without the thoughts of other providers, which only they can read."""
     messages: list[ModelMessage] = []
     parts: list[ModelRequestPart] = []
     for turn in thread:
@@ -55,32 +56,32 @@ def messages_of(system: str, thread: Sequence[Turn], *, provider: str) -> list[M
             if parts:
                 messages.append(ModelRequest(parts, instructions=system or None))
                 parts = []
-            answer = _answer(turn, provider)
-            if answer:
-                messages.append(ModelResponse(answer, provider_name=provider))
+            response = _build_response_parts(turn, provider)
+            if response:
+                messages.append(ModelResponse(response, provider_name=provider))
         else:
-            parts.append(_asked(turn))
+            parts.append(_build_request_part(turn))
     if parts:
         messages.append(ModelRequest(parts, instructions=system or None))
     return messages
 
 
-def _asked(turn: UserTurn | ToolTurn) -> ModelRequestPart:
+def _build_request_part(turn: UserTurn | ToolTurn) -> ModelRequestPart:
     if isinstance(turn, UserTurn):
         frame = FRAMES.get(turn.source)
-        return UserPromptPart(turn.text if frame is None else framed(turn.text, *frame))
+        return UserPromptPart(turn.text if frame is None else frame_words(turn.text, *frame))
     text = turn.text if turn.text.strip() else NO_OUTPUT if turn.success else NO_REASON  # Claude takes no empty block
     return ToolReturnPart(turn.name, text, turn.call_id, outcome="success" if turn.success else "failed")
 
 
-def framed(text: str, said: str = NOTICE, tag: str = "notice") -> str:
-    """Words that are not the user's as what they are; what a notice quotes (labels, texts of subagents) is data."""
+def frame_words(text: str, said: str = NOTICE, tag: str = "notice") -> str:
+    """Mark words that are not the user's. What a notice quotes (labels, texts of subagents) is data."""
     quoted = text.replace(f"</{tag}", f"<\\/{tag}")
     return f"{said}\n<{tag}>\n{quoted}\n</{tag}>"
 
 
-def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
-    """The parts in the order they came: a provider that signs thoughts takes them in their places only."""
+def _build_response_parts(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
+    """Return the parts in the order they came: a provider that signs thoughts accepts them only in their places."""
     signed = {thought.id for thought in turn.thoughts if thought.signature}
     thoughts: list[list[ModelResponsePart]] = [
         [ThinkingPart(each.text, id=each.id or None, signature=each.signature or None, provider_name=provider)]
@@ -88,10 +89,10 @@ def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
         else []
         for each in turn.thoughts
     ]
-    natives = [_returned(done, provider) for done in turn.natives]
+    natives = [_build_native_parts(done, provider) for done in turn.natives]
     calls: list[list[ModelResponsePart]] = [[ToolCallPart(call.name, call.args, call.id)] for call in turn.calls]
     layout = turn.thoughts[0].layout if turn.thoughts else ""
-    pieces = _pieces(layout, turn.text)
+    pieces = _split_text(layout, turn.text)
     counts = {"t": len(thoughts), "n": len(natives), "c": len(calls)}
     if pieces is None or any(layout.count(kind) != count for kind, count in counts.items()):
         layout, pieces = f"{'t' * counts['t']}{'n' * counts['n']}x{'c' * counts['c']}", [turn.text]
@@ -101,7 +102,7 @@ def _answer(turn: AssistantTurn, provider: str) -> list[ModelResponsePart]:
     return [part for kind in layout if kind in following for part in next(following[kind])]
 
 
-def _returned(done: Native, provider: str) -> list[ModelResponsePart]:
+def _build_native_parts(done: Native, provider: str) -> list[ModelResponsePart]:
     if done.origin != provider or done.content is None:
         return []
     return [
@@ -110,8 +111,8 @@ def _returned(done: Native, provider: str) -> list[ModelResponsePart]:
     ]
 
 
-def _pieces(layout: str, text: str) -> list[str] | None:
-    """The text cut as it came; None when that was another text, or there is no layout."""
+def _split_text(layout: str, text: str) -> list[str] | None:
+    """Return the text in the pieces it came in; None if the layout is of another text, or there is none."""
     sizes = [int(size) for size in _SIZE.findall(layout)]
     if not layout or sum(sizes) != len(text):
         return None
@@ -119,9 +120,9 @@ def _pieces(layout: str, text: str) -> list[str] | None:
     return [text[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def _layout(response: ModelResponse) -> str:
-    """`t` a thought, `n` a call that ran at the provider, `x12` as many characters of text, `c` a call: in the order of
-    the reply. Nothing when thoughts come first, then what ran at the provider, then text, then calls."""
+def _describe_layout(response: ModelResponse) -> str:
+    """Return the order of the parts: `t` a thought, `n` a call that ran at the provider, `x12` that many characters of
+    text, `c` a call. Returns nothing for the usual order: thoughts, calls at the provider, text, calls."""
     words = []
     for part in response.parts:
         match part:
@@ -137,8 +138,8 @@ def _layout(response: ModelResponse) -> str:
     return "" if _USUAL.fullmatch(layout) else layout
 
 
-def parameters_of(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
-    """Our schemas go out as they are: no provider's strict mode rewrites them."""
+def build_parameters(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
+    """Return the tools as request parameters. Schemas go out as they are: no provider's strict mode rewrites them."""
     return ModelRequestParameters(
         function_tools=[
             ToolDefinition(
@@ -156,34 +157,34 @@ def parameters_of(tools: Sequence[ToolSpec]) -> ModelRequestParameters:
     )
 
 
-def reply_of(response: ModelResponse) -> Reply:
-    """A whole response as our Reply. Only complete calls can run; the others carry their problem."""
+def parse_response(response: ModelResponse) -> Reply:
+    """Return a complete response as our Reply. Only complete calls can run; the others carry their problem."""
     text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
     thinking = [part for part in response.parts if isinstance(part, ThinkingPart)]
-    layout = _layout(response) if thinking else ""
-    thoughts = tuple(_thought(part, "" if number else layout) for number, part in enumerate(thinking))
-    usage = usage_of(response.usage)
+    layout = _describe_layout(response) if thinking else ""
+    thoughts = tuple(_parse_thought(part, "" if number else layout) for number, part in enumerate(thinking))
+    usage = convert_usage(response.usage)
     if response.finish_reason == "content_filter":
         refusal = (response.provider_details or {}).get("refusal")
         return Reply(str(refusal or text), (), thoughts, usage, refused=True)
     last = response.parts[-1] if response.finish_reason == "length" and response.parts else None
-    calls = tuple(_call(part, cut=part is last) for part in response.parts if isinstance(part, ToolCallPart))
+    calls = tuple(_parse_call(part, cut=part is last) for part in response.parts if isinstance(part, ToolCallPart))
     if response.finish_reason == "length" and not calls:
         text = f"{text}\n{CUT_SHORT}".lstrip("\n")
-    return Reply(text, calls, thoughts, usage, natives=_natives(response))
+    return Reply(text, calls, thoughts, usage, natives=_parse_natives(response))
 
 
-def _natives(response: ModelResponse) -> tuple[Native, ...]:
-    """What ran at the provider, each call with its result."""
+def _parse_natives(response: ModelResponse) -> tuple[Native, ...]:
+    """Return the calls that ran at the provider, each with its result."""
     returned = {part.tool_call_id: part for part in response.parts if isinstance(part, NativeToolReturnPart)}
     return tuple(
-        _native(part, returned.get(part.tool_call_id), response.provider_name or "")
+        _parse_native(part, returned.get(part.tool_call_id), response.provider_name or "")
         for part in response.parts
         if isinstance(part, NativeToolCallPart)
     )
 
 
-def _native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin: str) -> Native:
+def _parse_native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin: str) -> Native:
     content = None if back is None else back.content
     found = content.get("sources", []) if isinstance(content, dict) else content if isinstance(content, list) else []
     lines = [f"{one.get('title') or ''} {one.get('url') or ''}".strip() for one in found if isinstance(one, dict)]
@@ -192,33 +193,33 @@ def _native(part: NativeToolCallPart, back: NativeToolReturnPart | None, origin:
         return Native(
             part.tool_call_id,
             part.tool_name,
-            _args(part),
+            _parse_args(part),
             f"failed: {failed or 'no result came'}",
             False,
             content,
             origin,
         )
-    return Native(part.tool_call_id, part.tool_name, _args(part), "\n".join(lines), True, content, origin)
+    return Native(part.tool_call_id, part.tool_name, _parse_args(part), "\n".join(lines), True, content, origin)
 
 
-def _args(part: NativeToolCallPart) -> dict[str, Any]:
+def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:
     try:
         return part.args_as_dict()
     except (ValueError, AssertionError):
         return {INVALID: str(part.args)}
 
 
-def usage_of(usage: RequestUsage) -> Usage:
-    """Input counts include what the cache read and wrote, whatever the provider's own convention is."""
+def convert_usage(usage: RequestUsage) -> Usage:
+    """Return the usage as ours. Input counts include cache reads and writes, whatever the provider's convention is."""
     return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
 
 
-def _thought(part: ThinkingPart, layout: str) -> Thought:
+def _parse_thought(part: ThinkingPart, layout: str) -> Thought:
     kind = part.id if part.id == "redacted_thinking" else "thinking"
     return Thought(part.content, kind, part.signature or "", part.id or "", part.provider_name or "", layout)
 
 
-def _call(part: ToolCallPart, *, cut: bool) -> Call:
+def _parse_call(part: ToolCallPart, *, cut: bool) -> Call:
     args: Any = part.args if part.args is not None else {}
     why = ""
     if isinstance(args, str):

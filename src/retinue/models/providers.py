@@ -1,8 +1,7 @@
-"""A provider's model behind our port: one adapter over `pydantic_ai.direct`, for every provider that library knows.
+"""The adapter of provider models: one for every provider that `pydantic_ai.direct` knows.
 
-Built by `build/models.py`, which loads this module only when a run wants such a model: it takes seconds to import.
-Retries are not made here (the SDKs' own are off); keys and base URLs are read by the SDKs from their own environment
-variables.
+`build/models.py` loads this module only when a run needs such a model, because it takes seconds to import. Makes no
+retries (the SDKs' own are off). The SDKs read keys and base URLs from their environment variables.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.models.provider_errors import CUT, fault_of, one_line
-from retinue.models.provider_messages import messages_of, parameters_of, reply_of, usage_of
+from retinue.models.provider_errors import CUT, convert_error, to_one_line
+from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
 
 IDLE_SECONDS = 120.0
 KEY_HEADER = "Idempotency-Key"
 CHARACTERS_PER_TOKEN = 4
 MOST_PAUSES = 16
-PAUSED = "suspended"  # a provider that searches for long lets us ask it to go on
+PAUSED = "suspended"  # the state of a response that the provider will continue when asked again
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
 
 
 class ProviderModel:
-    """One model of one provider. Owns its connections: `aclose` ends them."""
+    """One model of one provider. Owns its connections, which `aclose` closes."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class ProviderModel:
         self.name = name
         self._clock = clock
         self._idle = idle_seconds
-        self._model = _infer(name)
+        self._model = _infer_model(name)
         self._host = urlsplit(self._model.base_url or "").netloc.rpartition("@")[2] or name
         own: dict[str, Any] = {"timeout": idle_seconds, "max_retries": 0, "cache": True}
         if name.startswith("openai"):
@@ -74,98 +73,98 @@ class ProviderModel:
         if not self._entered:
             self._entered = True
             await self._model.__aenter__()
-        messages = messages_of(request.system, request.thread, provider=self._model.system)
-        response = await self._respond(request, messages, on_delta, key=request.key)
+        messages = build_messages(request.system, request.thread, provider=self._model.system)
+        response = await self._stream_response(request, messages, on_delta, key=request.key)
         for part in range(1, MOST_PAUSES):
             if response.state != PAUSED:
                 break
             try:
                 key = f"{request.key}-{part}"
-                following = await self._respond(request, [*messages, response], on_delta, key=key)
+                following = await self._stream_response(request, [*messages, response], on_delta, key=key)
             except (ModelError, CallCancelled) as error:
-                error.usage = usage_of(response.usage) + error.usage
+                error.usage = convert_usage(response.usage) + error.usage
                 raise
             except asyncio.CancelledError:
-                raise CallCancelled(usage_of(response.usage), estimated=False) from None
-            response = _joined(response, following)
+                raise CallCancelled(convert_usage(response.usage), estimated=False) from None
+            response = _join_responses(response, following)
         if response.state == PAUSED:
-            words = f"{self._host} paused {MOST_PAUSES} times in one reply"
-            raise ModelError(words, usage=usage_of(response.usage))
-        return reply_of(response)
+            text = f"{self._host} paused {MOST_PAUSES} times in one reply"
+            raise ModelError(text, usage=convert_usage(response.usage))
+        return parse_response(response)
 
-    async def _respond(
+    async def _stream_response(
         self, request: Request, messages: list[ModelMessage], on_delta: Callable[[str, str], None], *, key: str
     ) -> ModelResponse:
-        """One response, whole: it may be a part of a reply in which the provider pauses."""
+        """Return one complete response. It may be a part of a reply in which the provider pauses."""
         stream: StreamedResponse | None = None
         try:
             async with model_request_stream(
                 self._model,
                 messages,
-                model_settings=self._settings_for(request, key),
-                model_request_parameters=parameters_of(request.tools),
+                model_settings=self._build_settings(request, key),
+                model_request_parameters=build_parameters(request.tools),
                 instrument=False,
             ) as stream:
                 async for event in stream:
-                    _show(event, on_delta)
+                    _show_delta(event, on_delta)
                 response = stream.get()
         except asyncio.CancelledError:
             if stream is None:
                 raise
-            raise CallCancelled(_known_usage(stream, request), estimated=True, partial=_text(stream)) from None
+            raise CallCancelled(_estimate_usage(stream, request), estimated=True, partial=_join_text(stream)) from None
         except _FAILURES as error:
-            raise self._fault(error, stream) from error
+            raise self._convert_error(error, stream) from error
         if not _is_whole(response):
-            raise StreamCut(CUT, usage=usage_of(response.usage), partial=_text(stream), transient=True)
+            raise StreamCut(CUT, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
         if response.finish_reason == "error":
-            words = f"{self._host} says that it failed"
-            raise ModelError(words, usage=usage_of(response.usage), partial=_text(stream), transient=True)
+            text = f"{self._host} says that it failed"
+            raise ModelError(text, usage=convert_usage(response.usage), partial=_join_text(stream), transient=True)
         return response
 
-    def _settings_for(self, request: Request, key: str) -> ModelSettings:
+    def _build_settings(self, request: Request, key: str) -> ModelSettings:
         headers = {**(self._settings.get("extra_headers") or {}), KEY_HEADER: key}
         return {**self._settings, "max_tokens": request.max_output_tokens, "extra_headers": headers}
 
-    def searches(self, *, domains: bool) -> bool:
-        """Whether the provider searches the web by itself for this model; with `domains`, only where it is told to."""
+    def can_search_web(self, *, domains: bool) -> bool:
+        """Tell whether the provider searches the web by itself for this model; with `domains`, only on given hosts."""
         asked = WebSearchTool(allowed_domains=["example.com"] if domains else None)
         offered = WebSearchTool in self._model.profile.get("supported_native_tools", ())
         return offered and not self._model.unsupported_native_tool_settings(asked)
 
     async def aclose(self) -> None:
-        """Ends the connections; the next call would open new ones."""
+        """Close the connections; the next call opens new ones."""
         if self._entered:
             self._entered = False
             await self._model.__aexit__(None, None, None)
 
-    def _fault(self, error: Exception, stream: StreamedResponse | None) -> Exception:
-        begun = stream is not None and stream.provider_response_id is not None
-        return fault_of(
+    def _convert_error(self, error: Exception, stream: StreamedResponse | None) -> Exception:
+        has_begun = stream is not None and stream.provider_response_id is not None
+        return convert_error(
             error,
             host=self._host,
             now=self._clock.wall(),
             idle_seconds=self._idle,
-            usage=NO_USAGE if stream is None else usage_of(stream.usage),
-            partial=_text(stream),
-            opened=begun or bool(_text(stream)),
+            usage=NO_USAGE if stream is None else convert_usage(stream.usage),
+            partial=_join_text(stream),
+            opened=has_begun or bool(_join_text(stream)),
         )
 
 
-def _infer(name: str) -> Any:
+def _infer_model(name: str) -> Any:
     try:
         return infer_model(name)
     except UserError as error:
-        words = str(error)
-        if words.startswith("Unknown model"):
-            raise NotFound(f"unknown model {name!r}{words.partition(name)[2].rstrip('.')}") from None
-        words = words.partition(" or pass it")[0].partition(" If you")[0]  # what follows is for programmers
-        raise ConfigError(one_line(f"model {name!r}: {words}")) from None
+        text = str(error)
+        if text.startswith("Unknown model"):
+            raise NotFound(f"unknown model {name!r}{text.partition(name)[2].rstrip('.')}") from None
+        text = text.partition(" or pass it")[0].partition(" If you")[0]  # the rest is for programmers
+        raise ConfigError(to_one_line(f"model {name!r}: {text}")) from None
     except ImportError as error:
-        raise ConfigError(one_line(f"model {name!r}: {error}")) from None
+        raise ConfigError(to_one_line(f"model {name!r}: {error}")) from None
 
 
-def _show(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
-    """Passes text and thinking on as they arrive; calls are shown when they are whole."""
+def _show_delta(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None]) -> None:
+    """Pass text and thinking on as they arrive. Calls are shown when they are complete."""
     match event:
         case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
             kind = "text"
@@ -180,30 +179,30 @@ def _show(event: ModelResponseStreamEvent, on_delta: Callable[[str, str], None])
 
 
 def _is_whole(response: ModelResponse) -> bool:
-    """Whether the provider itself said that it is done: the library's own finish reason may be a guess."""
+    """Tell whether the provider itself said that it is done: the library's own finish reason may be a guess."""
     details = response.provider_details or {}
     return response.state in ("complete", PAUSED) and bool(details.get("finish_reason") or details.get("refusal"))
 
 
-def _joined(paused: ModelResponse, following: ModelResponse) -> ModelResponse:
-    """One reply of what came before the provider paused and of what came then."""
+def _join_responses(paused: ModelResponse, following: ModelResponse) -> ModelResponse:
+    """Join what came before the provider paused with what came then."""
     return replace(following, parts=[*paused.parts, *following.parts], usage=paused.usage + following.usage)
 
 
-def _known_usage(stream: StreamedResponse, request: Request) -> Usage:
-    """What a call that was broken off has cost: what the provider said by then, and for what it tells only at the end
-    an estimate from the characters that were sent and came."""
-    said = usage_of(stream.usage)
+def _estimate_usage(stream: StreamedResponse, request: Request) -> Usage:
+    """Return the usage of a call that was broken off: what the provider reported so far, and for what it reports only
+    at the end an estimate from the characters sent and received."""
+    reported = convert_usage(stream.usage)
     sent = len(request.system) + sum(len(turn.text) for turn in request.thread)
-    came = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in stream.get().parts)
+    received = sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in stream.get().parts)
     return msgspec.structs.replace(
-        said,
-        input_tokens=said.input_tokens or sent // CHARACTERS_PER_TOKEN,
-        output_tokens=max(said.output_tokens, came // CHARACTERS_PER_TOKEN),
+        reported,
+        input_tokens=reported.input_tokens or sent // CHARACTERS_PER_TOKEN,
+        output_tokens=max(reported.output_tokens, received // CHARACTERS_PER_TOKEN),
     )
 
 
-def _text(stream: StreamedResponse | None) -> str:
+def _join_text(stream: StreamedResponse | None) -> str:
     if stream is None:
         return ""
     return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))

@@ -1,4 +1,4 @@
-"""A model that neither sees nor says a known secret. A Model around a Model, made only where there is one to hide."""
+"""A wrapper that keeps known secrets out of a model's requests and replies. Used only if there is a secret to hide."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retinue.core.messages import AssistantTurn, Reply, Request, Turn
 from retinue.core.ports import Model
 
 
-class Scrubbed:
-    """The thread goes out clean, so does every piece that is shown; a reply comes in clean, its calls too."""
+class RedactingModel:
+    """A model whose requests, deltas and replies are free of known secrets."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -27,19 +27,19 @@ class Scrubbed:
             if shown:
                 on_delta(kind, shown)
 
-        reply = await self._model.complete(_request(request), show)
+        reply = await self._model.complete(_redact_request(request), show)
         for kind, stream in streams.items():
             rest = stream.rest()
             if rest:
                 on_delta(kind, rest)
-        return _reply(reply)
+        return _redact_reply(reply)
 
 
-def _request(request: Request) -> Request:
+def _redact_request(request: Request) -> Request:
     system = secrets.clean(request.system)
     thread: list[Turn] | None = None
     for at, turn in enumerate(request.thread):
-        if type(turn) is AssistantTurn:  # a model's own turns were cleaned when they came
+        if type(turn) is AssistantTurn:  # redacted when the model said it
             continue
         text = secrets.clean(turn.text)
         if text is not turn.text:
@@ -50,7 +50,7 @@ def _request(request: Request) -> Request:
     return msgspec.structs.replace(request, system=system, thread=thread or request.thread)
 
 
-def _reply(reply: Reply) -> Reply:
+def _redact_reply(reply: Reply) -> Reply:
     replace, text = msgspec.structs.replace, secrets.clean(reply.text)
     if text is not reply.text:
         reply = replace(reply, text=text)

@@ -1,9 +1,9 @@
-"""Asks a model again when its provider says it may work later. A Model around a Model; the only place that retries.
+"""A wrapper that repeats a model call when the provider says it may work later. The only place that retries.
 
-All runs on one model share one back-off: while it lasts nobody calls, so that a provider that is overloaded is not
-asked by twenty children in turn. Waits on the Clock, so that a test owns the time. What failed attempts spent is added
-to the one usage that comes back; within a budget each attempt is reserved for like a call. Pieces of text that a failed
-attempt showed are not taken back: they were only shown.
+All runs on one model share one back-off: while it lasts no run calls the model, so that twenty children do not ask an
+overloaded provider in turn. Waits on the Clock, so that a test owns the time. The usage of failed attempts is added to
+the usage of the reply; within a budget each attempt is reserved like a call. Text that a failed attempt showed is not
+taken back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ LONGEST_ASKED_SECONDS = 600.0
 SPREAD_SECONDS = 0.5
 
 
-class Retrying:
-    """`attempts` bounds the calls for one request. A provider that wants more than ten minutes is not waited for."""
+class RetryingModel:
+    """A model that makes up to `attempts` calls for one request. Does not wait for a provider that asks for more than
+    ten minutes."""
 
     def __init__(
         self, model: Model, clock: Clock, *, attempts: int = ATTEMPTS, chance: Callable[[], float] = random.random
@@ -41,14 +42,14 @@ class Retrying:
         self.name: str = getattr(model, "name", type(model).__name__)
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        spent, told = NO_USAGE, ""
+        spent, notice = NO_USAGE, ""
         for attempt in itertools.count(1):
             try:
-                if told:
+                if notice:
                     if request.again is not None:
                         await request.again(spent)
-                    on_delta("retry", told)
-                await self._turn()
+                    on_delta("retry", notice)
+                await self._wait_for_back_off()
                 reply = await self._model.complete(request, on_delta)
             except asyncio.CancelledError:
                 if spent == NO_USAGE:
@@ -62,33 +63,33 @@ class Retrying:
                 raise
             except ModelError as error:
                 spent = error.usage = spent + error.usage
-                seconds = self._back_off(error, attempt)
+                seconds = self._choose_delay(error, attempt)
                 if seconds is None:
                     raise
                 self._closed_until = max(self._closed_until, self._clock.monotonic() + seconds)
-                if error.status is not None:  # it was answered: the next call is another one
+                if error.status is not None:  # the provider answered, so the next call needs a new key
                     request = msgspec.structs.replace(request, attempt=attempt)
-                told = f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})"
+                notice = f"{error}; asking again in {seconds:.0f} s (attempt {attempt + 1})"
             else:
                 return reply if spent == NO_USAGE else msgspec.structs.replace(reply, usage=spent + reply.usage)
         raise AssertionError("unreachable")
 
-    def searches(self, *, domains: bool) -> bool:
-        searches = getattr(self._model, "searches", None)
-        return searches is not None and bool(searches(domains=domains))
+    def can_search_web(self, *, domains: bool) -> bool:
+        can_search_web = getattr(self._model, "can_search_web", None)
+        return can_search_web is not None and bool(can_search_web(domains=domains))
 
     async def aclose(self) -> None:
         close = getattr(self._model, "aclose", None)
         if close is not None:
             await close()
 
-    async def _turn(self) -> None:
-        """Waits until nobody is told to wait; those who waited do not all start at the same moment."""
+    async def _wait_for_back_off(self) -> None:
+        """Wait until the back-off is over. Calls that waited do not all start at the same moment."""
         while (seconds := self._closed_until - self._clock.monotonic()) > 0:
             await self._clock.sleep(seconds + SPREAD_SECONDS * self._chance())
 
-    def _back_off(self, error: ModelError, attempt: int) -> float | None:
-        """Seconds until the next attempt; None when there is none. Never less than the provider asked for."""
+    def _choose_delay(self, error: ModelError, attempt: int) -> float | None:
+        """Return the seconds until the next attempt, never less than the provider asked for; None to give up."""
         if not error.transient or attempt >= self._attempts:
             return None
         if error.retry_after is not None:

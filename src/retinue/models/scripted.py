@@ -1,4 +1,4 @@
-"""A model that says what a script says: for tests, demos and benchmarks, with every fault a provider can have."""
+"""A model that replies as a script says, with every fault a provider can have. For tests, demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_RESULT = "{{last_result}}"
 
 
 class ScriptedModel:
-    """Holds no state: a run's place in its list, which begins with 1, is the number of turns it has begun."""
+    """The model of a script. Holds no state: a run gets the reply whose place in its list, from 1, is its turn."""
 
     def __init__(self, script: Script, clock: Clock) -> None:
         self._strict = script.strict
@@ -29,7 +29,7 @@ class ScriptedModel:
         self._clock = clock
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
-        turn = self._turn_of(request)
+        turn = self._find_turn(request)
         scripted, reply = turn.scripted, turn.reply
         if scripted.hang:
             await asyncio.get_running_loop().create_future()
@@ -40,13 +40,13 @@ class ScriptedModel:
             _raise_fault(scripted, reply, on_delta)
         elif reply.text and not reply.refused:
             if LAST_RESULT in reply.text:
-                text = reply.text.replace(LAST_RESULT, _last_result(request))
+                text = reply.text.replace(LAST_RESULT, _find_last_result(request))
                 reply = msgspec.structs.replace(reply, text=text)
-            for piece in _pieces(reply.text, scripted.chunks):
+            for piece in _split_text(reply.text, scripted.chunks):
                 on_delta("text", piece)
         return reply
 
-    def _turn_of(self, request: Request) -> _Turn:
+    def _find_turn(self, request: Request) -> _Turn:
         named, ref, turn = self._turns.get, request.ref, request.turn
         turns = named(ref.path) or named(ref.label) or named(ref.subagent_id) or named(ref.agent) or self._other
         if turn < len(turns):
@@ -58,7 +58,7 @@ class ScriptedModel:
 
 
 class _Turn:
-    """One reply of a list, made ready once for all runs that will get it."""
+    """One reply of a list, built once for all runs that get it."""
 
     __slots__ = ("fails", "reply", "scripted")
 
@@ -88,14 +88,14 @@ def _raise_fault(scripted: ScriptedReply, reply: Reply, on_delta: Callable[[str,
         raise StreamCut(text, usage=reply.usage, partial=scripted.cut)
 
 
-def _last_result(request: Request) -> str:
+def _find_last_result(request: Request) -> str:
     for turn in reversed(request.thread):
         if isinstance(turn, ToolTurn):
             return turn.text
     return ""
 
 
-def _pieces(text: str, chunks: int) -> list[str]:
+def _split_text(text: str, chunks: int) -> list[str]:
     if chunks <= 1:
         return [text] if text else []
     size = max(1, -(-len(text) // chunks))

@@ -291,6 +291,7 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
             return
         tokens = usage.input_tokens + usage.output_tokens
         if self.prices is None and self.settled is None:
+            self.settled = Amount(tokens)  # a further attempt must not count these again
             self.account.settle(self, tokens)
             return
         cost = self._cost_of(usage)

@@ -21,7 +21,7 @@ from retinue.core.ports import Clock
 from retinue.core.results import Ending
 from retinue.remote.port import STARTED, RemoteAdapter, RemoteRequest, Report, StartedRun, Undelivered
 from retinue.remote.validator import Rejected
-from retinue.supervisor.adoption import AdoptedRun, Adoption, Peer
+from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.remaining_limits import left_to
 from retinue.supervisor.run import Run
@@ -44,8 +44,8 @@ async def drive_remote_run(
     peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
     adoption = Adoption(tree, peer, remote, clock=clock, state=state, approvals=approvals, account=run.account)
     adoption.place(STARTED, run)
-    for below in _adopted_below(run):
-        adoption.place(below.key, below)
+    for below in _runs_of_peer(run):
+        adoption.place(below.view.spawned.remote_id, below)
     adoption.restore(run.remote_tail)
     run.set_relay(partial(adoption.send, STARTED))
     reading = asyncio.create_task(_read(tree, run, adapter, remote, adoption))
@@ -104,11 +104,12 @@ def _before(run: Run) -> str:
     return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
 
-def _adopted_below(run: Run) -> list[AdoptedRun]:
-    found = []
+def _runs_of_peer(run: Run) -> list[Run]:
+    """Return the runs that the peer has made below a run, those that have ended included."""
+    found: list[Run] = []
     for child in run.children:
-        if isinstance(child, AdoptedRun):
-            found += [child, *_adopted_below(child)]
+        if child.view.spawned.remote_id:
+            found += [child, *_runs_of_peer(child)]
     return found
 
 
@@ -122,7 +123,7 @@ async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun
             except Rejected:
                 continue  # there is nobody to tell; the peer's log has what ours does not show
             if ended is not None:
-                for below in _adopted_below(run):
+                for below in _runs_of_peer(run):
                     below.stop("disconnected")
                 return ended
             if report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking:

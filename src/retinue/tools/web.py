@@ -42,8 +42,8 @@ def search_at(model: Model | None, hosts: Hosts) -> ToolSpec | None:
     domains = (
         [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})
     )
-    searches = getattr(model, "searches", None)
-    if not hosts or searches is None or not searches(domains=bool(domains)):
+    can_search_web = getattr(model, "can_search_web", None)
+    if not hosts or can_search_web is None or not can_search_web(domains=bool(domains)):
         return None
     return msgspec.structs.replace(SEARCH, schema={"allowed_domains": domains} if domains else {})
 

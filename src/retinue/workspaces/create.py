@@ -7,21 +7,19 @@ names is never a change. Submodules and nested repositories are plain files.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
-from retinue.files.content import read_chunks, write_all
-from retinue.files.opening import open_folder, open_parent
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import alternates, git
+from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.store import Files, Import, Store, StoredFile, hash_content
-from retinue.workspaces.walk import Entry, Skipped, Walker, display_path, open_entry
+from retinue.workspaces.store import Files, Import, Store
+from retinue.workspaces.walk import Skipped, Walker, display_path
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 TOO_LARGE = (
@@ -63,12 +61,15 @@ def create_workspace(  # noqa: PLR0913 - each by name
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
             walker = Walker(source, ignored=ignores, inside_ignored=kind == "copy", foreign=foreign, stop=stop)
-            files = _Copier(workspace, into, walker.skipped, limit).copy(walker)
+            files = FolderCopier(workspace, into, CopyBudget(limit)).copy(walker)
             into.add_tree(ref, files)
         made = CreatedWorkspace(files, walker.skipped)
         if kind == "worktree" and repository is not None:
             made.objects = tuple(alternates.find_object_folders(repository.objects))
             _clone(workspace, project, repository, made.objects)
+    except BudgetExceeded as error:
+        remove_tree(place)
+        raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
     except OSError as error:
         remove_tree(place)
         raise RetinueError(f"cannot make the workspace {workspace}: {error.strerror or error}") from error
@@ -76,77 +77,6 @@ def create_workspace(  # noqa: PLR0913 - each by name
         remove_tree(place)
         raise
     return made
-
-
-class _Copier:
-    def __init__(self, workspace: str, into: Import, skipped: Skipped, limit: int) -> None:
-        self._workspace = workspace
-        self._into = into
-        self._skipped = skipped
-        self._limit = limit
-        self._left = limit
-
-    def copy(self, walker: Walker) -> Files:
-        """Copies what the walk finds; the files that count as the workspace's own, by name."""
-        files: Files = {}
-        top = open_folder(self._workspace)
-        try:
-            for entry in walker.walk_entries():
-                held = self._one(entry, top)
-                if held is not None and not entry.ignored:
-                    files[entry.path] = held
-        finally:
-            os.close(top)
-        for path in walker.list_hard_linked():
-            self._skipped.add(path, "also a file elsewhere, by a hard link")
-            files.pop(path, None)
-            Path(self._workspace, path).unlink(missing_ok=True)
-        return files
-
-    def _one(self, entry: Entry, top: int) -> StoredFile | None:
-        with open_parent(top, entry.path) as (folder, name):
-            if entry.is_folder:
-                os.mkdir(name, 0o700, dir_fd=folder)
-                return None
-            try:
-                source = -1 if entry.is_link else open_entry(entry)
-                target = os.readlink(entry.name, dir_fd=entry.folder) if entry.is_link else ""
-            except OSError as error:  # swapped, gone, or not ours to read
-                self._skipped.add(entry.path, error.strerror or str(error))
-                return None
-            if entry.is_link:
-                os.symlink(target, name, dir_fd=folder)
-                return StoredFile(entry.mode, self._into.add_bytes(os.fsencode(target)))
-            try:
-                return StoredFile(entry.mode, self._file(entry, source, folder, name))
-            finally:
-                os.close(source)
-
-    def _file(self, entry: Entry, source: int, folder: int, name: str) -> str:
-        mode = 0o700 if entry.status.st_mode & 0o100 else 0o600
-        target = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
-        try:
-            size = self._fill(source, target, entry.path)
-            os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
-            if entry.ignored:
-                return ""
-            os.lseek(target, 0, os.SEEK_SET)
-            oid = hash_content(size, read_chunks(target))
-            os.lseek(target, 0, os.SEEK_SET)
-            self._into.add_content(oid, size, read_chunks(target))
-            return oid
-        finally:
-            os.close(target)
-
-    def _fill(self, source: int, target: int, path: str) -> int:
-        size = 0
-        for chunk in read_chunks(source):
-            size += len(chunk)
-            self._left -= len(chunk)
-            if self._left < 0:
-                raise RetinueError(TOO_LARGE.format(limit=self._limit // MIB, path=display_path(path)))
-            write_all(target, chunk)
-        return size
 
 
 def _clone(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
-from retinue.files.content import read_chunks
-from retinue.files.opening import open_parent, open_regular_file
+from retinue.files.opening import RefusedFile
 from retinue.workspaces import git
+from retinue.workspaces.capture import read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
 from retinue.workspaces.walk import display_path, is_reserved_name
 
@@ -100,34 +99,21 @@ class _Now:
         self._gone = gone
 
     def read(self, path: str, into: Import, made: Plan) -> StoredFile | None:
+        """Store a file of the folder; None if there is none, or something in its place, which is a conflict."""
         try:
-            with open_parent(self._root, path) as (folder, name):
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISLNK(status.st_mode):
-                    return StoredFile("120000", into.add_bytes(os.fsencode(os.readlink(name, dir_fd=folder))))
-                if stat.S_ISREG(status.st_mode):
-                    return self._file(folder, name, into)
-                if not stat.S_ISDIR(status.st_mode) or self._keeps(path):
-                    what = "a folder" if stat.S_ISDIR(status.st_mode) else "neither a file nor a folder"
-                    made.conflicts.append(Conflict(path, f"is {what} here"))
-        except FileNotFoundError:
-            pass
-        except (NotADirectoryError, OSError) as error:
+            return read_current(self._root, path, into)
+        except RefusedFile as error:
+            if error.reason != "folder" or self._keeps(path):
+                what = "a folder" if error.reason == "folder" else "neither a file nor a folder"
+                made.conflicts.append(Conflict(path, f"is {what} here"))
+        except OSError as error:
             above = [path[:at] for at, char in enumerate(path) if char == "/"]
             if not any(folder in self._gone for folder in above):
                 made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
         return None
 
-    def _file(self, folder: int, name: str, into: Import) -> StoredFile:
-        fd = open_regular_file(name, dir_fd=folder)
-        try:
-            mode = "100755" if os.fstat(fd).st_mode & 0o100 else "100644"
-            return StoredFile(mode, into.add_bytes(b"".join(read_chunks(fd))))
-        finally:
-            os.close(fd)
-
     def _keeps(self, path: str) -> bool:
-        """Whether a folder will still have something in it."""
+        """Tell whether a folder will still have something in it."""
         top = Path(self._root, path)
         return any(
             f"{Path(above, name).relative_to(self._root)}" not in self._gone

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from retinue.core.errors import RetinueError
 from retinue.files.private import make_private_folder
@@ -102,6 +102,24 @@ class Store:
 
     def drop_ref(self, ref: str) -> None:
         git.run_in_store("update-ref", "-d", ref, git_dir=self.folder)
+
+
+class Contents(Protocol):
+    """Where the contents of files go, each under the name git gives it."""
+
+    def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None: ...
+
+    def add_bytes(self, data: bytes) -> str: ...
+
+
+class ContentNames:
+    """Contents of which only the names are wanted: nothing is stored."""
+
+    def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
+        pass
+
+    def add_bytes(self, data: bytes) -> str:
+        return hash_content(len(data), iter((data,)))
 
 
 class Import:

@@ -7,21 +7,20 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
-from retinue.core.results import ChangedFile
-from retinue.files.content import read_chunks, read_up_to
+from retinue.files.content import read_up_to
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
+from retinue.workspaces.capture import capture_folder, list_changes
 from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.store import Files, Import, Store, StoredFile, hash_content
-from retinue.workspaces.walk import Entry, Skipped, Walker, display_path, open_entry
+from retinue.workspaces.store import Files, Import, Store
+from retinue.workspaces.walk import Skipped, Walker, open_entry
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
@@ -33,8 +32,6 @@ from retinue.workspaces.workspace import (
     write_record,
 )
 
-MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
-IN_MEMORY_BYTES = 16 * MIB
 LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
@@ -123,63 +120,15 @@ def record_changes(workspace: Workspace, *, stop: threading.Event | None = None)
 def record_files(
     workspace: Workspace, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
 ) -> tuple[Files, Skipped]:
-    """The workspace as it is now, kept under `ref`."""
-    end: Files = {}
-    left = MAX_CHANGED_BYTES
-    store.add_known(held.oid for held in base.values())
+    """Store the workspace as it is now under `ref`; return its files and what was left out."""
+    store.add_known(stored.oid for stored in base.values())
     with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
         walker = Walker(workspace.path, ignored=ignores, foreign=True, stop=stop)
-        for entry in walker.walk_entries():
-            if entry.is_folder:
-                continue
-            try:
-                if entry.path not in base:
-                    left -= entry.status.st_size
-                if left < 0 or entry.status.st_size > MAX_CHANGED_BYTES:
-                    raise OSError(None, "too large")
-                end[entry.path] = _held(entry, into)
-            except OSError as error:
-                walker.skip(entry.path, error.strerror or str(error))
-        for path in walker.list_hard_linked():
-            walker.skip(path, "also a file elsewhere, by a hard link")
-            end.pop(path, None)
-        for path in base.keys() - end.keys():
-            if _is_unseen(path, walker.unseen):  # what cannot be looked at has not been deleted
-                end[path] = base[path]
+        files = capture_folder(walker, into, base).files
         if ignores.gave_up:
             walker.skipped.add(".gitignore", "git gave up on its patterns")
-        into.add_tree(ref, end)
-    return end, walker.skipped
-
-
-def _held(entry: Entry, into: Import) -> StoredFile:
-    if entry.is_link:
-        return StoredFile(entry.mode, into.add_bytes(os.fsencode(os.readlink(entry.name, dir_fd=entry.folder))))
-    fd = open_entry(entry)
-    try:
-        size = os.fstat(fd).st_size
-        if size <= IN_MEMORY_BYTES:
-            return StoredFile(entry.mode, into.add_bytes(read_up_to(fd, 2 * IN_MEMORY_BYTES)))
-        oid = hash_content(size, read_chunks(fd))
-        os.lseek(fd, 0, os.SEEK_SET)
-        into.add_content(oid, size, read_chunks(fd))
-        return StoredFile(entry.mode, oid)
-    finally:
-        os.close(fd)
-
-
-def _is_unseen(path: str, unseen: set[str]) -> bool:
-    return bool(unseen) and (path in unseen or any(path[:at] in unseen for at, c in enumerate(path) if c == "/"))
-
-
-def list_changes(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> list[ChangedFile]:
-    """What is different, by name."""
-    found = []
-    for path in sorted(base.keys() | end.keys()):
-        if base.get(path) != end.get(path):
-            status = "added" if path not in base else "deleted" if path not in end else "modified"
-            found.append(ChangedFile(status, display_path(path)))
-    return found
+        into.add_tree(ref, files)
+    return files, walker.skipped
 
 
 def _share(folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""Looking at a folder that somebody else may be changing: every step by descriptor, no link followed, nothing opened
-that could block. Paths are relative to the folder, as text in which foreign bytes survive (`os.fsencode`)."""
+"""Walking a folder that somebody else may be changing: every step by descriptor, no link followed, nothing opened that
+could block. Paths are relative to the folder, as text in which foreign bytes survive (`os.fsencode`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import stat
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
-from retinue.files.opening import open_folder, open_regular_file
+from retinue.files.atomic import is_temporary_name
+from retinue.files.opening import FileId, open_folder, open_regular_file
 
 DEEPEST = 256
 MOST = 1_000_000
 LISTED = 20
 STATE = ".retinue"
+LINK_MODE = "120000"
+HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 _IGNORABLE = frozenset(
     "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
@@ -25,7 +28,7 @@ _IGNORABLE = frozenset(
 
 
 class Entry(NamedTuple):
-    """Something in the folder. `folder` and `name` are where to open it, good until the next entry is asked for."""
+    """A file, folder or link. `folder` and `name` are where to open it, valid until the next entry is asked for."""
 
     path: str
     status: os.stat_result
@@ -43,13 +46,13 @@ class Entry(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """As git says it."""
-        return "120000" if self.is_link else "100755" if self.status.st_mode & 0o100 else "100644"
+        """The mode as git writes it."""
+        return LINK_MODE if self.is_link else "100755" if self.status.st_mode & 0o100 else "100644"
 
 
 @dataclass
 class Skipped:
-    """What was left out, and why. Counted whole, listed in part."""
+    """The entries that were left out, and why: all counted, the first listed."""
 
     count: int = 0
     listed: list[str] = field(default_factory=list)
@@ -65,28 +68,33 @@ class Skipped:
 
 
 def display_path(path: str) -> str:
-    """A path for people and for JSON: bytes that are no text are spelled out."""
+    """Return a path for people and for JSON: bytes that are no text are spelled out."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_reserved_name(name: str) -> bool:
-    """Whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
+    """Tell whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
     plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
     plain = plain.rstrip(" .").split(":")[0]
     return plain in (".git", "git~1", STATE)
 
 
 class Walker:
-    """One look at one folder. `foreign` says that a run could write there: then what is also a file elsewhere (a hard
-    link), or lies on another file system, is left out. `unseen` is all that was left out, with what may be below."""
+    """One walk through a folder, given as a path or a descriptor.
+
+    `foreign` says that a run could write there: then a file with a second name (a hard link) and what lies on another
+    file system are left out. Without `links` symbolic links are left out; folders in `never` always are. `skipped`
+    names what was left out, `unseen` are its paths: nothing is known of what is below them."""
 
     def __init__(
         self,
-        root: str,
+        root: str | int,
         *,
         ignored: Callable[[Entry], bool] = lambda _: False,
         inside_ignored: bool = False,
         foreign: bool = False,
+        links: bool = True,
+        never: Collection[FileId] = (),
         stop: threading.Event | None = None,
     ) -> None:
         self.skipped = Skipped()
@@ -95,28 +103,35 @@ class Walker:
         self._ignored = ignored
         self._inside_ignored = inside_ignored
         self._foreign = foreign
+        self._with_links = links
+        self._never = never
         self._stop = stop
         self._links: dict[tuple[int, int], tuple[int, list[str]]] = {}
         self._device = self._seen = 0
 
     def walk_entries(self) -> Iterator[Entry]:
-        """Folders before what is in them, in the order of their names."""
+        """Yield folders before what is in them, in the order of their names."""
         try:
-            top = open_folder(self._root)
+            top = os.dup(self._root) if isinstance(self._root, int) else open_folder(self._root)
         except OSError as error:
-            raise RetinueError(f"cannot look into {display_path(self._root)}: {error.strerror or error}") from None
+            raise RetinueError(f"cannot look into {self._name}: {error.strerror or error}") from None
         try:
             self._device = os.fstat(top).st_dev
             yield from self._inside(top, "", 0, False)
         finally:
             os.close(top)
 
+    @property
+    def _name(self) -> str:
+        return "the folder" if isinstance(self._root, int) else display_path(self._root)
+
     def skip(self, path: str, why: str) -> None:
+        """Leave an entry out, with all that may be below it."""
         self.skipped.add(path, why)
         self.unseen.add(path)
 
     def list_hard_linked(self) -> set[str]:
-        """After the walk: the files that are also files somewhere else."""
+        """Return the files that have a second name outside the folder; complete after the walk."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
     def _inside(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
@@ -125,7 +140,7 @@ class Walker:
             if self._stop is not None and self._stop.is_set():
                 raise RetinueError("stopped")
             path = f"{above}{name}"
-            if is_reserved_name(name):
+            if is_reserved_name(name) or is_temporary_name(name):
                 continue
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -133,7 +148,7 @@ class Walker:
                 continue
             self._seen += 1
             if self._seen > MOST:
-                raise RetinueError(f"{display_path(self._root)} holds more than {MOST:,} files and folders")
+                raise RetinueError(f"{self._name} holds more than {MOST:,} files and folders")
             entry = Entry(path, status, folder, name, ignored)
             if not self._wanted(entry):
                 continue
@@ -149,6 +164,12 @@ class Walker:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
             self.skip(entry.path, _KINDS[kind])
+            return False
+        if entry.is_link and not self._with_links:
+            self.skip(entry.path, "a link")
+            return False
+        if entry.is_folder and (entry.status.st_dev, entry.status.st_ino) in self._never:
+            self.unseen.add(entry.path)
             return False
         if self._foreign and entry.status.st_dev != self._device:
             self.skip(entry.path, "on another file system")

@@ -51,9 +51,9 @@ def test_an_edited_profile_shows_what_it_changes_in_the_request(project: Project
     done = project.retinue("replay", "--from-disk", "--quiet")
     assert (done.returncode, done.stdout) == (1, "ok\n")
     shown = done.stderr.splitlines()
-    assert "/main/looker-1, turn 1: the request departs from the record" in shown
+    assert "/main/looker-1, turn 1: the request differs from the record" in shown
     assert "-  Be quick." in shown and "+  Be thorough." in shown
-    assert shown[-1].endswith("1 of them departs")
+    assert shown[-1].endswith("1 of them differs")
     said = json.loads(project.retinue("replay", "--from-disk", "--json", "--quiet").stdout)
     [difference] = said["differences"]
     assert (said["same"], difference["path"], difference["turn"], difference["what"]) == (

@@ -10,7 +10,7 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Event, Limits, Profile, Task, tool
-from retinue.build import replay as playing
+from retinue.build.replay import make_replay, make_replay_supervisor
 from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawned, ToolCall, ToolResult
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
@@ -22,16 +22,16 @@ from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRecord], list[Event]]:
     """What differs, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
-    played = playing.stage(recorded)
-    supervisor = playing.replayer(played, Path.cwd())
-    node = supervisor.spawn(*played.primary())
+    played = make_replay(recorded)
+    supervisor = make_replay_supervisor(played, Path.cwd())
+    node = supervisor.spawn(*played.primary)
     await node.join()
     again = supervisor.log.read(node.ref.tree)
     await supervisor.close()
     now = fold_records(again)
     assert not [event for event in bodies(again, RunEnded) if "stalled" in (event.error_details or "")]
     found = [
-        played.departures.get(number) or compare_runs(record, now.get(number)) for number, record in recorded.items()
+        played.differences.get(number) or compare_runs(record, now.get(number)) for number, record in recorded.items()
     ]
     return [difference for difference in found if difference is not None], recorded, again
 

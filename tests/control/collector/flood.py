@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.core.events import Delta, Event, Thinking
-from retinue.surfaces.printer.print_thread import Behind
+from retinue.surfaces.printer.print_thread import PrintThread
 from retinue.surfaces.printer.printer import Printer
 from tests.control.collector.kit import Hall, hall
 
@@ -51,16 +51,16 @@ async def flood(folder: Path, *, processes: int, subagents: int, events: int, pe
 
 
 async def _print(h: Hall, printer: Printer, delays: list[float]) -> None:
-    thread = Behind("screen")
+    thread = PrintThread("screen")
     async for event in h.supervisor.watch(h.tree):
         if not isinstance(event, Delta):
-            await thread.do(_show, printer, event, delays)
-    await thread.done()
+            await thread.enqueue(_show, printer, event, delays)
+    await thread.drain()
     thread.close()
 
 
 def _show(printer: Printer, event: Event, delays: list[float]) -> None:
-    printer.show(event)
+    printer.show_event(event)
     if isinstance(event.body, Thinking):
         delays.append(time.time() - json.loads(event.body.text)["at"])
 

@@ -16,7 +16,7 @@ from tests.control.collector.kit import Hall, hall
 async def show(h: Hall, printer: Printer) -> None:
     async for event in h.supervisor.watch(h.tree):
         if isinstance(event, Event):
-            printer.show(event)
+            printer.show_event(event)
 
 
 async def main() -> None:

@@ -39,7 +39,7 @@ def printed(events: list[Event], *, level: Any = "normal") -> str:
     stream = io.StringIO()
     printer = Printer(stream, level=level, color=False)
     for event in events:
-        printer.show(event)
+        printer.show_event(event)
     return stream.getvalue()
 
 

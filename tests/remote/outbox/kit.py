@@ -7,10 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from retinue import Profile
+from retinue.core.usage import Usage
 from retinue.files.mailbox import Mailbox
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import call
@@ -62,3 +64,10 @@ def hashes(folder: Path) -> dict[str, str]:
         else:
             found[str(path)] = "folder"
     return found
+
+
+class FlatPrices:
+    """Every call is free, and every price is known."""
+
+    def price(self, model: str, usage: Usage) -> Decimal:
+        return Decimal(0)

@@ -17,7 +17,7 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import HELD, Watcher
 from retinue.core.events import Inbox, RunSpawned
 from retinue.core.limits import Timeouts
-from tests.remote.outbox.kit import answer, ask, explorer, hashes, put, until
+from tests.remote.outbox.kit import FlatPrices, answer, ask, explorer, hashes, put, until
 from tests.sandbox.hosts import Host, host
 from tests.supervisor.tree.kit import call
 
@@ -336,7 +336,7 @@ async def test_what_a_run_changes_is_brought_back_and_nothing_else(work: Path) -
     async with inherited(work, profiles=[explorer(replies)]) as there:
         ask(there.outbox, "a", workspace=str(work))
         said = await answer(there.outbox, "a")
-        assert "2 links or other things" in said["warning"]
+        assert "not brought back: leak (a link), p (a FIFO)" in said["warning"]
     assert sorted(path.name for path in work.iterdir()) == [".git", "deep", "new", "notes.txt"]
     assert [path.name for path in (work / ".git").iterdir()] == ["config"]
     assert (work / "deep" / "kept").read_text() == "keptmore\n"
@@ -410,3 +410,25 @@ async def test_a_path_that_is_swapped_while_it_is_looked_at_leads_nowhere(work: 
     await swapping
     assert hashes(secret) == before
     assert seen == {"done", "failed"}
+
+
+@pytest.mark.requirement("P34")
+@pytest.mark.parametrize(
+    ("asked", "tokens", "cost"),
+    [
+        ({}, 900, None),
+        ({"tokens": 5000, "cost": "7.5"}, 900, "7.5"),
+        ({"tokens": 500}, 500, None),
+        ({"tokens": "many", "cost": "NaN"}, 0, "0"),
+    ],
+)
+async def test_budget_and_trace_travel_down_and_only_narrow(
+    work: Path, asked: dict[str, Any], tokens: int, cost: str | None
+) -> None:
+    above = f"00-{'a' * 32}-{'b' * 16}-01"
+    async with inherited(work, limits=Limits(tokens=900), prices=FlatPrices()) as there:
+        ask(there.outbox, "a", workspace=str(work), traceparent=above, **asked)
+        await answer(there.outbox, "a")
+        [first] = [e.body for e in there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
+        assert (first.max_tokens, None if first.max_cost is None else str(first.max_cost)) == (tokens, cost)
+        assert (first.trace_id, first.traceparent) == ("a" * 32, above)

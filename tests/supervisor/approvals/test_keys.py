@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.core.approvals import Allow, Deny
-from retinue.surfaces.printer.answers import Wish, decide
+from retinue.surfaces.printer.approver import Action, parse_answer
 from tests.surfaces.cli.shell import Project
 from tests.surfaces.cli.test_terminal import Terminal
 
@@ -37,13 +37,13 @@ def answer(terminal: Terminal, *lines: str, prompt: str = ASK) -> None:
 
 
 def test_what_the_keys_mean() -> None:
-    assert decide("r") == Allow("run") and decide("T") == Allow("tool")
-    assert decide("n it is late") == Deny("it is late")
-    assert decide("N") == Deny(all_pending_of_run=True) and decide("N enough") == Deny("enough", True)
-    assert [decide(word) for word in ("a", "e", "?", "2", "p")] == [
-        Wish("always"), Wish("edit"), Wish("help"), Wish("go", 2), Wish("pending")
+    assert parse_answer("r") == Allow("run") and parse_answer("T") == Allow("tool")
+    assert parse_answer("n it is late") == Deny("it is late")
+    assert parse_answer("N") == Deny(all_pending_of_run=True) and parse_answer("N enough") == Deny("enough", True)
+    assert [parse_answer(word) for word in ("a", "e", "?", "2", "p")] == [
+        Action("always"), Action("edit"), Action("help"), Action("go", 2), Action("pending")
     ]  # fmt: skip
-    assert [decide(line) for line in ("y 2", "a b", "", "x", "yy")] == [None] * 5
+    assert [parse_answer(line) for line in ("y 2", "a b", "", "x", "yy")] == [None] * 5
 
 
 @pytest.mark.parametrize(("key", "where"), [("r", "this run"), ("t", "this tree")])

@@ -35,7 +35,8 @@ def completed(project: Project, *words: str) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     script = (
         f"source <({' '.join(COMMAND)} completion bash); COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
-        '_retinue; printf "%s\\n" "${COMPREPLY[@]}"'
+        f"_shtab_retinue retinue '{words[-1]}' '{words[-2]}'; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     return bash(script, project).split()
 
@@ -187,8 +188,9 @@ def test_completion_of_bash_works_when_sourced(project: Project) -> None:
     (project.folder / "task one.md").touch()
     (project.folder / "config.yaml").touch()
     said = bash(f"source <({' '.join(COMMAND)} completion bash); complete -p retinue", project)
-    assert said == "complete -F _retinue retinue\n"
-    assert completed(project, "retinue", "") == [*COMMANDS, "--help", "--version"]
+    assert said == "complete -o bashdefault -F _shtab_retinue retinue\n"
+    assert completed(project, "retinue", "") == [*COMMANDS]
+    assert completed(project, "retinue", "--") == ["--help", "--version"]
     assert completed(project, "retinue", "p") == ["ps", "profiles"]
     assert completed(project, "retinue", "run", "--max-") == [
         "--max-depth",

@@ -12,7 +12,7 @@ from retinue.core.events import (
 from retinue.core.usage import Usage
 from retinue.log.outline import outline, status_bar
 from retinue.log.runs import Runs
-from retinue.surfaces.printer.summary import summary
+from retinue.surfaces.printer.summary import format_summary
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
 
 KID = (2, "/main/anna-1/kid-2", "kid")
@@ -61,7 +61,7 @@ def test_the_status_bar() -> None:
 
 
 def test_the_summary_is_aligned() -> None:
-    assert summary(a_tree(), now=1_700_000_012.0).split("\n") == [
+    assert format_summary(a_tree(), now=1_700_000_012.0).split("\n") == [
         "                       state             turns  tools  tokens   time",
         "main                   running               1      0      34  10.0s",
         "├─ anna [research]     waiting_approval      0      0       0   8.0s",
@@ -76,10 +76,10 @@ def test_the_summary_is_aligned() -> None:
 def test_a_long_label_ends_in_dots() -> None:
     facts = Facts()
     runs = Runs.of("t1", [facts.spawn(MAIN, "main"), facts.spawn(ANNA, "x" * 200)])
-    row = summary(runs).split("\n")[2]
+    row = format_summary(runs).split("\n")[2]
     assert "xxx...  " in row
     assert len(row) < 100
 
 
 def test_an_empty_tree_is_no_problem() -> None:
-    assert "0 runs" in summary(Runs("t1"))
+    assert "0 runs" in format_summary(Runs("t1"))

@@ -11,7 +11,7 @@ import retinue
 from retinue import Profile, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Message, Thinking, ToolCall, ToolResult, Warned
 from retinue.surfaces.printer.colors import wants_color
-from retinue.surfaces.printer.printer import Level, Printer, cut
+from retinue.surfaces.printer.printer import Level, Printer, truncate_text
 from retinue.testing import allow_all, scripted
 from tests.surfaces.printer.facts import ANNA, MAIN, Facts, Recorder
 
@@ -35,7 +35,7 @@ def shown(level: Level, *, color: bool = False) -> Recorder:
         facts(ANNA, Message("SECRET FINAL", final=True)),
         facts.end(ANNA),
     ):
-        printer.show(event)
+        printer.show_event(event)
     return stream
 
 
@@ -80,8 +80,8 @@ def test_a_real_pipe_gets_each_block_whole() -> None:
     with open(reading, "rb", buffering=0) as source:
         with open(writing, "w", encoding="utf-8") as target:
             printer = Printer(target, color=False)
-            printer.show(facts(MAIN, ToolResult("c1", "read", LONG)))
-            printer.show(facts(ANNA, Thinking("größer")))
+            printer.show_event(facts(MAIN, ToolResult("c1", "read", LONG)))
+            printer.show_event(facts(ANNA, Thinking("größer")))
         first, second = source.read(65536), source.read(65536)
     assert first.decode().startswith('#### Tool "read" result:\nline 1\n')
     assert first.decode().endswith("--verbose shows all]\n\n")
@@ -94,11 +94,11 @@ def test_a_reader_that_is_gone_means_silence() -> None:
     facts = Facts()
     target = os.fdopen(writing, "w", encoding="utf-8")
     printer = Printer(target, color=False)
-    printer.show(facts(MAIN, Thinking("nobody hears this")))
-    printer.show(facts(MAIN, Thinking("nor this")))
+    printer.show_event(facts(MAIN, Thinking("nobody hears this")))
+    printer.show_event(facts(MAIN, Thinking("nor this")))
     target.close()
-    printer.show(facts(MAIN, Thinking("nor this, to a closed file")))
-    Printer(target, color=False).note("made with a closed file")
+    printer.show_event(facts(MAIN, Thinking("nor this, to a closed file")))
+    Printer(target, color=False).show_note("made with a closed file")
 
 
 async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:
@@ -107,14 +107,14 @@ async def test_a_full_pipe_that_does_not_block_gets_everything() -> None:
     text = "x" * 1_000_000
     with open(writing, "w", encoding="utf-8") as target, open(reading, "rb") as source:
         reader = asyncio.create_task(asyncio.to_thread(source.read, len(text)))
-        await asyncio.to_thread(Printer(target, level="verbose", color=False).plain, text)
+        await asyncio.to_thread(Printer(target, level="verbose", color=False).show_text, text)
         assert len(await reader) == len(text)
 
 
 def test_a_terminal_that_lacks_a_character_gets_its_name() -> None:
     raw = io.BytesIO()
     printer = Printer(io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace"), color=False)
-    printer.show(Facts()(MAIN, Warned("größer")))
+    printer.show_event(Facts()(MAIN, Warned("größer")))
     assert raw.getvalue() == b"\\u26a0 gr\\xf6\\xdfer\n"
 
 
@@ -131,7 +131,7 @@ def test_a_terminal_that_lacks_a_character_gets_its_name() -> None:
     ],
 )
 def test_a_cut_says_what_is_missing(text: str, expected: str) -> None:
-    assert cut(text, lines=3, size=20) == expected
+    assert truncate_text(text, lines=3, size=20) == expected
 
 
 def test_colors_change_nothing_but_the_colors() -> None:
@@ -188,7 +188,7 @@ async def test_what_a_grandchild_does_is_printed_while_it_does_it() -> None:
         async def follow() -> list[str]:
             kinds = []
             async for event in run.events():
-                printer.show(event)
+                printer.show_event(event)
                 kinds.append(f"{event.agent} {event.kind}")
                 if event.kind == "tool.call" and event.agent == "leaf":
                     printed.set()
@@ -236,7 +236,7 @@ async def test_a_final_answer_appears_once_as_the_parent_s_tool_result(level: Le
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(Profile("main", model=model, tools=[child]), "go")
         async for event in run.events():
-            printer.show(event)
+            printer.show_event(event)
     assert "final_answer" not in stream.text
     assert stream.text.count("riskiest.py") == (0 if level == "quiet" else 1)
     if level != "quiet":

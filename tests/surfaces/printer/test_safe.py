@@ -13,7 +13,7 @@ from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, 
 from retinue.log.runs import Runs
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
-from retinue.surfaces.printer.summary import summary
+from retinue.surfaces.printer.summary import format_summary
 from tests.surfaces.printer.facts import Facts, Recorder
 
 HOSTILE = ["\x1b[2J", "\x1b]0;title\x07", "\r", "\b", "\x9b31m", "\u202eevil", "\u2066", "\u200f", "\u061c", "\u200b"]
@@ -29,9 +29,9 @@ def unseen(text: str) -> list[str]:
 
 def test_every_unseen_character_of_unicode_is_spelled_out() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert not unseen(safe.text(everything))
-    assert not unseen(safe.line(everything))
-    assert not set(safe.line(everything)) & {"\n", "\t", "\r"}
+    assert not unseen(safe.escape_text(everything))
+    assert not unseen(safe.escape_line(everything))
+    assert not set(safe.escape_line(everything)) & {"\n", "\t", "\r"}
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_every_unseen_character_of_unicode_is_spelled_out() -> None:
     ],
 )
 def test_it_stays_readable(given_text: str, expected: str) -> None:
-    assert safe.text(given_text) == expected
-    assert safe.line(given_text) == expected.replace("\n", "\\n").replace("\t", "\\t")
+    assert safe.escape_text(given_text) == expected
+    assert safe.escape_line(given_text) == expected.replace("\n", "\\n").replace("\t", "\\t")
 
 
 @given(hostile=texts, level=st.sampled_from(["quiet", "normal", "verbose"]), color=st.booleans())
@@ -70,11 +70,11 @@ def test_no_hostile_text_gets_through_the_printer(hostile: str, level: Level, co
     ]
     events += [*(facts(who, body) for body in bodies), facts.end(who, hostile, hostile)]
     for event in events:
-        printer.show(event)
-    printer.question(Approval("q", "t", 1, "/main/q-1", hostile, hostile, args, "c", hostile, hostile))
-    printer.note(hostile)
+        printer.show_event(event)
+    printer.show_question(Approval("q", "t", 1, "/main/q-1", hostile, hostile, args, "c", hostile, hostile))
+    printer.show_note(hostile)
     runs = Runs.of("t1", events)
-    printer.plain(summary(runs, color=color))
+    printer.show_text(format_summary(runs, color=color))
     shown = OUR_COLORS.sub("", stream.text) if color else stream.text
     assert not unseen(shown)
     assert "\x1b" not in shown

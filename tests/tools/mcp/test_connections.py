@@ -14,17 +14,17 @@ from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
 from retinue.supervisor.host_tool_services import Hosted
-from retinue.tools.mcp.connection import FAILURES
-from retinue.tools.mcp.servers import Servers
+from retinue.tools.mcp.connection import MAX_FAILURES
+from retinue.tools.mcp.servers import McpServers
 from tests.supervisor.tree.kit import bodies
 from tests.tools.mcp.kit import alive, call, free_port, http_server, main, program, results, run, turns, until
 
 ONE = call("mcp__bad__one")
 
 
-def servers_of(tmp_path: Path, **about: dict[str, Any]) -> Servers:
+def servers_of(tmp_path: Path, **about: dict[str, Any]) -> McpServers:
     made = [McpServer(name, **{**each, "args": tuple(each["args"])}) for name, each in about.items()]
-    return Servers(made, project=str(tmp_path), folder=tmp_path / "mcp", hosting=Hosted(), back_off=0.01)
+    return McpServers(made, project=str(tmp_path), folder=tmp_path / "mcp", hosting=Hosted(), back_off=0.01)
 
 
 async def test_nothing_is_left_of_a_server(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ async def test_there_is_an_end_to_starting_again(tmp_path: Path) -> None:
         await servers.ready(None)
         connection = servers.connections["bad"]
         await until(lambda: connection.state == "given up")
-        assert len((tmp_path / "exits.lives").read_text()) == FAILURES
-        assert connection.unavailable == (
+        assert len((tmp_path / "exits.lives").read_text()) == MAX_FAILURES
+        assert connection.unavailable_reason == (
             "the MCP server 'bad' is not available: it ended with exit code 1; it said: cannot find my configuration "
-            f"({FAILURES} times; it is not tried again)"
+            f"({MAX_FAILURES} times; it is not tried again)"
         )
     finally:
         await servers.close()

@@ -23,16 +23,16 @@ def page(found: list[Action]) -> Iterator[str]:
         mark = "…" if action.success is None else "✓" if action.success else "✗"
         call = "".join(text for _, text in call_spans(action.tool, action.args))
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(action.at))
-        yield f"{mark} {safe.line(call)}  {safe.line(action.path)}  {at}"
-        yield f"{INDENT}{safe.line(action.permission)}"
+        yield f"{mark} {safe.escape_line(call)}  {safe.escape_line(action.path)}  {at}"
+        yield f"{INDENT}{safe.escape_line(action.permission)}"
         if action.success is None:
             yield f"{INDENT}it has no result"
         else:
             said = summary(action.tool, action.text, action.success, spoken=True)
-            yield f"{INDENT}-> {safe.line(said)}  ({screen.duration(action.duration_ms / 1000)})"
+            yield f"{INDENT}-> {safe.escape_line(said)}  ({screen.duration(action.duration_ms / 1000)})"
         if action.file:
-            yield f"{INDENT}whole text in {safe.line(action.file)}"
-        for line in safe.text(action.preview or pretty(action.args)).split("\n"):
+            yield f"{INDENT}whole text in {safe.escape_line(action.file)}"
+        for line in safe.escape_text(action.preview or pretty(action.args)).split("\n"):
             yield f"{INDENT * 2}{line}".rstrip()
         yield ""
 

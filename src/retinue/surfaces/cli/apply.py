@@ -14,8 +14,7 @@ from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.diff import chosen
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 
 EPILOG = """\
 The changes are merged into the project as it is now, as git merges: what both changed in different lines is put
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if made.conflicts:
         screen.complain(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
         for conflict in made.refusal().split("\n"):
-            print(f"  {safe.line(conflict)}", file=sys.stderr)
+            print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
     if not args.yes and not _agreed(made.diff.decode("utf-8", "backslashreplace")):
         print("Nothing was changed.", file=sys.stderr)
@@ -77,7 +76,7 @@ def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
         _must_have_ended(tree, one)
         why = takeover.why_not(one)
         if why:
-            print(safe.line(why), file=sys.stderr)
+            print(safe.escape_line(why), file=sys.stderr)
         else:
             left.append(one)
     return left
@@ -86,6 +85,6 @@ def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
 def _agreed(diff: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
-    print(paint.diff(safe.text(diff), color=paint.wants_color(sys.stderr)), file=sys.stderr)
+    print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
     print(QUESTION, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -55,13 +55,19 @@ def run(args: argparse.Namespace) -> int:
 def asked(approval: Approval) -> str:
     """The question on a line: `[label] edit(src/lib.rs)`."""
     spans = question_spans(approval.label, approval.tool, approval.args)[1:]
-    return safe.line("".join(text for _, text in spans))
+    return safe.escape_line("".join(text for _, text in spans))
 
 
 def _row(each: Waiting) -> tuple[str, ...]:
     about = each.approval
     question = screen.shortened(asked(about), QUESTION_WIDTH)
-    return str(each.number), f"{about.tree}/{about.run}", safe.line(about.agent), question, safe.line(about.id)
+    return (
+        str(each.number),
+        f"{about.tree}/{about.run}",
+        safe.escape_line(about.agent),
+        question,
+        safe.escape_line(about.id),
+    )
 
 
 async def _watch(archive: Archive, *, as_json: bool) -> None:
@@ -74,13 +80,13 @@ async def _watch(archive: Archive, *, as_json: bool) -> None:
                 screen.print_json(each.to_json())
                 sys.stdout.flush()
             else:
-                printer.question(each.approval)
+                printer.show_question(each.approval)
                 number, name = each.number, f"{each.approval.tree}/{each.approval.run}"
-                printer.note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
+                printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
         for each in [each for name, each in seen.items() if name not in now and not as_json]:
-            printer.note(f"{each.number}  {what_came(archive, each)}")
+            printer.show_note(f"{each.number}  {what_came(archive, each)}")
         seen = now
-        if printer.gone:
+        if printer.is_closed:
             raise BrokenPipeError
         await asyncio.sleep(POLL_SECONDS)
 

@@ -103,7 +103,7 @@ async def answer_all(name: str, decision: Decision) -> int:
     if isinstance(decision, Allow) and prompts.at_terminal():
         printer = Printer(sys.stderr)
         for each in meant:
-            printer.question(each.approval)
+            printer.show_question(each.approval)
         if not prompts.agreed(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
             raise ConfigError("nothing was answered")
     return max([await _give(archive, each, decision) for each in meant])
@@ -123,5 +123,5 @@ async def _give(archive: Archive, chosen: Waiting, decision: Decision) -> int:
         if decided is None or decided.scope != "project":
             screen.warn(f"the answer holds for this call only: the rule {about.rule} could not be written")
         else:
-            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.line(about.rule)}")
+            print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(about.rule)}")
     return 0

@@ -1,9 +1,14 @@
-"""`retinue completion SHELL`: a completion script made from the parsers themselves, so that it cannot go stale."""
+"""`retinue completion SHELL`: a completion script that shtab makes from the parsers themselves.
+
+Completes commands, options, choices and file names. Ids of runs are not completed: that would ask the log of the
+current folder at every press of the Tab key.
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 EPILOG = """\
 examples:
@@ -12,26 +17,14 @@ examples:
   zsh:   retinue completion zsh > "${fpath[1]}/_retinue"
   fish:  retinue completion fish > ~/.config/fish/completions/retinue.fish"""
 SHELLS = ("bash", "zsh", "fish")
-FILES = frozenset({"FILE"})
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option: its spellings, and whether a word, and then a file, follows."""
-
-    names: tuple[str, ...]
-    text: str
-    takes_value: bool
-    takes_file: bool
-
-
-@dataclass(frozen=True)
-class Command:
-    name: str
-    text: str
-    options: tuple[Option, ...]
-    words: tuple[str, ...]
-    takes_files: bool
+FILES, FOLDERS, TASKS = ("FILE",), ("DIR", "FOLDER", "PATH"), ("TASK", "TEXT")
+TASK = {"bash": "_retinue_complete_task", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
+BASH_PREAMBLE = """\
+# A task may be in a file: @FILE.
+_retinue_complete_task() {
+  case "$1" in @*) compgen -f -P @ -- "${1#@}" ;; esac
+}
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,140 +34,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-    print(scripts[args.shell](commands()), end="")
+    import shtab
+
+    from retinue.surfaces.cli.main import COMMANDS, parser
+
+    top, _ = parser(*COMMANDS)
+    for action in _find_actions(top):
+        completer = _choose_completer(action)
+        if completer is not None:
+            action.complete = completer  # type: ignore[attr-defined]  # shtab's way to name it
+    print(shtab.complete(top, shell=args.shell, preamble=BASH_PREAMBLE if args.shell == "bash" else ""), end="")
     return 0
 
 
-def commands() -> list[Command]:
-    """Every command as its own parser describes it."""
-    from retinue.surfaces.cli.main import COMMANDS, parser
-
-    _, parsers = parser(*COMMANDS)
-    return [_command(name, COMMANDS[name], made) for name, made in parsers.items()]
-
-
-def _command(name: str, text: str, parser: argparse.ArgumentParser) -> Command:
-    options, words, files = [], [], False
+def _find_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and of the commands below it."""
     for action in parser._actions:
-        if action.option_strings:
-            value = action.nargs != 0
-            takes_file = value and str(action.metavar) in FILES
-            options.append(Option(tuple(action.option_strings), action.help or "", value, takes_file))
-        elif action.choices:
-            words += [str(choice) for choice in action.choices]
-            for below in action.choices.values() if isinstance(action.choices, dict) else ():
-                known = {option.names for option in options}
-                options += [option for option in _command("", "", below).options if option.names not in known]
-        elif str(action.metavar) == "TASK":
-            files = True
-    return Command(name, text, tuple(options), tuple(words), files)
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _find_actions(below)
 
 
-def _spellings(options: tuple[Option, ...]) -> list[str]:
-    return [name for option in options for name in option.names]
+def _choose_completer(action: argparse.Action) -> Mapping[str, Any] | None:
+    """Return what completes the argument's value; its placeholder says which kind of file it names."""
+    import shtab
 
-
-def _bash(found: list[Command]) -> str:
-    cases = []
-    for command in found:
-        words = " ".join([*command.words, *_spellings(command.options)])
-        with_file = "|".join(_spellings(tuple(o for o in command.options if o.takes_file)))
-        with_value = "|".join(_spellings(tuple(o for o in command.options if o.takes_value and not o.takes_file)))
-        lines = [f"    {command.name})"]
-        if with_file or with_value:
-            lines.append('      case "$before" in')
-            if with_file:
-                lines.append(f"        {with_file}) _retinue_files; return ;;")
-            if with_value:
-                lines.append(f"        {with_value}) return ;;")
-            lines.append("      esac")
-        if command.takes_files:
-            lines.append('      case "$word" in @*) _retinue_files; return ;; esac')
-        lines += [f'      COMPREPLY=($(compgen -W "{words}" -- "$word")) ;;']
-        cases.append("\n".join(lines))
-    names = " ".join([*(command.name for command in found), "--help", "--version"])
-    return BASH.format(names=names, cases="\n".join(cases))
-
-
-def _zsh(found: list[Command]) -> str:
-    described = "\n".join(f"    {_quoted(f'{command.name}:{command.text}')}" for command in found)
-    cases = []
-    for command in found:
-        arguments = [_quoted(_zsh_option(name, option)) for option in command.options for name in option.names]
-        if command.words:
-            arguments.append(_quoted(f"1:word:({' '.join(command.words)})"))
-        elif command.takes_files:
-            arguments.append(_quoted("1:task:_files"))
-        cases.append(f"      {command.name}) _arguments {' '.join(arguments)} ;;")
-    return ZSH.format(described=described, cases="\n".join(cases))
-
-
-def _zsh_option(name: str, option: Option) -> str:
-    text = "".join("\\" + char if char in "[]:\\" else char for char in option.text.replace("%%", "%"))
-    value = "" if not option.takes_value else ":file:_files" if option.takes_file else ":value:"
-    return f"{name}[{text}]{value}"
-
-
-def _fish(found: list[Command]) -> str:
-    lines = ["complete -c retinue -f", "complete -c retinue -n __fish_use_subcommand -l version -d 'print the version'"]
-    for command in found:
-        lines.append(f"complete -c retinue -n __fish_use_subcommand -a {command.name} -d {_quoted(command.text)}")
-        here = f"complete -c retinue -n '__fish_seen_subcommand_from {command.name}'"
-        lines += [f"{here} -a {word}" for word in command.words]
-        if command.takes_files:
-            lines.append(f"{here} -F")
-        for option in command.options:
-            spelled = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
-            value = " -r -F" if option.takes_file else " -x" if option.takes_value else ""
-            lines.append(f"{here} {spelled}{value} -d {_quoted(option.text)}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-BASH = """\
-# bash completion of retinue; made by `retinue completion bash`
-_retinue_files() {{
-  local prefix=""
-  case "$word" in @*) prefix="@"; word="${{word#@}}" ;; esac
-  COMPREPLY=($(compgen -f -P "$prefix" -- "$word"))
-  compopt -o filenames 2>/dev/null
-}}
-_retinue() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" IFS=$' \\t\\n'
-  COMPREPLY=()
-  if [ "$COMP_CWORD" -le 1 ]; then
-    COMPREPLY=($(compgen -W "{names}" -- "$word"))
-    return
-  fi
-  case "${{COMP_WORDS[1]}}" in
-{cases}
-  esac
-}}
-complete -F _retinue retinue
-"""
-ZSH = """\
-#compdef retinue
-# zsh completion of retinue; made by `retinue completion zsh`
-_retinue() {{
-  local -a commands
-  commands=(
-{described}
-  )
-  if (( CURRENT == 2 )); then
-    _describe command commands
-    _arguments '--version[print the version]' '--help[print the help]'
-  else
-    local command="${{words[2]}}"
-    shift words
-    (( CURRENT-- ))
-    case "$command" in
-{cases}
-    esac
-  fi
-}}
-if [ "$funcstack[1]" = "_retinue" ]; then _retinue "$@"; else compdef _retinue retinue; fi
-"""
+    for names, completer in ((FILES, shtab.FILE), (FOLDERS, shtab.DIR), (TASKS, TASK)):
+        if action.metavar in names:
+            return completer
+    return None

@@ -26,7 +26,7 @@ from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, AnswerForNobod
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
-from retinue.surfaces.printer.summary import summary
+from retinue.surfaces.printer.summary import format_summary
 
 HERE = Path(__file__).parent
 TASK = "One of the checks of this project fails. Find out why, have it fixed, and prove it."
@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
         clock=Hurried() if args.fast else None,
         runtime="inherited",
     )
-    printer.plain(_opening(project, terminal))
+    printer.show_text(_opening(project, terminal))
     with _own_python_first():
         shown = asyncio.run(drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
     _close(printer, shown)
-    printer.plain(_look_closer(command, project, shown.runs))
+    printer.show_text(_look_closer(command, project, shown.runs))
     return code
 
 
@@ -94,7 +94,7 @@ def _opening(project: Path, terminal: bool) -> str:
     who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
     return (
         "retinue demo: a primary agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
-        f"The project is a copy in {safe.line(str(project))}. {who}"
+        f"The project is a copy in {safe.escape_line(str(project))}. {who}"
     )
 
 
@@ -102,14 +102,14 @@ def _close(printer: Printer, shown: Shown) -> None:
     """The answer on stdout, the tree on stderr."""
     result = shown.result
     if result.status == "done":
-        printer.space()
-        print(safe.text(result.final_response), flush=True)
-        printer.apart()
+        printer.add_blank_line()
+        print(safe.escape_text(result.final_response), flush=True)
+        printer.note_foreign_output()
     else:
-        printer.note(f"{result.status}: {result.error_details or result.final_response}")
-    printer.plain(summary(shown.runs, color=printer.color))
+        printer.show_note(f"{result.status}: {result.error_details or result.final_response}")
+    printer.show_text(format_summary(shown.runs, color=printer.color))
     if shown.log_error is not None:
-        printer.note(shown.log_error)
+        printer.show_note(shown.log_error)
 
 
 def _look_closer(command: str, project: Path, runs: Runs) -> str:

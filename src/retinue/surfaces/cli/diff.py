@@ -14,8 +14,7 @@ from retinue.supervisor import apply_changes as takeover
 from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 
 EPILOG = """\
 examples:
@@ -67,10 +66,12 @@ def chosen(tree: Listing, found: Found) -> list[Copied]:
 
 def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
     text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
-    color = paint.wants_color(sys.stdout)
+    color = colors.wants_color(sys.stdout)
     if not text:
         print(takeover.NOTHING.format(who=one.name) + (" so far" if live else ""), file=sys.stderr)
         return
     if named:
-        print(paint.header((("name", f"{one.name}  {one.workspace.kind} of {one.workspace.source}"),), color=color))
-    print(paint.diff(safe.text(text), color=color), end="")
+        print(
+            colors.paint_header((("name", f"{one.name}  {one.workspace.kind} of {one.workspace.source}"),), color=color)
+        )
+    print(colors.paint_diff(safe.escape_text(text), color=color), end="")

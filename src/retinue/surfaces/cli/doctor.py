@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
         screen.print_json([_json(section, check) for section, check in checks])
     else:
         for _, check in checks:
-            print(f"{check.state:<5} {check.name:<9} {safe.line(check.text)}")
+            print(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
             if check.do:
-                print(f"{'':<15} -> {safe.line(check.do)}")
+                print(f"{'':<15} -> {safe.escape_line(check.do)}")
     return int(any(check.state == "fail" for _, check in checks))
 
 

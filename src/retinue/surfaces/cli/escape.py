@@ -90,7 +90,7 @@ def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) ->
         counts = ", ".join(f"{answers.count(word)} {word}" for word in (HELD, ESCAPED, UNKNOWN) if word in answers)
         print(f"{len(answers)} tries from inside {len(columns)} walls: {counts}")
     for reason in reasons:
-        print(f"not tried: {safe.line(reason)}")
+        print(f"not tried: {safe.escape_line(reason)}")
 
 
 async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:

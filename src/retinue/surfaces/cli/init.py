@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     text = render_settings(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
     _write({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
-        print(safe.line(note))
-    print(f"wrote    {safe.line(str(settings))}\nwrote    {safe.line(str(agent))}")
+        print(safe.escape_line(note))
+    print(f"wrote    {safe.escape_line(str(settings))}\nwrote    {safe.escape_line(str(agent))}")
     try:
         trust.keep_answer(settings, text)
     except ConfigError as error:
@@ -135,7 +135,7 @@ def _model(*, asks: bool) -> tuple[str | None, str]:
         default, why = "", f"no key is set: set {' or '.join(one.key for one in PROVIDERS)}, or give --model"
     if not asks:
         return default or None, why
-    answer = prompts.ask(f"Which model? PROVIDER:NAME or scripted:FILE [{safe.line(default) or 'none for now'}]")
+    answer = prompts.ask(f"Which model? PROVIDER:NAME or scripted:FILE [{safe.escape_line(default) or 'none for now'}]")
     if answer is None:
         raise ConfigError("nobody answered, so nothing was written; --yes asks nothing")
     return (answer, "as you said") if answer and answer != default else (default or None, why)
@@ -152,7 +152,7 @@ def _may_test(tests: tuple[str, ...]) -> bool:
 
 
 def _may_show(paths: tuple[str, ...]) -> bool:
-    shown = "".join(f"\n  {safe.line(path)}" for path in paths)
+    shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
     print(f"Runs see nothing of this machine but the system and their own folder. Tools they need are in:{shown}",
           file=sys.stderr)  # fmt: skip
     return prompts.agreed("May they read that?", default=True)
@@ -185,7 +185,7 @@ def _write(texts: dict[Path, str]) -> None:
 
 def _next(plan: Plan) -> None:
     command = screen.command()
-    where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.line(shlex.quote(str(plan.folder)))} && "
+    where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"
     print(f'\nNext: {where}{command} run "{task}" --profile {plan.profile}{model}')

@@ -24,8 +24,8 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.telemetry import overheard
-from retinue.surfaces.printer.ask import TerminalApprover
-from retinue.surfaces.printer.print_thread import Behind
+from retinue.surfaces.printer.approver import TerminalApprover
+from retinue.surfaces.printer.print_thread import PrintThread
 from retinue.surfaces.printer.printer import Printer
 
 LAST_WORDS_SECONDS = 1.0
@@ -61,7 +61,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         parts = replace(parts, approver=TerminalApprover(printer))
     supervisor = make(parts)
     try:
-        await supervisor.prepare(profile, printer.note)
+        await supervisor.prepare(profile, printer.show_note)
     except BaseException:  # Ctrl-C while servers were waited for
         await supervisor.close()
         raise
@@ -77,7 +77,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
                 )
             node = begin(supervisor)
             if after:
-                printer.note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
+                printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
             if announce is not None:
                 await _written(supervisor, node)
                 announce(node)
@@ -92,7 +92,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
                     raise
                 shown = replace(shown, log_error=str(error))
     if telemetry.first and not shown.stuck:
-        printer.note(f"warning: telemetry: {telemetry.first}")
+        printer.show_note(f"warning: telemetry: {telemetry.first}")
     return shown
 
 
@@ -101,8 +101,8 @@ async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) ->
     while supervisor.trees and not signals.killed.is_set():
         tree = next(iter(supervisor.trees.values()))
         assert tree.root is not None
-        printer.note(f"{tree.id} still goes on here, for another terminal; Ctrl-C cancels it")
-        signals.aim(tree.id, printer.note, tree.root.ref.run)
+        printer.show_note(f"{tree.id} still goes on here, for another terminal; Ctrl-C cancels it")
+        signals.aim(tree.id, printer.show_note, tree.root.ref.run)
         await tree.root.join()
 
 
@@ -110,7 +110,7 @@ async def _open(servers: AsyncExitStack, server: ControlServer, printer: Printer
     try:
         await servers.enter_async_context(server)
     except RetinueError as error:  # the run works without it, but the user should know
-        printer.note(f"warning: no control server for other terminals: {error}")
+        printer.show_note(f"warning: no control server for other terminals: {error}")
 
 
 async def _written(supervisor: Supervisor, node: Run) -> None:
@@ -126,7 +126,7 @@ class _Screen:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
-        self._thread = Behind("retinue-screen") if in_thread else None
+        self._thread = PrintThread("retinue-screen") if in_thread else None
         self._runs = Runs(node.ref.tree)
         self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
@@ -155,9 +155,9 @@ class _Screen:
             if self._thread is None:
                 self._show(item)
             else:
-                await self._thread.do(self._show, item)
+                await self._thread.enqueue(self._show, item)
         if self._thread is not None:
-            await self._thread.done()
+            await self._thread.drain()
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):
@@ -167,15 +167,15 @@ class _Screen:
         if self._speech is not None:
             self._speech.over(item)
         if item.seq <= self._after:
-            self._printer.recall(item)
+            self._printer.recall_event(item)
         else:
-            self._printer.show(item)
+            self._printer.show_event(item)
 
     def _say(self, text: str) -> None:
         if self._thread is None:
-            self._printer.note(text)
+            self._printer.show_note(text)
         else:
-            self._thread.submit(self._printer.note, text)
+            self._thread.submit(self._printer.show_note, text)
 
     def _ending_is_written(self) -> bool:
         """A log that takes no more never shows the ending, and then there is nothing to wait for."""

@@ -21,13 +21,13 @@ class Speech:
         said = ((before if kind == delta.kind else "") + delta.text)[-KEPT:]
         self._said[delta.run] = delta.kind, said
         width = self._printer.columns - 1
-        line = safe.line(f"{delta.agent}: {' '.join(said.split())}")
-        head = len(safe.line(delta.agent)) + 2
+        line = safe.escape_line(f"{delta.agent}: {' '.join(said.split())}")
+        head = len(safe.escape_line(delta.agent)) + 2
         if len(line) > width:
             line = line[:head] + "…" + line[-max(1, width - head - 1) :]
-        self._printer.say(line[:width])
+        self._printer.show_status(line[:width])
 
     def over(self, event: Event) -> None:
         """The run has said it: its events tell the whole."""
         if not isinstance(event.body, Inbox) and self._said.pop(event.run, None) is not None:
-            self._printer.hush()
+            self._printer.clear_status()

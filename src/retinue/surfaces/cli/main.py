@@ -137,7 +137,7 @@ def complain(text: str) -> None:
     """One line on stderr, whatever the text holds."""
     from retinue.surfaces.printer import safe
 
-    print(f"retinue: {safe.line(text)}", file=sys.stderr)
+    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
 
 
 def _report(error: Exception) -> int:

@@ -114,13 +114,16 @@ def _install(args: argparse.Namespace) -> int:
     seconds = own_settings(folder)[0].coordination.subagent_default_timeout
     wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
-        print(safe.line(install.write(wish)))
+        print(safe.escape_line(install.write(wish)))
         return 0
     adds = wish.kind.adds.format(name=wish.name, line=shlex.join(line))
     if adds:
-        print(f"{wish.kind.title}: run\n\n  {safe.line(adds)}\n\nor put this into {safe.line(str(wish.file))}:\n")
+        print(
+            f"{wish.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
+            f"or put this into {safe.escape_line(str(wish.file))}:\n"
+        )
     else:
-        print(f"{wish.kind.title}: put this into {safe.line(str(wish.file))} (--write does it):\n")
+        print(f"{wish.kind.title}: put this into {safe.escape_line(str(wish.file))} (--write does it):\n")
     print(wish.text, end="")
     return 0
 
@@ -266,4 +269,4 @@ def _port(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"retinue: {safe.line(text)}", file=sys.stderr, flush=True)
+    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr, flush=True)

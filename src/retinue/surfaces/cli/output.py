@@ -53,7 +53,7 @@ def command() -> str:
 
 
 def complain(text: str) -> None:
-    print(f"retinue: {safe.line(text)}", file=sys.stderr)
+    print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
 
 
 def warn(text: str) -> None:

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         (
             profile.name,
             "yes" if profile.name in active else "no",
-            safe.line(profile.source),
-            safe.line(profile.description),
+            safe.escape_line(profile.source),
+            safe.escape_line(profile.description),
         )
         for profile in chosen
     ]

@@ -82,8 +82,8 @@ def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
     return [
         (
             f"{listing.tree}/{view.number}",
-            "  " * view.spawned.depth + screen.shortened(safe.line(view.label), LABEL_WIDTH),
-            safe.line(view.agent),
+            "  " * view.spawned.depth + screen.shortened(safe.escape_line(view.label), LABEL_WIDTH),
+            safe.escape_line(view.agent),
             listing.state(view),
             str(view.turns),
             str(view.tool_count),
@@ -91,7 +91,7 @@ def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
             cost_text(view.cost, view.unpriced),
             screen.duration(listing.seconds(view, now)),
             screen.ago(now - view.spawned_at) if view.number == 0 else "",
-            screen.shortened(safe.line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
+            screen.shortened(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
         )
         for view in listing.in_order()
     ]

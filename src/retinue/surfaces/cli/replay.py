@@ -1,4 +1,4 @@
-"""`retinue replay TREE`: a recorded tree runs again without a model and without tools, and says where it departs."""
+"""`retinue replay TREE`: run a recorded tree again without models and tools, and show where it differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import build
-from retinue.build import replay as playing
+from retinue.build.replay import Replay, make_replay, make_replay_supervisor
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
@@ -21,30 +21,29 @@ from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
 from retinue.surfaces.cli.run import choose
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Level, Printer
 
 EPILOG = """\
-Models, tools and people answer as they did; the rest is done anew, by this version of retinue. What is compared is
-what each run asks its model (system prompt, messages, tools), calls, and ends with; not when, and not in which order
-runs that worked at the same time did it. Of a run that was cancelled, timed out, resumed or never ended, what there
-is of it is played, and where its record ends is said.
+Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
+asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
+did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
+its record, and the output says where that is.
 
 stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
-exit codes: 0 no difference, 1 it departs, 2 usage
+exit codes: 0 no difference, 1 it differs, 2 usage
 
 examples:
   retinue replay                    the latest tree
   retinue replay toje555k2w --quiet
   retinue replay --from-disk        what would the profiles and skills as they are now have asked?
   retinue replay toje --json | jq .differences"""
-DEPARTS = 1
+EXIT_DIFFERS = 1
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the comparison came to. `ends` are the runs whose record has no ending of its own: where, and why."""
+class Comparison:
+    """The result of the comparison. `ends` are the runs whose record stops before an ending of their own."""
 
     tree: str
     runs: int
@@ -66,7 +65,7 @@ class Verdict:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a recorded tree again, without a model and without tools, and show where it departs."
+    parser.description = "Run a recorded tree again, without a model and without tools, and show where it differs."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
     parser.add_argument("--json", action="store_true", help="print what the comparison came to as one JSON object")
@@ -86,27 +85,27 @@ def run(args: argparse.Namespace) -> int:
     recorded = fold_records(archive.events(found.stored))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
-    parts, first = _from_disk(args, recorded[0]) if args.from_disk else (None, None)
-    played = playing.stage(recorded, parts, first)
+    parts, first = _load_project(args, recorded[0]) if args.from_disk else (None, None)
+    replay = make_replay(recorded, parts, first)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     printer = Printer(sys.stderr, level=level)
-    result, again = _play(played, printer)
-    differences = list(_differences(recorded, again, played.departures))
+    result, again = _run_replay(replay, printer)
+    differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    verdict = Verdict(found.stored.tree, len(recorded), events, differences, ends)
-    for note in played.notes:
+    comparison = Comparison(found.stored.tree, len(recorded), events, differences, ends)
+    for note in replay.notes:
         screen.warn(note)
-    for line in page(verdict, color=printer.color):
+    for line in format_comparison(comparison, color=printer.color):
         print(line, file=sys.stderr)
     if args.json:
-        screen.print_json(verdict.to_json())
+        screen.print_json(comparison.to_json())
     elif result.status == "done" and result.final_response:
-        print(safe.text(result.final_response) if sys.stdout.isatty() else result.final_response)
-    return DEPARTS if differences else 0
+        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
+    return EXIT_DIFFERS if differences else 0
 
 
-def _from_disk(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
+def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
     parts, project = build.load_project_parts(Path.cwd(), config=args.config)
     try:
         return parts, choose(project, None if primary.agent == build.MAIN.name else primary.agent)
@@ -114,39 +113,39 @@ def _from_disk(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Part
         return parts, None
 
 
-def _play(played: Any, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
-    """The result and the records of what was played."""
+def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
+    """Return the result of the replay and its records."""
     made: list[Supervisor] = []
 
     def make(parts: build.Parts) -> Supervisor:
-        made.append(playing.replayer(played, parts.project))
+        made.append(make_replay_supervisor(replay, parts.project))
         return made[0]
 
-    profile, task = played.primary()
+    profile, task = replay.primary
     parts = build.Parts(Path.cwd())
     shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
     return shown.result, fold_records(made[0].log.read(shown.result.tree))
 
 
-def _differences(
-    recorded: dict[int, RunRecord], again: dict[int, RunRecord], departed: dict[int, Difference]
+def _find_differences(
+    recorded: dict[int, RunRecord], again: dict[int, RunRecord], reported: dict[int, Difference]
 ) -> Iterator[Difference]:
     for number, record in recorded.items():
-        found = departed.get(number) or compare_runs(record, again.get(number))
+        found = reported.get(number) or compare_runs(record, again.get(number))
         if found is not None:
             yield found
 
 
-def page(verdict: Verdict, *, color: bool) -> Iterator[str]:
-    """What came of it, for a person."""
-    for record in verdict.ends:
+def format_comparison(comparison: Comparison, *, color: bool) -> Iterator[str]:
+    """Return the comparison as lines for a person."""
+    for record in comparison.ends:
         where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
-        yield f"the record of {safe.line(record.path)} ends {where}: {record.cut}"
-    for difference in verdict.differences:
+        yield f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}"
+    for difference in comparison.differences:
         where = f", turn {difference.turn}" if difference.turn else ""
-        yield f"{safe.line(difference.path)}{where}: the {difference.what} departs from the record"
-        yield paint.diff("\n".join(safe.line(line) for line in difference.lines), color=color)
-    runs = f"{verdict.runs} run{'' if verdict.runs == 1 else 's'}"
-    count = len({difference.run for difference in verdict.differences})
-    came = f"{count} of them depart{'s' if count == 1 else ''}" if count else "no difference"
-    yield f"replayed: {runs}, {verdict.events} events, {came}"
+        yield f"{safe.escape_line(difference.path)}{where}: the {difference.what} differs from the record"
+        yield colors.paint_diff("\n".join(safe.escape_line(line) for line in difference.lines), color=color)
+    runs = f"{comparison.runs} run{'' if comparison.runs == 1 else 's'}"
+    count = len({difference.run for difference in comparison.differences})
+    came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
+    yield f"replayed: {runs}, {comparison.events} events, {came}"

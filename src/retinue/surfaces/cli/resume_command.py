@@ -86,7 +86,7 @@ async def _elsewhere(
         print(begun.tree)
         return 0
     printer = printer_of(args)
-    printer.note(
+    printer.show_note(
         f"{begun.tree} goes on in process {pid}, which writes its log: it asks, or does not, as that process does"
     )
     runs = Runs(found.tree)
@@ -94,7 +94,7 @@ async def _elsewhere(
         async for line in lines:
             event = event_of(line, found.stored.file)
             runs.apply(event)
-            (printer.show if event.seq > found.last_seq else printer.recall)(event)
+            (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):
                 break
     view = runs.runs.get(begun.number)

@@ -27,10 +27,9 @@ from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.cli.options import AWAY_SECONDS, add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Level, Printer
-from retinue.surfaces.printer.summary import summary
+from retinue.surfaces.printer.summary import format_summary
 
 EPILOG = """\
 stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
@@ -186,12 +185,12 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
         if printer.level != "quiet":
             view = shown.runs.runs.get(result.run)
             if shown.log_error is None and view is not None and view.ended is not None:  # else some is not known
-                printer.plain(summary(shown.runs, color=printer.color))
+                printer.show_text(format_summary(shown.runs, color=printer.color))
             more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
-            printer.plain(paint.faint(more, color=printer.color))
+            printer.show_text(colors.paint_faint(more, color=printer.color))
         for name, count in _changed(result):
             files = f"{count} file{'' if count == 1 else 's'}"
-            printer.note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
+            printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
             screen.complain(f"{result.status}: {result.error_details or result.final_response}{_hint(result)}")
         if shown.log_error is not None:
@@ -200,7 +199,7 @@ def finish(shown: Shown, printer: Printer, *, as_json: bool) -> int:
     if as_json:
         screen.print_json(result.to_json())
     elif result.status == "done" and result.final_response:
-        print(safe.text(result.final_response) if sys.stdout.isatty() else result.final_response)
+        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
     sys.stdout.flush()
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)

@@ -44,8 +44,8 @@ def checked(parts: build.Parts, profile: Profile, *, terminal: bool) -> build.Pa
 def _chosen(parts: build.Parts, engine: str | None) -> build.Parts:
     """What the user says; for this project from now on, that is written down once it works."""
     file = parts.rules_file or parts.project / "retinue.yaml"
-    offered = "" if engine is None else IN_CONTAINER.format(engine=engine, file=safe.line(str(file)))
-    print(offered + CHOICES.format(file=safe.line(str(file))), end="", file=sys.stderr)
+    offered = "" if engine is None else IN_CONTAINER.format(engine=engine, file=safe.escape_line(str(file)))
+    print(offered + CHOICES.format(file=safe.escape_line(str(file))), end="", file=sys.stderr)
     answer = (prompts.ask("Which? [q]") or "q").lower()
     if answer == "c" and engine is not None:
         boxed = replace(parts, runtime=BOXED)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.markdown:
         text = transcript(event for event in archive.events(found.stored) if event.run == found.run)
-        print(safe.text(text) if sys.stdout.isatty() else text, end="")
+        print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
         return 0
     tree = listing(archive, found.stored)
     view, now = tree.runs.runs[found.run], time.time()
@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
-    yield f"{tree.tree}/{view.number}  {safe.line(view.path)}  [{safe.line(view.label)}]"
+    yield f"{tree.tree}/{view.number}  {safe.escape_line(view.path)}  [{safe.escape_line(view.label)}]"
     for name, value in _facts(tree, view, now):
-        yield f"{INDENT}{name:<11} {safe.line(value)}"
+        yield f"{INDENT}{name:<11} {safe.escape_line(value)}"
     yield from _part("task", view.spawned.task)
     if view.spawned.task_context:
         yield from _part("context", view.spawned.task_context)
@@ -87,13 +87,16 @@ def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
         yield from ("", "tools", *(INDENT + _tool_line(log) for log in view.tool_logs))
     if view.ended is not None and view.ended.changed_count:
         yield from ("", "changed files")
-        yield from (INDENT + safe.line(line) for line in listed(view.ended.changed_files, view.ended.changed_count))
+        yield from (
+            INDENT + safe.escape_line(line) for line in listed(view.ended.changed_files, view.ended.changed_count)
+        )
     yield from _outcome(tree, view)
     if view.children:
         yield from ("", "children")
         for child in view.children:
             name = f"{tree.tree}/{child.number}"
-            yield f"{INDENT}{name}  {tree.state(child):<12}  {safe.line(child.agent)}  [{safe.line(child.label)}]"
+            who = safe.escape_line(f"{child.agent}  [{child.label}]")
+            yield f"{INDENT}{name}  {tree.state(child):<12}  {who}"
 
 
 def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
@@ -162,15 +165,15 @@ def _outcome(tree: Listing, view: RunView) -> Iterator[str]:
 
 def _part(title: str, text: str) -> Iterator[str]:
     yield ""
-    yield safe.line(title)
-    for line in safe.text(text).split("\n"):
+    yield safe.escape_line(title)
+    for line in safe.escape_text(text).split("\n"):
         yield (INDENT + line).rstrip()
 
 
 def _tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.duration(log.duration_ms / 1000)})"
     mark = "✓" if log.success else "✗"
-    return f"{mark} {safe.line(f'{log.name}({log.context}) -> {log.result}')}{took}"
+    return f"{mark} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
 
 
 def _names(text: str) -> frozenset[str]:

@@ -17,8 +17,7 @@ from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.show import RUN_HELP
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
@@ -66,24 +65,24 @@ async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> 
             event = event_of(line, stored.file)
             if speech is not None:
                 speech.over(event)
-            printer.show(event)
+            printer.show_event(event)
             if event.run == 0 and isinstance(event.body, RunEnded):
                 _end(printer, event.agent, event.body)
-            if printer.gone:
+            if printer.is_closed:
                 raise BrokenPipeError
     if speech is not None:
-        printer.hush()
+        printer.clear_status()
     if args.follow and not archive.has_ended(stored):
         screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
 
 
 def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
     """How the primary ended: its answer went to whoever started it, who may be nobody by now."""
-    head, text = f"● {safe.line(agent)} {ended.status}", ended.final_response
+    head, text = f"● {safe.escape_line(agent)} {ended.status}", ended.final_response
     if ended.status == "done":
-        printer.plain(f"{paint.faint(head, color=printer.color)}\n{safe.text(text)}")
+        printer.show_text(f"{colors.paint_faint(head, color=printer.color)}\n{safe.escape_text(text)}")
     else:
-        printer.note(f"{head}: {safe.line(ended.error_details or text)}")
+        printer.show_note(f"{head}: {safe.escape_line(ended.error_details or text)}")
 
 
 async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, deltas: bool) -> AsyncIterator[bytes]:

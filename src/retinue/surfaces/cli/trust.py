@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
     file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
-        print(f"{safe.line(str(file))} is not trusted.")
+        print(f"{safe.escape_line(str(file))} is not trusted.")
         return 0
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
-        print(f"{safe.line(str(file))} loosens nothing, so all of it is in force.")
+        print(f"{safe.escape_line(str(file))} loosens nothing, so all of it is in force.")
         return 0
     if not args.yes:
         if not prompts.at_terminal():
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             print("Nothing was changed.", file=sys.stderr)
             return 1
     trust.keep_answer(file, text)
-    print(f"{safe.line(str(file))} is trusted until it changes: {safe.line(', '.join(loose))}")
+    print(f"{safe.escape_line(str(file))} is trusted until it changes: {safe.escape_line(', '.join(loose))}")
     return 0
 
 
@@ -72,6 +72,9 @@ def settle() -> None:
 
 
 def _asked(file: Path, loose: list[str]) -> bool:
-    lines = [f"{safe.line(str(file))} loosens what agents may do here:", *(f"  {safe.line(line)}" for line in loose)]
+    lines = [
+        f"{safe.escape_line(str(file))} loosens what agents may do here:",
+        *(f"  {safe.escape_line(line)}" for line in loose),
+    ]
     print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
     return prompts.agreed("Trust it, until it changes?", default=False)

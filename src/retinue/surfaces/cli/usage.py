@@ -52,4 +52,4 @@ def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
     for name, bill in found:
         usage = bill.usage
         counts = (bill.calls, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.total_tokens)
-        yield safe.line(name), *(f"{count:,}" for count in counts), cost_text(bill.cost, bill.unpriced)
+        yield safe.escape_line(name), *(f"{count:,}" for count in counts), cost_text(bill.cost, bill.unpriced)

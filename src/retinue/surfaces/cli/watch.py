@@ -25,7 +25,7 @@ from retinue.surfaces.cli import sandbox_check as walls
 from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.ask import TerminalApprover
+from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Level, Printer
 
 EPILOG = """\
@@ -149,9 +149,9 @@ class _Host:
 
     def _say(self, text: str) -> None:
         if self._thread is None:
-            self._printer.note(safe.line(text))
+            self._printer.show_note(safe.escape_line(text))
         else:
-            self._thread.submit(self._printer.note, safe.line(text))
+            self._thread.submit(self._printer.show_note, safe.escape_line(text))
 
     def _show(self, ref: RunRef, text: str) -> None:
         self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
@@ -171,7 +171,7 @@ class _Host:
 
     def _put(self, event: Event, label: str) -> None:
         """Several run at once: where another's turn begins, its label stands above."""
-        if self._printer.show(event, below="" if self._shown == event.tree else f"-- {safe.line(label)}"):
+        if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
             self._shown = event.tree
 
 

@@ -30,8 +30,8 @@ ANSWERS: dict[str, tuple[str, Decision]] = {
 
 def form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     """The question as an elicitation shows it. How a choice is written changed between the revisions."""
-    who = f"Subagent '{safe.line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
-    body = safe.text(question_body(asked))
+    who = f"Subagent '{safe.escape_line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
+    body = safe.escape_text(question_body(asked))
     if len(body) > SHOWN:
         body = f"{body[:SHOWN]}\n[... {len(body) - SHOWN} more characters: retinue approvals --watch shows all ...]"
     titles = [title for title, _ in ANSWERS.values()]

@@ -76,7 +76,7 @@ class News:
                 said = f"ended: {body.status}"
             case _:
                 return
-        self._latest = self._last[event.run] = safe.line(f"{who}{said}")[:LINE]
+        self._latest = self._last[event.run] = safe.escape_line(f"{who}{said}")[:LINE]
 
     def doing(self, run: int) -> str:
         return self._last.get(run, "")
@@ -104,4 +104,4 @@ class News:
 
 def question_line(asked: Approval) -> str:
     """The question on a line: `[label] edit(src/lib.rs)`."""
-    return safe.line("".join(text for _, text in question_spans(asked.label, asked.tool, asked.args)[1:]))[:LINE]
+    return safe.escape_line("".join(text for _, text in question_spans(asked.label, asked.tool, asked.args)[1:]))[:LINE]

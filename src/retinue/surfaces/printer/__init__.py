@@ -1,1 +1,1 @@
-"""The block printer: what the surfaces for people share. Turns blocks and outlines into safe text on a terminal."""
+"""The printer, shared by the surfaces for people: blocks and outlines as safe text on a terminal."""

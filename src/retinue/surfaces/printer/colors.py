@@ -1,4 +1,4 @@
-"""Colours, in plain ANSI, around text that is already safe. Knows which colour a role has and when none is wanted."""
+"""Colours in plain ANSI around text that is already safe: which colour a role has, and when none is wanted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Stream(Protocol):
-    """Where text goes: a file of the standard library, or something like it."""
+    """A text stream: a file of the standard library, or something like it."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -25,7 +25,7 @@ class Stream(Protocol):
 
 
 def wants_color(stream: Stream, environment: Mapping[str, str] = os.environ) -> bool:
-    """NO_COLOR says no, FORCE_COLOR yes; otherwise a terminal that is not dumb."""
+    """Tell whether to use colour: not with NO_COLOR, always with FORCE_COLOR, else on a terminal that is not dumb."""
     if environment.get("NO_COLOR"):
         return False
     if environment.get("FORCE_COLOR", "0") != "0":
@@ -40,29 +40,29 @@ def is_terminal(stream: Stream) -> bool:
         return False
 
 
-def header(spans: Iterable[Span], *, color: bool, bold: bool = True) -> str:
-    """The pieces of a header as one safe line."""
+def paint_header(spans: Iterable[Span], *, color: bool, bold: bool = True) -> str:
+    """Return the pieces of a header as one safe line."""
     if not color:
-        return "".join(safe.line(text) for _, text in spans)
-    return "".join(_painted(safe.line(text), role, bold) for role, text in spans)
+        return "".join(safe.escape_line(text) for _, text in spans)
+    return "".join(_paint(safe.escape_line(text), role, bold) for role, text in spans)
 
 
-def diff(text: str, *, color: bool) -> str:
-    """Safe text with its removed and added lines coloured."""
+def paint_diff(text: str, *, color: bool) -> str:
+    """Return safe text with its removed and added lines coloured."""
     if not color:
         return text
     lines = (f"\x1b[{_DIFF[line[0]]}m{line}\x1b[0m" if line[:1] in _DIFF else line for line in text.split("\n"))
     return "\n".join(lines)
 
 
-def faint(text: str, *, color: bool) -> str:
-    """Safe text that stands back; every line by itself, so that a pager shows it right."""
+def paint_faint(text: str, *, color: bool) -> str:
+    """Return safe text in a faint colour; each line by itself, so that a pager shows it right."""
     if not color:
         return text
     return "\n".join(f"\x1b[2m{line}\x1b[0m" if line else line for line in text.split("\n"))
 
 
-def _painted(text: str, role: Role, bold: bool) -> str:
+def _paint(text: str, role: Role, bold: bool) -> str:
     if not text or (role == "plain" and not bold):
         return text
     return f"\x1b[{_CODES[role]}m{text}\x1b[0m"

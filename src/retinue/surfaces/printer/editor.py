@@ -1,4 +1,4 @@
-"""A call's arguments in the person's own editor, and back. The screen is the editor's while it runs."""
+"""Editing a call's arguments in the person's own editor, which has the terminal while it runs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from retinue.log.styled_text import pretty
 LEAVE_SECONDS = 1.0
 
 
-def chosen() -> list[str]:
-    """The editor the person has chosen, as words; none when they have not."""
+def find_editor() -> list[str]:
+    """Return the command of $VISUAL or $EDITOR as words; none if neither is set."""
     try:
         return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     except ValueError:
         return []
 
 
-def parsed(text: str) -> dict[str, Any] | str:
-    """The arguments a text says, or what is wrong with it."""
+def parse_args(text: str) -> dict[str, Any] | str:
+    """Return the arguments in a text of JSON, or a message about what is wrong with it."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -36,22 +36,22 @@ def parsed(text: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else "arguments are a JSON object: {...}"
 
 
-async def edit(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str, Any] | str:
-    """The arguments as the editor left them, or what went wrong. `fd` is the terminal."""
+async def edit_args(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str, Any] | str:
+    """Return the arguments as the editor left them, or a message about what went wrong. `fd` is the terminal."""
     handle, name = tempfile.mkstemp(prefix="retinue-", suffix=".json")
     file = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
             out.write(pretty(args) + "\n")
-        with _as_it_was(fd):
+        with _restore_modes(fd):
             process = await asyncio.create_subprocess_exec(*command, name, stdin=fd, stdout=fd, stderr=fd)
             try:
                 code = await process.wait()
             finally:
-                await _end(process)
+                await _end_editor(process)
         if code != 0:
             return f"{command[0]} ended with exit code {code}"
-        return parsed(file.read_text(encoding="utf-8"))
+        return parse_args(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
         return f"cannot edit: {error}"
     finally:
@@ -59,8 +59,8 @@ async def edit(command: list[str], args: dict[str, Any], *, fd: int) -> dict[str
             file.unlink()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """The question is no longer open: an editor that is asked to go leaves the screen as it found it."""
+async def _end_editor(process: asyncio.subprocess.Process) -> None:
+    """End the editor when the question is no longer open. One that ends on SIGTERM restores the screen itself."""
     with suppress(ProcessLookupError):
         if process.returncode is None:
             process.terminate()
@@ -73,8 +73,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @contextmanager
-def _as_it_was(fd: int) -> Iterator[None]:
-    """Whatever becomes of the editor, lines can be typed at the terminal afterwards."""
+def _restore_modes(fd: int) -> Iterator[None]:
+    """Restore the terminal's modes, whatever the editor did to them."""
     try:
         modes = termios.tcgetattr(fd)
     except termios.error:  # no terminal

@@ -1,4 +1,4 @@
-"""Printing in a thread of its own, for a stream that may block: in order, a little behind, and never far."""
+"""A thread that prints, for a stream that may block: in order, and at most a few pieces behind."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any
 AHEAD = 64
 
 
-class Behind:
-    """Work is handed over without waiting for it; only one who is far ahead waits, or one who asks for all of it."""
+class PrintThread:
+    """Does work in order, in one thread of its own."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)
         self._last: Future[Any] | None = None
-        self._given = 0
+        self._enqueued = 0
         self._closed = False
 
     def submit(self, work: Callable[..., object], *args: object) -> None:
-        """Nothing is taken any more once it is closed: the screen has had its last words."""
+        """Hand work over without waiting. Does nothing once the thread is closed."""
         if not self._closed:
             self._last = self._thread.submit(work, *args)
 
-    async def do(self, work: Callable[..., object], *args: object) -> None:
+    async def enqueue(self, work: Callable[..., object], *args: object) -> None:
+        """Hand work over, and now and then wait until all is done, so that the thread is never far behind."""
         self.submit(work, *args)
-        self._given += 1
-        if self._given % AHEAD == 0:
-            await self.done()
+        self._enqueued += 1
+        if self._enqueued % AHEAD == 0:
+            await self.drain()
 
-    async def done(self) -> None:
-        """Until all that was handed over is done."""
+    async def drain(self) -> None:
+        """Wait until all work that was handed over is done."""
         if self._last is not None:
             await asyncio.shield(asyncio.wrap_future(self._last))
 
     def close(self) -> None:
-        """Waits for nobody: what still blocks ends with the process."""
+        """Take no more work. Does not wait: a write that still blocks ends with the process."""
         self._closed = True
         self._thread.shutdown(wait=False)

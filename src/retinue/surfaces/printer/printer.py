@@ -1,6 +1,6 @@
-"""Prints blocks as they happen. One block is one write, so blocks of parallel runs never mix.
+"""The printer of blocks. One block is one write, so blocks of parallel runs never mix.
 
-Gets events, or lines of its owner; knows no supervisor. Made by a surface with a stream, which stays the surface's.
+Gets events, or lines of the surface that made it; knows no supervisor. The stream belongs to the surface.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from retinue.core.approvals import Approval
 from retinue.core.events import Event
 from retinue.log.blocks import Block, Blocks
 from retinue.log.styled_text import question_body, question_spans
-from retinue.surfaces.printer import colors as paint
-from retinue.surfaces.printer import safe
+from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.output import Output
 
 Level = Literal["quiet", "normal", "verbose"]
@@ -26,30 +25,31 @@ _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "wa
 
 
 class Printer:
-    """`on_asked` is set by one who shows questions itself: it is told of each in its place among the blocks."""
+    """Prints events, questions and notes. An approver that shows questions itself sets `on_asked`, which is called with
+    the id of each question when its place among the blocks is reached."""
 
-    def __init__(self, stream: paint.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
+    def __init__(self, stream: colors.Stream, *, level: Level = "normal", color: bool | None = None) -> None:
         self.level: Level = level
-        self.color = paint.wants_color(stream) if color is None else color
-        self.terminal = self.color and paint.is_terminal(stream)
+        self.color = colors.wants_color(stream) if color is None else color
+        self.terminal = self.color and colors.is_terminal(stream)
         self.on_asked: Callable[[str], None] | None = None
         self._output = Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
-        self._said = False  # what is being said stands on the last line
-        self._loose = False  # the last thing printed was a line without space after it
+        self._has_status = False  # a status stands on the last line
+        self._is_loose = False  # the last thing printed was a line without space after it
 
     @property
-    def gone(self) -> bool:
-        """Whether nobody reads any more, so that printing on is pointless."""
-        return self._output.gone
+    def is_closed(self) -> bool:
+        """Whether the reader is gone, so that there is no point in printing more."""
+        return self._output.is_closed
 
     @property
     def columns(self) -> int:
         return self._output.columns
 
-    def show(self, event: Event, *, below: str = "") -> bool:
-        """Prints what there is to see of an event, below such a note; False when there is nothing."""
+    def show_event(self, event: Event, *, below: str = "") -> bool:
+        """Print an event, below a note if one is given. Returns False if there is nothing to see of it."""
         block = self._blocks.apply(event)
         if block is None:
             return False
@@ -60,71 +60,72 @@ class Printer:
         if brief and not block.brief:
             return False
         if below:
-            self.note(below)
+            self.show_note(below)
         if brief:
-            self._put(paint.header(block.brief, color=self.color, bold=False), loose=True)
+            self._put(colors.paint_header(block.brief, color=self.color, bold=False), loose=True)
         elif block.line:
-            self._put(paint.header(block.spans, color=self.color, bold=False), loose=True)
+            self._put(colors.paint_header(block.spans, color=self.color, bold=False), loose=True)
         else:
-            self._put(_joined(paint.header(block.spans, color=self.color), self._body(block)), loose=False)
+            self._put(
+                _join_block(colors.paint_header(block.spans, color=self.color), self._format_body(block)), loose=False
+            )
         return True
 
-    def recall(self, event: Event) -> None:
-        """Knows of an event that was shown before, without a word."""
+    def recall_event(self, event: Event) -> None:
+        """Take note of an event that was shown before, without printing it."""
         self._blocks.apply(event)
 
-    def question(self, question: Approval) -> None:
-        """A question as its own block: what, by whom, and what it would change."""
-        header = paint.header(question_spans(question.label, question.tool, question.args), color=self.color)
-        self._put(_joined(header, self._asked(question_body(question))), loose=False)
+    def show_question(self, question: Approval) -> None:
+        """Print a question as a block: the call, its run, and what it would change."""
+        header = colors.paint_header(question_spans(question.label, question.tool, question.args), color=self.color)
+        self._put(_join_block(header, self._format_preview(question_body(question))), loose=False)
 
-    def note(self, text: str) -> None:
-        """Words of the surface itself, on a line (or some) of their own."""
-        self._put(paint.faint(safe.text(text), color=self.color), loose=True)
+    def show_note(self, text: str) -> None:
+        """Print a note of the surface itself, on lines of its own."""
+        self._put(colors.paint_faint(safe.escape_text(text), color=self.color), loose=True)
 
-    def plain(self, text: str) -> None:
-        """Text the surface has made safe and laid out, with space around it."""
+    def show_text(self, text: str) -> None:
+        """Print text that the surface has made safe and laid out, with space around it."""
         self._put(text.rstrip("\n"), loose=False)
 
-    def space(self) -> None:
-        """A blank line, unless there is one: somebody else is about to write to the terminal."""
-        self.hush()
-        if self._loose:
+    def add_blank_line(self) -> None:
+        """Print a blank line, unless there is one, before the surface writes to the terminal itself."""
+        self.clear_status()
+        if self._is_loose:
             self._output.write("\n")
-        self._loose = False
+        self._is_loose = False
 
-    def apart(self) -> None:
-        """Somebody else has written to the terminal: what comes next gets space before it."""
-        self._loose = True
+    def note_foreign_output(self) -> None:
+        """Put space before the next block, because the surface has written to the terminal itself."""
+        self._is_loose = True
 
-    def prompt(self, text: str) -> None:
-        """Leaves the cursor behind these words; they come again below whatever is printed meanwhile."""
-        self.hush()
+    def show_prompt(self, text: str) -> None:
+        """Print a prompt and leave the cursor behind it. It is printed again below whatever comes meanwhile."""
+        self.clear_status()
         self._prompt = text
         self._output.write(text)
 
     def end_prompt(self, *, answered: bool) -> None:
-        """The prompt is over. Without an answer the cursor still stands behind it."""
+        """Forget the prompt. Without an answer the cursor still stands behind it."""
         if self._prompt and not answered:
             self._output.write("\n")
         self._prompt = ""
 
-    def say(self, text: str) -> None:
-        """Words for the last line of a terminal, instead of those before; whatever is printed takes their place.
-        While somebody is asked, the line is theirs."""
+    def show_status(self, text: str) -> None:
+        """Show a text on the last line of the terminal until something else is printed. Not while there is a prompt."""
         if not self._prompt:
-            self._output.write(paint.CLEAR_LINE + paint.faint(safe.line(text), color=self.color))
-            self._said = True
+            self._output.write(colors.CLEAR_LINE + colors.paint_faint(safe.escape_line(text), color=self.color))
+            self._has_status = True
 
-    def hush(self) -> None:
-        """Takes the words of `say` away."""
-        if self._said:
-            self._said = False
-            self._output.write(paint.CLEAR_LINE)
+    def clear_status(self) -> None:
+        """Remove the status from the last line."""
+        if self._has_status:
+            self._has_status = False
+            self._output.write(colors.CLEAR_LINE)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The terminal is somebody else's; what happens meanwhile is printed afterwards."""
+    def hold_output(self) -> Iterator[None]:
+        """Keep what is printed until the end of the block, because another program has the terminal."""
         self._output.hold()
         try:
             yield
@@ -132,36 +133,36 @@ class Printer:
             self._output.release()
 
     def _put(self, text: str, *, loose: bool) -> None:
-        before = "\n" if self._loose and not loose else ""
-        self._loose = loose
+        before = "\n" if self._is_loose and not loose else ""
+        self._is_loose = loose
         piece = before + text + ("\n" if loose else "\n\n")
-        self.hush()
+        self.clear_status()
         if self._prompt:
-            piece = (paint.CLEAR_LINE if self.color else "\n") + piece + self._prompt
+            piece = (colors.CLEAR_LINE if self.color else "\n") + piece + self._prompt
         self._output.write(piece)
 
-    def _body(self, block: Block) -> str:
+    def _format_body(self, block: Block) -> str:
         if block.kind == "approval.asked":
-            return self._asked(block.body)
+            return self._format_preview(block.body)
         shown = block.body.rstrip("\n")
         if self.level == "normal":
-            shown = cut(shown, lines=SHOWN_LINES, size=SHOWN_CHARACTERS)
-        shown = safe.text(shown)
+            shown = truncate_text(shown, lines=SHOWN_LINES, size=SHOWN_CHARACTERS)
+        shown = safe.escape_text(shown)
         if block.kind == "tool.call" and self.color:
             name, _, rest = shown.partition("\n")
-            return f"{paint.header((('tool', name),), color=True)}\n{rest}"
-        return paint.faint(shown, color=self.color) if block.kind == "thinking" else shown
+            return f"{colors.paint_header((('tool', name),), color=True)}\n{rest}"
+        return colors.paint_faint(shown, color=self.color) if block.kind == "thinking" else shown
 
-    def _asked(self, preview: str) -> str:
-        """Whole at every level, unless it is so long that nobody could read it; then that is said."""
+    def _format_preview(self, preview: str) -> str:
+        """Return a preview, whole at every level unless it is too long to read; then a mark says so."""
         shown = preview.rstrip("\n")
         if self.level != "verbose":
-            shown = cut(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS)
-        return paint.diff(safe.text(shown), color=self.color)
+            shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS)
+        return colors.paint_diff(safe.escape_text(shown), color=self.color)
 
 
-def cut(text: str, *, lines: int, size: int) -> str:
-    """The beginning of a long text and a mark that says how much is missing."""
+def truncate_text(text: str, *, lines: int, size: int) -> str:
+    """Return the beginning of a long text and a mark that says how much is missing."""
     parts = text[: size + 1].split("\n", lines)
     kept = "\n".join(parts[:lines])[:size]
     if len(kept) == len(text):
@@ -172,5 +173,5 @@ def cut(text: str, *, lines: int, size: int) -> str:
     return f"{kept}\n[... {missing}{len(rest.encode('utf-8', 'surrogatepass'))} bytes; --verbose shows all]"
 
 
-def _joined(header: str, body: str) -> str:
+def _join_block(header: str, body: str) -> str:
     return f"{header}\n{body}" if body else header

@@ -1,4 +1,4 @@
-"""Foreign text made harmless for a terminal: what would move a cursor, hide or turn letters around is spelled out."""
+"""Escaping of foreign text for a terminal: characters that move the cursor, hide or reorder letters are spelled out."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _IN_LINES = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 _IN_TEXTS = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
 
 
-def line(text: str) -> str:
-    """For headers, labels and names: one line, whatever was in it."""
-    return _IN_LINES.sub(_spelled, text)
+def escape_line(text: str) -> str:
+    """Return text for headers, labels and names: one line, whatever was in it."""
+    return _IN_LINES.sub(_spell_out, text)
 
 
-def text(text: str) -> str:
-    """For bodies: newlines and tabs stay, everything else unseen is spelled out."""
-    return _IN_TEXTS.sub(_spelled, text)
+def escape_text(text: str) -> str:
+    """Return text for bodies: newlines and tabs stay, every other invisible character is spelled out."""
+    return _IN_TEXTS.sub(_spell_out, text)
 
 
-def _spelled(found: re.Match[str]) -> str:
+def _spell_out(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]

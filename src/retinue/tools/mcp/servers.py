@@ -1,4 +1,4 @@
-"""All MCP servers of a supervisor and their tools, shared by all its runs. Fulfils the ToolServers port."""
+"""The MCP servers of a supervisor and their tools, shared by all its runs. Implements the ToolServers port."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from retinue.core.messages import ToolSpec
 from retinue.core.ports import Collector, Hosting, Outcome, ServerTool
 from retinue.core.profiles import Profile
 from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
-from retinue.tools.mcp.calls import Calls, Made
+from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.connection import BACK_OFF, Connection
-from retinue.tools.mcp.listing import RUN_ID, Listed
-from retinue.tools.mcp.results import outcome_of
+from retinue.tools.mcp.results import make_outcome
+from retinue.tools.mcp.tool_listing import RUN_ID, ListedTool
 
 PATIENCE_SECONDS = 2.0
 GONE = "{tool}: the MCP server '{server}' has no such tool any more"
@@ -25,46 +25,46 @@ LACKS = "The tools of the MCP server '{server}' are not available."
 LACKS_ONE = "The tool {entry} is not available."
 
 
-class Tool:
-    """One tool of a server, whatever becomes of the server. Called for a run with what the model gave."""
+class ConnectedTool:
+    """One tool of a server. Stays when the server goes away; its calls then fail."""
 
-    def __init__(self, servers: Servers, connection: Connection, listed: Listed) -> None:
+    def __init__(self, servers: McpServers, connection: Connection, listed: ListedTool) -> None:
         self._servers = servers
         self._connection = connection
         self._name = listed.spec.name
-        self._last = listed
+        self._last_listed = listed
 
     @property
-    def _listed(self) -> Listed | None:
+    def _listed(self) -> ListedTool | None:
         now = self._connection.tools.get(self._name)
-        self._last = now or self._last
+        self._last_listed = now or self._last_listed
         return now
 
     @property
     def spec(self) -> ToolSpec:
-        return (self._listed or self._last).spec
+        return (self._listed or self._last_listed).spec
 
     async def __call__(self, args: dict[str, Any], context: Context) -> Outcome:
         connection, listed, link = self._connection, self._listed, context.link
         if connection.state != "up":
-            raise ToolError(connection.unavailable)
+            raise ToolError(connection.unavailable_reason)
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
-        args = listed.checked(args)
+        args = listed.check_arguments(args)
         collector, hosting = self._servers.collector, self._servers.hosting
         seconds, run_id = connection.server.timeout, ""
         meta = {} if collector is None else dict(collector.meta(link.ref))
-        made = Made(link, self._name, seconds, meta)
+        call = ServerCall(link=link, tool=self._name, seconds=seconds, meta=meta)
         if listed.runs_agents:
-            made.seconds = None  # an agent takes as long as its run may
+            call.seconds = None  # an agent takes as long as its run may
             run_id = uuid.uuid4().hex
             if collector is not None:
-                run_id = collector.call(connection.server.name, link.ref, listed.name, made.give_up)
+                run_id = collector.call(connection.server.name, link.ref, listed.name, call.give_up)
             args = {**args, RUN_ID: run_id}
         outcome: Outcome | None = None
         try:
-            result = await connection.call(listed.name, args, made)
-            outcome = outcome_of(result, lambda name: hosting.spill(link, name))
+            result = await connection.call_tool(listed.name, args, call)
+            outcome = make_outcome(result, lambda name: hosting.spill(link, name))
         except ToolError as error:
             outcome = Outcome(str(error), success=False)
             raise
@@ -74,9 +74,9 @@ class Tool:
         return outcome
 
 
-class Servers:
-    """Each is started when a run first needs it, and ended with the supervisor. `folder` is where they keep what they
-    say beside the protocol; `collector` gets what their subagents report."""
+class McpServers:
+    """The servers, each started when a run first needs it, and ended with the supervisor. `folder` gets a file with the
+    output of each; `collector` gets what their subagents report."""
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class Servers:
             server.name: Connection(
                 server,
                 project=project,
-                journal=None if folder is None else folder / f"{server.name}.log",
-                environment=lambda name=server.name: self._environment(name),  # type: ignore[misc]
-                calls=Calls(server.name, hosting),
-                on_change=self._changed,
+                output_file=None if folder is None else folder / f"{server.name}.log",
+                environment=lambda name=server.name: self._make_environment(name),  # type: ignore[misc]
+                calls=CallsInFlight(server.name, hosting),
+                on_change=self._handle_change,
                 back_off=back_off,
             )
             for server in servers
         }
-        self._tools: dict[str, Tool] = {}
+        self._tools: dict[str, ConnectedTool] = {}
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
-        needed = self._wanted(profile)
+        needed = self._find_needed_servers(profile)
         wanted = [each for name, each in self.connections.items() if name in needed and not each.was_tried]
         for connection in wanted:
             connection.start()
-        waiting = {asyncio.create_task(each.tried()): each for each in wanted}
+        waiting = {asyncio.create_task(each.wait_until_tried()): each for each in wanted}
         try:
             if waiting:
                 _, late = await asyncio.wait(waiting, timeout=PATIENCE_SECONDS)
@@ -123,7 +123,7 @@ class Servers:
             for task in waiting:
                 task.cancel()
         if say is not None:
-            for each in wanted:  # that one is not there at all, the plans tell
+            for each in wanted:  # a server that is not available is a warning of each plan
                 for note in each.notes:
                     say(f"warning: the MCP server '{each.server.name}': {note}")
 
@@ -133,8 +133,8 @@ class Servers:
             if connection.state == "idle" and entry is not None and server_of(entry) == connection.server.name:
                 connection.start()  # too late for this run, but not for those after it
             for name, listed in connection.tools.items():
-                if entry is None or _means(entry, name, connection.server.name):
-                    found[name] = self._tool(connection, name, listed)
+                if entry is None or _matches_entry(entry, name, connection.server.name):
+                    found[name] = self._make_tool(connection, name, listed)
         if entry is not None and server_of(entry) not in self.connections:
             there = ", ".join(self.connections) or "none"
             raise NotFound(f"unknown MCP server '{server_of(entry)}' in {entry!r}; there is {there}")
@@ -148,8 +148,8 @@ class Servers:
                 continue
             name = connection.server.name
             if connection.state != "up":
-                found[LACKS.format(server=name)] = connection.unavailable
-            elif not any(_means(entry, tool, name) for tool in connection.tools) and entry != f"{PREFIX}{name}":
+                found[LACKS.format(server=name)] = connection.unavailable_reason
+            elif not any(_matches_entry(entry, tool, name) for tool in connection.tools) and entry != f"{PREFIX}{name}":
                 found[LACKS_ONE.format(entry=entry)] = f"the MCP server '{name}' has no tool that {entry!r} means"
         return list(found.items())
 
@@ -163,25 +163,25 @@ class Servers:
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self.connections.values()))
 
-    def _tool(self, connection: Connection, name: str, listed: Listed) -> Tool:
+    def _make_tool(self, connection: Connection, name: str, listed: ListedTool) -> ConnectedTool:
         if name not in self._tools:
-            self._tools[name] = Tool(self, connection, listed)
+            self._tools[name] = ConnectedTool(self, connection, listed)
         return self._tools[name]
 
-    def _wanted(self, profile: Profile | str | None) -> set[str]:
-        """The servers that a run of the profile, or of one that it is given with, has tools from."""
+    def _find_needed_servers(self, profile: Profile | str | None) -> set[str]:
+        """Return the servers whose tools a run of the profile, or of a profile among its tools, may have."""
         if not isinstance(profile, Profile) or profile.tools is None or profile.call is not None:
             return set(self.connections)
         found = {server_of(entry) for entry in profile.tools}
         for entry in profile.tools:
             if isinstance(entry, Profile):
-                found |= self._wanted(entry)
+                found |= self._find_needed_servers(entry)
         return found
 
-    def _environment(self, server: str) -> Mapping[str, str]:
+    def _make_environment(self, server: str) -> Mapping[str, str]:
         return {} if self.collector is None else self.collector.environment(server)
 
-    def _changed(self) -> None:
+    def _handle_change(self) -> None:
         self.version += 1
         if self.collector is not None:
             for name, connection in self.connections.items():
@@ -189,5 +189,5 @@ class Servers:
                     self.collector.gone(name)
 
 
-def _means(entry: str, tool: str, server: str) -> bool:
+def _matches_entry(entry: str, tool: str, server: str) -> bool:
     return entry == tool or entry in (f"{PREFIX}{server}", f"{PREFIX}{server}__*")

@@ -1,7 +1,7 @@
-"""A server that is a program of ours: started in a session of its own, spoken to by lines, ended with all it started.
+"""A stdio server: a program in a session of its own that speaks MCP in lines, and is ended with all it has started.
 
-The transport of the library is not used: it has no end to a line, ends a connection at one wrong byte, and leaves what
-a server that ends in time has started. Entered and left by the task that owns the connection.
+Replaces the stdio transport of the SDK, which has no limit for a line, closes the connection at one wrong byte, and
+leaves processes behind that the server started. Entered and left by the task that owns the connection.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mcp.shared.message import SessionMessage
 
 from retinue.core.errors import RetinueError
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group, wait_until
-from retinue.tools.mcp import words
-from retinue.tools.mcp.journal import Journal
+from retinue.tools.mcp.server_output import ServerOutput
+from retinue.tools.mcp.server_text import describe_error, to_line
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 CHUNK = 64 * 1024
-LARGEST_LINE = 64 * 1024 * 1024
-GARBAGE_FIRST, GARBAGE = 5, 50
+MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_GARBAGE_BEFORE, MAX_GARBAGE = 5, 50
 # A pair that is a character, half of one, or any other escape.
 _ESCAPES = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
@@ -37,8 +37,8 @@ TERM_SECONDS = 2.0
 EXIT_SECONDS = 1.0
 
 
-class Program:
-    """One life of a server. `on_over` is told once why it cannot be spoken to any more."""
+class ServerProgram:
+    """One start of a server. `on_over` is told once why the server cannot be reached any more."""
 
     def __init__(
         self,
@@ -46,26 +46,26 @@ class Program:
         *,
         cwd: str,
         env: Mapping[str, str],
-        journal: Journal,
+        output: ServerOutput,
         on_over: Callable[[str], None],
     ) -> None:
         self._argv, self._cwd, self._env = list(argv), cwd, dict(env)
-        self._journal = journal
+        self._output = output
         self._on_over = on_over
         self._garbage: list[str] = []
-        self._said_something = False
+        self._has_spoken = False
         self._leaving = self._over = self._drained = False
 
     @property
     def trouble(self) -> str:
-        """What a person should know when it does not answer."""
+        """What the server printed instead of MCP, for a person who wants to know why it does not answer."""
         parts = [f"it prints what is not MCP on stdout: {self._garbage[0]!r}"] if self._garbage else []
-        if last := self._journal.last_words:
+        if last := self._output.last_lines:
             parts.append(f"it said: {last}")
         return "; ".join(parts)
 
     @asynccontextmanager
-    async def streams(self) -> AsyncIterator[TransportStreams]:
+    async def open_streams(self) -> AsyncIterator[TransportStreams]:
         """Raises RetinueError when it cannot be started."""
         group, pipes = self._start()
         try:
@@ -74,9 +74,9 @@ class Program:
                 to_us, ours = anyio.create_memory_object_stream[SessionMessage | Exception](0)
                 theirs, from_us = anyio.create_memory_object_stream[SessionMessage](0)
                 async with to_us, ours, theirs, from_us, anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._listen, group, streams[0], to_us)
-                    tasks.start_soon(self._drain, streams[1])
-                    tasks.start_soon(self._speak, streams[2], from_us)
+                    tasks.start_soon(self._read_messages, group, streams[0], to_us)
+                    tasks.start_soon(self._copy_stderr, streams[1])
+                    tasks.start_soon(self._write_messages, streams[2], from_us)
                     try:
                         yield ours, theirs
                     finally:
@@ -105,10 +105,10 @@ class Program:
         except (OSError, ValueError) as error:
             for fd in (in_write, out_read, err_read):
                 os.close(fd)
-            what = getattr(error, "strerror", None) or words.reason(error)
+            what = getattr(error, "strerror", None) or describe_error(error)
             if not os.path.isdir(self._cwd):  # noqa: PTH112 - only a look
                 what = f"there is no folder {self._cwd}"
-            raise CannotStart(f"cannot start {self._argv[0]!r}: {what}") from None
+            raise StartFailed(f"cannot start {self._argv[0]!r}: {what}") from None
         finally:
             for fd in (in_read, out_write, err_write):
                 os.close(fd)
@@ -132,8 +132,8 @@ class Program:
         stack.callback(writing.close)
         return readers[0], readers[1], asyncio.StreamWriter(writing, protocol, None, loop)
 
-    async def _listen(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
-        """Lines of any length that fits in memory; what is no message is noted and passed over."""
+    async def _read_messages(self, group: ProcessGroup, stdout: asyncio.StreamReader, to_us: Any) -> None:
+        """Read lines up to MAX_LINE_BYTES. A line that is no message is noted and skipped."""
         buffer = bytearray()
         why = ""
         async with to_us:
@@ -141,48 +141,48 @@ class Program:
                 *lines, rest = chunk.split(b"\n")
                 for piece in lines:
                     buffer += piece
-                    why = why or await self._line(bytes(buffer), to_us)
+                    why = why or await self._handle_line(bytes(buffer), to_us)
                     buffer.clear()
                 buffer += rest
-                if len(buffer) > LARGEST_LINE:
-                    why = f"it printed a line of more than {LARGEST_LINE // 1024 // 1024} MiB"
+                if len(buffer) > MAX_LINE_BYTES:
+                    why = f"it printed a line of more than {MAX_LINE_BYTES // 1024 // 1024} MiB"
             self._over = True
             if not self._leaving:
-                self._on_over(why or await self._ended(group))
+                self._on_over(why or await self._describe_end(group))
         while await stdout.read(CHUNK):  # nobody must wait for us to read
             pass
 
-    async def _line(self, line: bytes, to_us: Any) -> str:
-        """Hands a message on; says why this cannot go on, if it cannot."""
+    async def _handle_line(self, line: bytes, to_us: Any) -> str:
+        """Hand a message on. Returns why the connection cannot go on, or an empty text."""
         if not line.strip():
             return ""
-        message = _message(line) or _message(_whole(line))
+        message = _parse_message(line) or _parse_message(_replace_half_characters(line))
         if message is None:
-            shown = words.line(line[:400].decode("utf-8", "replace"), 120)
+            shown = to_line(line[:400].decode("utf-8", "replace"), 120)
             if b'"jsonrpc"' in line:  # somebody waits for it, and nobody knows who
                 return f"it sent a message that cannot be read: {shown!r}"
             self._garbage.append(shown)
-            self._journal.note(f"on stdout, and not MCP: {shown}")
-            if len(self._garbage) >= (GARBAGE if self._said_something else GARBAGE_FIRST):
+            self._output.add_note(f"on stdout, and not MCP: {shown}")
+            if len(self._garbage) >= (MAX_GARBAGE if self._has_spoken else MAX_GARBAGE_BEFORE):
                 return f"it prints what is not MCP on stdout: {self._garbage[0]!r}"
             return ""
-        self._said_something = True
+        self._has_spoken = True
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # we are leaving
             await to_us.send(SessionMessage(message))
         return ""
 
-    async def _ended(self, group: ProcessGroup) -> str:
+    async def _describe_end(self, group: ProcessGroup) -> str:
         await wait_until(lambda: group.process.poll() is not None and self._drained, EXIT_SECONDS)
         code = group.process.poll()
         what = "it closed its stdout" if code is None else f"it ended with exit code {exit_code(code)}"
         return "; ".join(part for part in (what, self.trouble) if part)
 
-    async def _drain(self, stderr: asyncio.StreamReader) -> None:
+    async def _copy_stderr(self, stderr: asyncio.StreamReader) -> None:
         while chunk := await stderr.read(CHUNK):
-            self._journal.take(chunk)
+            self._output.add_output(chunk)
         self._drained = True
 
-    async def _speak(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
+    async def _write_messages(self, stdin: asyncio.StreamWriter, from_us: Any) -> None:
         async with from_us:
             with suppress(OSError):  # that it is gone is told by the reader
                 async for each in from_us:
@@ -190,17 +190,17 @@ class Program:
                     await stdin.drain()
 
 
-class CannotStart(RetinueError):
-    """Trying again would not help."""
+class StartFailed(RetinueError):
+    """The server cannot be started, and another attempt would not help."""
 
 
-def _message(line: bytes) -> types.JSONRPCMessage | None:
+def _parse_message(line: bytes) -> types.JSONRPCMessage | None:
     try:
         return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except (ValueError, RecursionError):
         return None
 
 
-def _whole(line: bytes) -> bytes:
-    """The line with whole characters only: a server may cut a text in the middle of one."""
+def _replace_half_characters(line: bytes) -> bytes:
+    """Replace escapes of half a character: a server may cut a text in the middle of one."""
     return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], line.removeprefix(b"\xef\xbb\xbf"))

@@ -11,8 +11,7 @@ import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.events import ApprovalAsked, Thinking
-from retinue.surfaces.printer.answers import decide
-from retinue.surfaces.printer.ask import NOBODY, PROMPT, SURE, TerminalApprover
+from retinue.surfaces.printer.approver import NOBODY, PROMPT, SURE, TerminalApprover, parse_answer
 from retinue.surfaces.printer.printer import Printer
 from tests.surfaces.printer.facts import ANNA, Facts
 
@@ -41,7 +40,7 @@ class Person:
         )  # fmt: skip
         asking = asyncio.ensure_future(self.approver(question))
         asking.get_loop().call_soon(
-            self.printer.show, self.facts(ANNA, ApprovalAsked(name, "c1", "edit", args, name, question.preview))
+            self.printer.show_event, self.facts(ANNA, ApprovalAsked(name, "c1", "edit", args, name, question.preview))
         )
         return asking
 
@@ -187,7 +186,7 @@ async def test_blocks_still_come_and_the_prompt_comes_again(person: Person, colo
     person.sit_down(color=color)
     asking = person.ask("one")
     await person.sees(PROMPT)
-    person.printer.show(person.facts((3, "/main/bert-3", "bert"), Thinking("still at work")))
+    person.printer.show_event(person.facts((3, "/main/bert-3", "bert"), Thinking("still at work")))
     await person.sees(PROMPT)
     assert person.seen.startswith(cleared)
     assert "still at work" in person.seen
@@ -199,15 +198,15 @@ async def test_what_is_being_said_leaves_the_line_to_who_is_asked(person: Person
     person.sit_down(color=True)
     termios.tcsetwinsize(person.terminal, (24, 77))
     assert person.printer.columns == 77  # of where it prints, wherever the answer goes
-    person.printer.say("anna: let me \x1bsee")
+    person.printer.show_status("anna: let me \x1bsee")
     await person.sees("\r\x1b[K\x1b[2manna: let me \\x1bsee\x1b[0m")
     asking = person.ask("one")
     await person.sees(PROMPT)
     assert person.seen.startswith("\r\x1b[K")
-    person.printer.say("bert: me too")
+    person.printer.show_status("bert: me too")
     person.types("y\n")
     assert await asking == Allow()
-    person.printer.say("bert: at last")
+    person.printer.show_status("bert: at last")
     await person.sees("bert: at last")
     assert "me too" not in person.seen
 
@@ -260,7 +259,7 @@ async def test_a_file_is_nobody(person: Person) -> None:
 
 
 def test_a_line_decides_only_when_it_is_clear() -> None:
-    assert decide("y ") == Allow()
-    assert decide("y, go") is None
-    assert decide("nope") is None
-    assert decide("") is None
+    assert parse_answer("y ") == Allow()
+    assert parse_answer("y, go") is None
+    assert parse_answer("nope") is None
+    assert parse_answer("") is None

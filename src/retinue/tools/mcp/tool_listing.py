@@ -1,6 +1,6 @@
-"""A server's list of tools made into ours: names that models take, plain words, a seal, and what the arguments must be.
+"""A server's tools as tools of ours: names that models accept, safe text, a seal, and a check of the arguments.
 
-What a server says of its tools (read only, idempotent) is a claim, and no reason for anything here.
+A server's own claims about its tools (read only, idempotent) decide nothing here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from referencing.exceptions import Unresolvable
 from retinue.core.errors import ToolError
 from retinue.core.messages import ToolSpec
 from retinue.core.servers import PREFIX
-from retinue.tools.mcp import words
+from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
 
 RUN_ID = "runId"
-LONGEST_NAME = 64
-MOST_TOOLS = 512
+MAX_NAME = 64
+MAX_TOOLS = 512
 SCHEMA_BYTES = 128 * 1024
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedTool:
     """A tool as its server offers it. `output` is the schema of its structured content, where it has one."""
 
     name: str
@@ -42,18 +42,19 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A tool that runs can have. `name` is the server's own. `runs_agents`: it takes the id of the run it is to
-    make, which is nobody's to say but ours."""
+class ListedTool:
+    """A tool that runs can have. `name` is the server's own. `runs_agents` says that it takes the id of the run that it
+    makes, which we choose."""
 
     name: str
     spec: ToolSpec
     validator: Any
     runs_agents: bool
 
-    def checked(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as they are sent: models write null for what they leave out. Raises ToolError for those that
-        the tool does not take; what only its server can tell (a schema with parts elsewhere) is left to it."""
+    def check_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments to send, without the nulls that models write for what they leave out.
+
+        Raises ToolError for arguments that do not fit. A schema with references to elsewhere is left to the server."""
         properties, required = self.spec.schema.get("properties") or {}, self.spec.schema.get("required") or ()
         args = {
             name: value
@@ -66,7 +67,7 @@ class Listed:
             return args
         if error is not None:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
-            raise ToolError(f"{self.spec.name}: {f'at {where}: ' if where else ''}{words.line(error.message)}")
+            raise ToolError(f"{self.spec.name}: {f'at {where}: ' if where else ''}{to_line(error.message)}")
         return args
 
     def _refuses_null(self, about: Any) -> bool:
@@ -76,78 +77,78 @@ class Listed:
             return False
 
 
-def listed(
-    server: str, offered: Sequence[Offered], wanted: Sequence[str] | None
-) -> tuple[dict[str, Listed], list[str]]:
-    """The tools by the names that models know them by, and why some are left out."""
-    found: dict[str, Listed] = {}
+def make_listed_tools(
+    server: str, offered: Sequence[OfferedTool], wanted: Sequence[str] | None
+) -> tuple[dict[str, ListedTool], list[str]]:
+    """Return the tools by their names for models, and a text for each that was left out or is missing."""
+    found: dict[str, ListedTool] = {}
     left_out = []
-    for tool in offered[:MOST_TOOLS]:
+    for tool in offered[:MAX_TOOLS]:
         if wanted is not None and not any(fnmatchcase(tool.name, pattern) for pattern in wanted):
             continue
         try:
-            made = _listed(server, tool)
+            made = _make_listed_tool(server, tool)
         except (ValueError, RecursionError, SchemaError) as error:
-            why = words.line(error.message) if isinstance(error, SchemaError) else words.reason(error)
-            left_out.append(f"its tool '{words.line(tool.name, 80)}' is left out: {why}")
+            why = to_line(error.message) if isinstance(error, SchemaError) else describe_error(error)
+            left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: {why}")
             continue
         if made.spec.name in found:
-            left_out.append(f"its tool '{words.line(tool.name, 80)}' is left out: another one has the same name")
+            left_out.append(f"its tool '{to_line(tool.name, 80)}' is left out: another one has the same name")
             continue
         found[made.spec.name] = made
-    if len(offered) > MOST_TOOLS:
-        left_out.append(f"{len(offered) - MOST_TOOLS} of its tools are left out: {MOST_TOOLS} are enough")
-    left_out += _missing(server, offered, wanted)
+    if len(offered) > MAX_TOOLS:
+        left_out.append(f"{len(offered) - MAX_TOOLS} of its tools are left out: {MAX_TOOLS} are enough")
+    left_out += _describe_missing(server, offered, wanted)
     return found, left_out
 
 
-def _missing(server: str, offered: Sequence[Offered], wanted: Sequence[str] | None) -> Iterator[str]:
+def _describe_missing(server: str, offered: Sequence[OfferedTool], wanted: Sequence[str] | None) -> Iterator[str]:
     for pattern in wanted or ():
         if not any(fnmatchcase(tool.name, pattern) for tool in offered):
             yield f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
 
 
-def _listed(server: str, tool: Offered) -> Listed:
+def _make_listed_tool(server: str, tool: OfferedTool) -> ListedTool:
     raw = msgspec.json.encode(tool.schema)
     if len(raw) > SCHEMA_BYTES:
         raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")
-    schema = words.plain_value(tool.schema)
+    schema = clean_value(tool.schema)
     if schema.setdefault("type", "object") != "object":
         raise ValueError("its arguments are no object")
     runs_agents = _wants_run_id(schema)
     if runs_agents:
-        schema = _without(schema, RUN_ID)
+        schema = _remove_property(schema, RUN_ID)
     output = tool.output if len(msgspec.json.encode(tool.output)) <= SCHEMA_BYTES else {}  # it only helps programs
     kind = validator_for(schema)
     kind.check_schema(schema)
-    # Patterns are the server's to check: one of them can take for ever. References stay inside the schema.
-    lenient: Any = extend(kind, {"pattern": _anything, "patternProperties": _anything})  # type: ignore[no-untyped-call]
+    # Patterns are left to the server, because matching one can take forever. References stay inside the schema.
+    lenient: Any = extend(kind, {"pattern": _accept_anything, "patternProperties": _accept_anything})  # type: ignore[no-untyped-call]
     spec = ToolSpec(
-        model_name(server, tool.name),
-        words.capped(tool.description),
+        make_model_name(server, tool.name),
+        cap_text(tool.description),
         schema,
-        display_name=words.line(tool.title or tool.name, 80),
+        display_name=to_line(tool.title or tool.name, 80),
         server=server,
-        seal=seal_of(tool),
-        output=words.plain_value(output),
+        seal=compute_seal(tool),
+        output=clean_value(output),
     )
-    return Listed(tool.name, spec, lenient(schema, registry=Registry()), runs_agents)
+    return ListedTool(tool.name, spec, lenient(schema, registry=Registry()), runs_agents)
 
 
-def _anything(*_: Any) -> tuple[()]:
+def _accept_anything(*_: Any) -> tuple[()]:
     return ()
 
 
-def model_name(server: str, tool: str) -> str:
-    """`mcp__SERVER__TOOL`, in the letters and the length that every provider takes."""
+def make_model_name(server: str, tool: str) -> str:
+    """Make `mcp__SERVER__TOOL`, in the letters and the length that every provider accepts."""
     name = f"{PREFIX}{server}__{_ODD.sub('_', tool)}"
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME:
         return name
-    return f"{name[: LONGEST_NAME - 9]}_{hashlib.sha256(tool.encode()).hexdigest()[:8]}"
+    return f"{name[: MAX_NAME - 9]}_{hashlib.sha256(tool.encode()).hexdigest()[:8]}"
 
 
-def seal_of(tool: Offered) -> str:
-    """Stands for what the server says the tool is and takes: a yes to it is a yes to just this."""
+def compute_seal(tool: OfferedTool) -> str:
+    """Hash what the server says about the tool. An approval of the tool holds for just this description."""
     said = [tool.name, tool.title, tool.description, tool.schema]
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:32]
 
@@ -160,6 +161,6 @@ def _wants_run_id(schema: dict[str, Any]) -> bool:
     return isinstance(about, dict) and about.get("type") == "string"
 
 
-def _without(schema: dict[str, Any], name: str) -> dict[str, Any]:
+def _remove_property(schema: dict[str, Any], name: str) -> dict[str, Any]:
     properties = {key: value for key, value in schema["properties"].items() if key != name}
     return {**schema, "properties": properties, "required": [key for key in schema["required"] if key != name]}

@@ -1,6 +1,6 @@
-"""What a server says beside the protocol (stderr, log messages): in a file of ours, never on a terminal.
+"""The output of a server beside the protocol (stderr, log messages), kept in a file and never shown on a terminal.
 
-The file is private and has an end: what a server says beyond that is read and dropped, so that it never waits for us.
+The file is private and bounded. Further output is read and dropped, so that a server never waits for us.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from pathlib import Path
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import clean
 from retinue.files.private import make_private_folder, open_private_file
-from retinue.tools.mcp import words
+from retinue.tools.mcp.server_text import to_line
 
-LARGEST = 4 * 1024 * 1024
-KEPT_OLD = 1024 * 1024
-TAIL = 2048
+MAX_BYTES = 4 * 1024 * 1024
+ROTATE_BYTES = 1024 * 1024
+TAIL_BYTES = 2048
 CUT = b"\n[... the rest is not kept ...]\n"
 
 
-class Journal:
-    """One server's file; without one only the last words are known."""
+class ServerOutput:
+    """One server's file. Without a path only the last lines are kept, in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._fd: int | None = None
-        self._room = LARGEST
+        self._room = MAX_BYTES
         self._tail = b""
 
-    def open(self, what: str) -> None:
-        """A new life of the server begins."""
+    def start_section(self, title: str) -> None:
+        """Open the file for a new start of the server."""
         self.close()
-        self._room, self._tail = LARGEST, b""
+        self._room, self._tail = MAX_BYTES, b""
         if self.path is None:
             return
         with suppress(OSError, RetinueError):
             make_private_folder(self.path.parent)
-            if self.path.exists() and self.path.stat().st_size > KEPT_OLD:
+            if self.path.exists() and self.path.stat().st_size > ROTATE_BYTES:
                 self.path.replace(self.path.with_suffix(".old.log"))
             self._fd = open_private_file(self.path, append=True)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean(what)}\n".encode("utf-8", "replace"))
+            os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean(title)}\n".encode("utf-8", "replace"))
 
-    def take(self, data: bytes) -> None:
-        """Words of the server."""
-        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
+    def add_output(self, data: bytes) -> None:
+        """Add output of the server."""
+        self._tail = (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         self._write(data)
 
-    def note(self, text: str) -> None:
-        """Words of ours about it."""
+    def add_note(self, text: str) -> None:
+        """Add a remark of ours about the server."""
         self._write(f"[{text}]\n".encode("utf-8", "replace"))
 
     def _write(self, data: bytes) -> None:
@@ -61,10 +61,10 @@ class Journal:
             os.write(self._fd, clean(data.decode("utf-8", "replace")).encode() if self._room > 0 else CUT)
 
     @property
-    def last_words(self) -> str:
-        """The last line that says something, or two."""
+    def last_lines(self) -> str:
+        """The last two lines that are not blank, as one."""
         lines = [line for line in self._tail.decode("utf-8", "replace").splitlines() if line.strip()]
-        return words.line(" / ".join(lines[-2:]))
+        return to_line(" / ".join(lines[-2:]))
 
     def close(self) -> None:
         if self._fd is not None:

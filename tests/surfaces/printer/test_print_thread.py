@@ -3,28 +3,28 @@
 import asyncio
 import threading
 
-from retinue.surfaces.printer.print_thread import AHEAD, Behind
+from retinue.surfaces.printer.print_thread import AHEAD, PrintThread
 
 
 async def test_work_is_done_in_order_and_waited_for_at_the_end() -> None:
-    behind, done = Behind("test"), list[int]()
+    behind, done = PrintThread("test"), list[int]()
     for number in range(5 * AHEAD + 3):
-        await behind.do(done.append, number)
+        await behind.enqueue(done.append, number)
         assert len(done) >= number - AHEAD
-    await behind.done()
+    await behind.drain()
     assert done == list(range(5 * AHEAD + 3))
     behind.close()
 
 
 async def test_a_thread_that_stands_still_holds_up_one_who_is_far_ahead() -> None:
-    behind, stuck = Behind("test"), threading.Event()
-    await behind.do(stuck.wait)
+    behind, stuck = PrintThread("test"), threading.Event()
+    await behind.enqueue(stuck.wait)
     given = 1
 
     async def give() -> None:
         nonlocal given
         while True:
-            await behind.do(int)
+            await behind.enqueue(int)
             given += 1
 
     giving = asyncio.create_task(give())
@@ -32,15 +32,15 @@ async def test_a_thread_that_stands_still_holds_up_one_who_is_far_ahead() -> Non
     assert not done and given == AHEAD - 1
     giving.cancel()
     stuck.set()
-    await behind.done()
+    await behind.drain()
     behind.close()
 
 
 async def test_what_comes_after_the_last_words_is_not_printed_and_hurts_nobody() -> None:
-    behind, done = Behind("test"), list[int]()
-    await behind.do(done.append, 1)
-    await behind.done()
+    behind, done = PrintThread("test"), list[int]()
+    await behind.enqueue(done.append, 1)
+    await behind.drain()
     behind.close()
     behind.submit(done.append, 2)
-    await behind.done()
+    await behind.drain()
     assert done == [1]

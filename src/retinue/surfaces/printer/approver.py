@@ -1,0 +1,274 @@
+"""The approver at a terminal: asks one question at a time, in the order they came, and reads the answer as a line.
+
+Reads the terminal only while a question is open. A line typed before a question was shown does not answer it. The other
+questions that wait are numbered, and a number goes to that question. Fails closed: the end of the input denies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import termios
+from contextlib import suppress
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.approvals import Allow, Approval, Deny
+from retinue.log.styled_text import question_spans
+from retinue.surfaces.printer import editor, safe
+from retinue.surfaces.printer.printer import Printer
+
+PROMPT = "(? for more) [y]es [n]o > "
+SURE = "sure? [y]es [n]o > "
+JSON = "arguments as a line of JSON > "
+SHOWN_SECONDS = 1.0
+LISTED = 20
+NOBODY = "nobody answered: the input has ended"
+HELP = """\
+y           yes, this call
+r           yes, and to this tool for the rest of this run
+t           yes, and to this tool in the whole tree
+p           yes, and to all that this agent asks now: shows it, then asks if you are sure
+a           yes, and always in this project: shows the rule, then writes it to retinue.yaml
+e           change the arguments (in $EDITOR, or as a line of JSON), then run it
+n [reason]  no; the agent reads the reason
+N [reason]  no, to everything this agent has asked
+2           look at question 2 first
+?           this, and the questions that wait"""
+_YES = {
+    "y": Allow(),
+    "yes": Allow(),
+    "r": Allow("run"),
+    "run": Allow("run"),
+    "t": Allow("tool"),
+    "tool": Allow("tool"),
+}
+
+
+class Action(msgspec.Struct, frozen=True, gc=False):
+    """Something to do before the question is answered; `number` is the question to go to."""
+
+    what: Literal["always", "edit", "help", "go", "pending"]
+    number: int = 0
+
+
+def parse_answer(line: str) -> Allow | Deny | Action | None:
+    """Return the answer or the action that a typed line means; None if it means neither clearly."""
+    word, _, reason = line.strip().partition(" ")
+    word, reason = word.rstrip(",:;"), reason.strip()
+    if word == "N":
+        return Deny(reason, all_pending_of_run=True)
+    if word.lower() in ("n", "no"):
+        return Deny(reason)
+    if reason:
+        return None
+    if word.isascii() and word.isdigit():
+        return Action("go", int(word[:6]))
+    match word.lower():
+        case "a" | "always":
+            return Action("always")
+        case "p" | "pending":
+            return Action("pending")
+        case "e" | "edit":
+            return Action("edit")
+        case "?" | "h" | "help":
+            return Action("help")
+    return _YES.get(word.lower())
+
+
+class LineReader:
+    """Reads lines from a terminal in its ordinary line mode, in the event loop and only while a line is awaited."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._typed = b""
+
+    def discard_typed(self) -> None:
+        """Drop what was typed until now, because it does not answer the next question."""
+        if os.isatty(self.fd):
+            self._typed = b""
+            with suppress(termios.error):
+                termios.tcflush(self.fd, termios.TCIFLUSH)
+
+    async def read_line(self) -> str | None:
+        """Return the next line; None at the end of the input."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._typed:
+            ready = asyncio.Event()
+            try:
+                loop.add_reader(self.fd, ready.set)
+            except (OSError, ValueError):  # a file, or closed: no person types there
+                return None
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(self.fd)
+            try:
+                chunk = os.read(self.fd, 4096)
+            except BlockingIOError:
+                continue
+            except OSError:  # the terminal is gone
+                return None
+            if not chunk:
+                return None
+            self._typed += chunk
+        line, _, self._typed = self._typed.partition(b"\n")
+        return line.decode("utf-8", "replace")
+
+
+class _Waiting:
+    """One question that waits: `shown` when the printer has reached it, `turn` when it is to be asked or was `granted`
+    together with another one."""
+
+    def __init__(self, question: Approval) -> None:
+        self.question = question
+        self.shown = asyncio.Event()
+        self.turn = asyncio.Event()
+        self.granted = False
+
+
+class TerminalApprover:
+    """The approver of a person at a terminal. The printer says when it has reached a question among the blocks."""
+
+    by = "user"
+
+    def __init__(self, printer: Printer, stdin_fd: int = 0) -> None:
+        self._printer = printer
+        self._lines = LineReader(stdin_fd)
+        self._waiting: dict[str, _Waiting] = {}
+        self._current: _Waiting | None = None
+        self._is_open = False
+        printer.on_asked = self._mark_shown
+
+    async def __call__(self, question: Approval) -> Allow | Deny:
+        waiting = self._waiting[question.id] = _Waiting(question)
+        try:
+            if self._is_open:
+                self._show_waiting()
+            while True:
+                self._give_turn(self._current or waiting)
+                await waiting.turn.wait()
+                if waiting.granted:
+                    return Allow()
+                with suppress(TimeoutError):  # a printer that shows other events never reaches this one
+                    async with asyncio.timeout(SHOWN_SECONDS):
+                        await waiting.shown.wait()
+                answer = await self._ask(question)
+                if not isinstance(answer, _Waiting):
+                    return answer
+                waiting.turn.clear()
+                self._give_turn(answer)
+        finally:
+            del self._waiting[question.id]
+            if self._current is waiting:
+                self._current = None
+                for following in self._waiting.values():
+                    self._give_turn(following)
+                    break
+
+    def _give_turn(self, waiting: _Waiting) -> None:
+        self._current = waiting
+        waiting.turn.set()
+
+    def _mark_shown(self, approval_id: str) -> None:
+        waiting = self._waiting.get(approval_id)
+        if waiting is not None:
+            waiting.shown.set()
+
+    async def _ask(self, question: Approval) -> Allow | Deny | _Waiting:
+        """Return the answer, or the question that the person wants to see first."""
+        self._printer.show_question(question)
+        if len(self._waiting) > 1:
+            self._show_waiting(listed=True)
+        self._lines.discard_typed()
+        self._is_open = True
+        try:
+            while True:
+                line = await self._read_line(PROMPT)
+                if line is None:
+                    return Deny(NOBODY)
+                typed = parse_answer(line)
+                answer = await self._perform(typed, question) if isinstance(typed, Action) else typed
+                if answer is not None:
+                    return answer
+        except asyncio.CancelledError:
+            self._printer.end_prompt(answered=False)
+            self._printer.show_note("(no longer needed)")
+            raise
+        finally:
+            self._is_open = False
+
+    async def _read_line(self, prompt: str) -> str | None:
+        self._printer.show_prompt(prompt)
+        line = await self._lines.read_line()
+        self._printer.end_prompt(answered=line is not None)
+        return line
+
+    async def _perform(self, action: Action, question: Approval) -> Allow | Deny | _Waiting | None:
+        """Do what was typed. Returns None if the question is still to be answered."""
+        match action.what:
+            case "help":
+                self._printer.show_note(HELP)
+                if len(self._waiting) > 1:
+                    self._show_waiting(listed=True)
+            case "always":
+                return await self._allow_always(question)
+            case "pending":
+                return await self._allow_pending(question)
+            case "edit":
+                return await self._edit_args(question)
+            case "go":
+                for waiting in self._waiting.values():
+                    if waiting.question.number == action.number:
+                        return waiting
+                self._printer.show_note(f"no question {action.number} is waiting")
+        return None
+
+    async def _allow_always(self, question: Approval) -> Allow | None:
+        if not question.rule:
+            self._printer.show_note("no rule says just this: answer y, r or t")
+            return None
+        self._printer.show_note(f"writes to retinue.yaml, to allow it from now on: {question.rule}")
+        return Allow("project") if await self._confirm() else None
+
+    async def _allow_pending(self, question: Approval) -> Allow | None:
+        """Allow everything that the run asks now, but nothing that comes while the person reads."""
+        run = question.tree, question.run
+        pending = [each for each in self._waiting.values() if (each.question.tree, each.question.run) == run]
+        for waiting in pending:
+            self._printer.show_question(waiting.question)
+        if not await self._confirm():
+            return None
+        for waiting in pending:
+            waiting.granted = True
+            waiting.turn.set()
+        return Allow()
+
+    async def _confirm(self) -> bool:
+        line = await self._read_line(SURE)
+        return line is not None and parse_answer(line) == Allow()
+
+    async def _edit_args(self, question: Approval) -> Allow | None:
+        """Allow the call with arguments that the person changes; None if they leave them, or if it does not work."""
+        args: dict[str, Any] | str | None
+        command = editor.find_editor()
+        if command:
+            with self._printer.hold_output():
+                args = await editor.edit_args(command, question.args, fd=self._lines.fd)
+        else:
+            line = await self._read_line(JSON)
+            args = editor.parse_args(line) if line is not None and line.strip() else None
+        if isinstance(args, str):
+            self._printer.show_note(args)
+            return None
+        return None if args is None else Allow(args=args)
+
+    def _show_waiting(self, *, listed: bool = False) -> None:
+        more = len(self._waiting) - 1
+        lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
+        others = [waiting.question for waiting in self._waiting.values() if listed and waiting is not self._current]
+        for asked in others[:LISTED]:
+            spans = question_spans(asked.label, asked.tool, asked.args)[1:]
+            lines.append(f"  {asked.number}. " + safe.escape_line("".join(text for _, text in spans)))
+        self._printer.show_note("\n".join(lines))

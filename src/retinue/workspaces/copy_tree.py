@@ -1,0 +1,141 @@
+"""Copying what a walk finds into a new folder, up to a budget, with the name of each file's content.
+
+Used for the workspaces of runs and for folders of the side that delegates a run. Knows nothing of either.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from retinue.core.errors import RetinueError
+from retinue.files.content import read_chunks, write_all
+from retinue.files.opening import open_folder, open_parent
+from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
+from retinue.workspaces.walk import HARD_LINKED, Entry, Walker, open_entry
+
+
+class BudgetExceeded(RetinueError):
+    """A copy that would be too large; `path` is the entry at which the budget was used up."""
+
+    def __init__(self, reason: Literal["bytes", "files"], path: str) -> None:
+        super().__init__(f"more {reason} than may be copied, at {path}")
+        self.reason, self.path = reason, path
+
+
+class CopyBudget:
+    """The bytes and entries that one copy, or several together, may have."""
+
+    def __init__(self, max_bytes: int, max_files: int | None = None) -> None:
+        self._bytes, self._files = max_bytes, max_files
+
+    def check_bytes(self, size: int, path: str) -> None:
+        """Raise BudgetExceeded unless a file of this size fits: a file of holes is refused before it is read."""
+        if size > self._bytes:
+            raise BudgetExceeded("bytes", path)
+
+    def spend_bytes(self, size: int, path: str) -> None:
+        """Count bytes that are about to be written."""
+        self.check_bytes(size, path)
+        self._bytes -= size
+
+    def spend_entry(self, path: str) -> None:
+        """Count a file or folder."""
+        if self._files is not None:
+            self._files -= 1
+            if self._files < 0:
+                raise BudgetExceeded("files", path)
+
+
+class FolderCopier:
+    """Copies into `target`, a folder of ours that nobody else uses yet.
+
+    The copy is private, or with `public` readable by every user. Contents go to `contents`."""
+
+    def __init__(self, target: str, contents: Contents, budget: CopyBudget, *, public: bool = False) -> None:
+        self._target = target
+        self._contents = contents
+        self._budget = budget
+        self._modes = (0o755, 0o644) if public else (0o700, 0o600)
+        self.folders: set[str] = set()
+
+    def copy(self, walker: Walker) -> Files:
+        """Copy what the walk finds; return the files that are not ignored. `folders` are the folders it made."""
+        files: Files = {}
+        top = open_folder(self._target)
+        try:
+            for entry in walker.walk_entries():
+                self._budget.spend_entry(entry.path)
+                stored = self._copy_entry(entry, top, walker)
+                if stored is not None and not entry.ignored:
+                    files[entry.path] = stored
+        finally:
+            os.close(top)
+        for path in walker.list_hard_linked():
+            walker.skip(path, HARD_LINKED)
+            files.pop(path, None)
+            Path(self._target, path).unlink(missing_ok=True)
+        return files
+
+    def copy_file(self, source: int, name: str) -> None:
+        """Copy one open file into the target, as `name`."""
+        folder = open_folder(self._target)
+        try:
+            self._budget.spend_entry(name)
+            os.close(self._copy_content(source, folder, name, name))
+        finally:
+            os.close(folder)
+
+    def _copy_entry(self, entry: Entry, top: int, walker: Walker) -> StoredFile | None:
+        with open_parent(top, entry.path) as (folder, name):
+            if entry.is_folder:
+                os.mkdir(name, self._modes[0], dir_fd=folder)
+                os.chmod(name, self._modes[0], dir_fd=folder)  # the umask may have taken bits away
+                self.folders.add(entry.path)
+                return None
+            try:
+                source = -1 if entry.is_link else open_entry(entry)
+                target = os.readlink(entry.name, dir_fd=entry.folder) if entry.is_link else ""
+            except OSError as error:  # swapped, gone, or not ours to read
+                walker.skip(entry.path, error.strerror or str(error))
+                return None
+            if entry.is_link:
+                os.symlink(target, name, dir_fd=folder)
+                return StoredFile(entry.mode, self._contents.add_bytes(os.fsencode(target)))
+            try:
+                return StoredFile(entry.mode, self._store_copy(entry, source, folder, name))
+            finally:
+                os.close(source)
+
+    def _store_copy(self, entry: Entry, source: int, folder: int, name: str) -> str:
+        """Copy a file and add the copy's content to the store; return the name of the content."""
+        copy = self._copy_content(source, folder, name, entry.path)
+        try:
+            os.utime(copy, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
+            if entry.ignored:
+                return ""
+            size = os.lseek(copy, 0, os.SEEK_END)
+            os.lseek(copy, 0, os.SEEK_SET)
+            oid = hash_content(size, read_chunks(copy))
+            os.lseek(copy, 0, os.SEEK_SET)
+            self._contents.add_content(oid, size, read_chunks(copy))
+            return oid
+        finally:
+            os.close(copy)
+
+    def _copy_content(self, source: int, folder: int, name: str, path: str) -> int:
+        """Copy an open file; return a descriptor of the copy."""
+        status = os.fstat(source)
+        self._budget.check_bytes(status.st_size, path)
+        mode = self._modes[0] if status.st_mode & 0o100 else self._modes[1]
+        copy = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+        try:
+            os.fchmod(copy, mode)
+            for chunk in read_chunks(source):
+                self._budget.spend_bytes(len(chunk), path)
+                write_all(copy, chunk)
+        except BaseException:
+            os.close(copy)
+            raise
+        return copy

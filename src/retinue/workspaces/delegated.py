@@ -1,0 +1,332 @@
+"""Workspaces of delegated runs: copied from folders of a side that is not trusted, and brought back there.
+
+The asking side names paths. Each is looked up below an allowed root that is held open, one component after the other,
+and no link is followed: whatever is swapped meanwhile, nothing outside the root is read or written. A run works in a
+copy and never sees a path of theirs. Copying and comparing is the same code as for every other workspace; links are
+not copied either way.
+
+Others work in that folder too, so the changes come back file by file, each whole. There is one rule for conflicts: the
+run wins, and the notes say what it replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.files.atomic import is_temporary_name, open_replacement
+from retinue.files.content import read_chunks, write_all
+from retinue.files.failpoints import reach_failpoint
+from retinue.files.opening import (
+    FileId,
+    RefusedFile,
+    file_id,
+    make_folder,
+    open_folder,
+    open_parent,
+    open_regular_file,
+    stat_entry,
+)
+from retinue.workspaces.capture import capture_folder, read_current_at
+from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
+from retinue.workspaces.store import ContentNames, Files, StoredFile
+from retinue.workspaces.walk import LINK_MODE, Skipped, Walker, display_path, is_reserved_name
+
+MAX_BYTES = 1024**3
+MAX_FILES = 50_000
+TRIES = 20
+SHOWN = 10
+OURS = (
+    "{folder} is in it, whose settings and logs the container could then write; watch from a folder that is not shared"
+)
+REPLACED = "changed by this run and by somebody else meanwhile, and now as this run left them: {files}"
+REMOVED = "removed by this run, although somebody else had changed them meanwhile: {files}"
+BLOCKED = "not brought back, as something else stands there or it cannot be read or written: {files}"
+SKIPPED = "not brought back: {files}"
+WRITTEN = "what the run has written"
+# Of the folder in which the asking side keeps its runs, what a run may be shown.
+_OWN_RUNS = re.compile(r"runs/[^/]+/(?:snapshots|\d+/workspace)(?:/.*)?")
+
+
+class RefusedPath(RetinueError):
+    """A path that may not be used, and why."""
+
+
+class AllowedRoots:
+    """The folders that the asking side may name, held open.
+
+    `ours` are folders that we trust, so none of them may be inside a root; `never` are descriptors of folders that no
+    run is shown, such as the outbox."""
+
+    def __init__(self, paths: Sequence[Path], *, ours: Sequence[Path], never: Sequence[int] = ()) -> None:
+        self.never = frozenset(map(file_id, never))
+        self._open: list[tuple[str, int]] = []
+        for path in paths:
+            real = os.path.realpath(path)
+            if real == "/":
+                raise ConfigError("--allow-root /: name the folder that is shared, not the whole machine")
+            for folder in ours:
+                if f"{os.path.realpath(folder)}/".startswith(f"{real}/"):
+                    raise ConfigError(f"--allow-root {path}: {OURS.format(folder=folder)}")
+            try:
+                fd = open_folder(real)
+            except OSError as error:
+                raise ConfigError(f"--allow-root {path}: {error.strerror or error}") from None
+            self._open += [(name, fd) for name in dict.fromkeys((real, str(path.absolute())))]
+
+    def close(self) -> None:
+        for fd in {fd for _, fd in self._open}:
+            os.close(fd)
+
+    @contextmanager
+    def open_path(self, path: str, *, what: str, file: bool = False) -> Iterator[int]:
+        """Open a folder below a root, or with `file` a regular file; `what` is what the path is called in errors."""
+        parts, fd = self._find_root(path, what)
+        fd = os.dup(fd)
+        try:
+            self._check(fd, what, path)
+            for number, part in enumerate(parts):
+                inner = _open_step(fd, part, what, path, file=file and number == len(parts) - 1)
+                os.close(fd)
+                fd = inner
+                self._check(fd, what, path)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _check(self, fd: int, what: str, path: str) -> None:
+        if self.never and file_id(fd) in self.never:
+            raise RefusedPath(f"{what} '{path}' is the outbox, or in it")
+
+    def _find_root(self, path: str, what: str) -> tuple[list[str], int]:
+        for root, fd in sorted(self._open, key=lambda each: -len(each[0])):
+            if path == root or path.startswith(f"{root}/"):
+                parts = path[len(root) :].split("/")[1:]
+                _check_private(parts, what, path)
+                return parts, fd
+        raise RefusedPath(f"{what} '{path}' is not below a folder that the host allows (--allow-root)")
+
+
+def _check_private(parts: list[str], what: str, path: str) -> None:
+    for number, part in enumerate(parts):
+        if part == ".git":
+            raise RefusedPath(f"{what} '{path}' is inside a .git folder")
+        if part == ".retinue" and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
+            raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
+
+
+def _open_step(fd: int, part: str, what: str, path: str, *, file: bool) -> int:
+    try:
+        status = os.stat(part, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            raise RefusedPath(f"{what} '{path}' leads over a link: '{part}'")
+        if file and stat.S_ISREG(status.st_mode):
+            return open_regular_file(part, dir_fd=fd)
+        return open_folder(part, dir_fd=fd)
+    except OSError as error:
+        raise RefusedPath(f"{what} '{path}' cannot be used: {error.strerror or error}") from None
+
+
+class DelegatedWorkspace:
+    """The copies for one delegated run, in the folder `stage`, and the way back of its changes.
+
+    All copies together may have `max_bytes` and `max_files`, and so may the changes. Folders in `never` are neither
+    copied nor written."""
+
+    def __init__(
+        self, stage: Path, *, never: Collection[FileId], max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES
+    ) -> None:
+        self.path = stage / "workspace"
+        self._stage, self._never = stage, never
+        self._max_bytes, self._max_files = max_bytes, max_files
+        self._budget = CopyBudget(max_bytes, max_files)
+        self._base: Files = {}
+        self._base_folders: set[str] = set()
+
+    def copy_workspace(self, source: int) -> None:
+        """Copy an open folder to `path`, and remember it as it is."""
+        copier, self._base = self._copy(source, self.path, "workspace")
+        self._base_folders = copier.folders
+
+    def copy_context(self, source: int, name: str, *, what: str) -> Path:
+        """Copy an open folder or file into the stage; return the copy's path."""
+        context = self._stage / "context"
+        context.mkdir(mode=0o755, exist_ok=True)
+        if stat.S_ISDIR(os.fstat(source).st_mode):
+            self._copy(source, context / name, what)
+        else:
+            with _refusals(what):
+                FolderCopier(str(context), ContentNames(), self._budget, public=True).copy_file(source, name)
+        return context / name
+
+    def _copy(self, source: int, to: Path, what: str) -> tuple[FolderCopier, Files]:
+        to.mkdir(mode=0o755)
+        copier = FolderCopier(str(to), ContentNames(), self._budget, public=True)
+        with _refusals(what):
+            return copier, copier.copy(Walker(source, links=False, never=self._never))
+
+    def bring_back(self, workspace: Path, target: int) -> list[str]:
+        """Bring what a run changed in its copy, now at `workspace`, back to an open folder; return what the one who
+        asked should know.
+
+        Raises RefusedPath, before anything is done, if it is too much."""
+        walker = Walker(str(workspace), foreign=True, links=False)
+        end = capture_folder(walker, ContentNames(), self._base)
+        changed = sorted(path for path in end.files if self._base.get(path) != end.files[path])
+        self._check_size(workspace, changed)
+        back = _Return(str(workspace), target, self._base, self._never)
+        for path in sorted(self._base.keys() - end.files.keys()):
+            back.remove_file(path)
+        for path in sorted(self._base_folders - end.folders, reverse=True):  # inner folders first
+            if not end.is_unseen(path):
+                back.remove_folder(path)
+        for path in sorted(end.folders - self._base_folders):
+            back.make_folder(path)
+        for path in changed:
+            back.replace_file(path, end.files[path])
+        return back.describe(walker.skipped)
+
+    def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:
+        budget = CopyBudget(self._max_bytes, self._max_files)
+        with _refusals(WRITTEN):
+            for path in changed:
+                budget.spend_entry(path)
+                with suppress(OSError):
+                    budget.spend_bytes(os.lstat(workspace / path).st_size, path)
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BudgetExceeded as error:
+        how = "is too large" if error.reason == "bytes" else "has too many files"
+        raise RefusedPath(f"{what} {how} to be copied: hand over less of it") from None
+
+
+class _Return:
+    """One run's changes on their way into a folder of the asking side, and what happened to them."""
+
+    def __init__(self, workspace: str, target: int, base: Files, never: Collection[FileId]) -> None:
+        self._workspace, self._target, self._base, self._never = workspace, target, base, never
+        self._replaced: list[str] = []
+        self._removed: list[str] = []
+        self._blocked: list[str] = []
+
+    def describe(self, skipped: Skipped) -> list[str]:
+        """Return the notes for the one who asked."""
+        told = [
+            text.format(files=_join(paths))
+            for text, paths in ((REPLACED, self._replaced), (REMOVED, self._removed), (BLOCKED, self._blocked))
+            if paths
+        ]
+        return [*told, SKIPPED.format(files=skipped)] if skipped.count else told
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file that the run removed. What is no regular file any more stays."""
+        try:
+            with open_parent(self._target, path, never=self._never) as (folder, name):
+                found = read_current_at(folder, name, ContentNames())
+                if found.mode == LINK_MODE:
+                    raise RefusedFile("link", path)
+                os.unlink(name, dir_fd=folder)
+        except (FileNotFoundError, NotADirectoryError):  # gone already
+            return
+        except OSError:
+            self._blocked.append(path)
+            return
+        if found != self._base[path]:
+            self._removed.append(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that the run removed; one in which others have put something stays."""
+        with suppress(OSError), open_parent(self._target, path, never=self._never) as (folder, name):
+            os.rmdir(name, dir_fd=folder)
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder that the run made."""
+
+        def make() -> None:
+            with self._open_parent(path) as (folder, name):
+                make_folder(name, dir_fd=folder, mode=0o755, inherit_owner=True)
+                os.close(open_folder(name, dir_fd=folder))
+
+        self._attempt(path, make)
+
+    def replace_file(self, path: str, stored: StoredFile) -> None:
+        """Put a file of the run in its place, whole."""
+
+        def replace() -> None:
+            found = self._place(path, stored)
+            if found not in (self._base.get(path), stored):
+                self._replaced.append(path)
+
+        self._attempt(path, replace)
+
+    def _place(self, path: str, stored: StoredFile) -> StoredFile | None:
+        """Replace a file by that of the run; return what was there."""
+        found: StoredFile | None = None
+        with open_parent(self._workspace, path) as (folder, name):
+            source = open_regular_file(name, dir_fd=folder)
+        try:
+            with self._open_parent(path) as (folder, name):
+
+                def look() -> None:
+                    nonlocal found
+                    reach_failpoint("half_given")
+                    with suppress(OSError):
+                        found = read_current_at(folder, name, ContentNames())
+
+                mode = 0o755 if stored.mode == "100755" else 0o644
+                with open_replacement(name, dir_fd=folder, mode=mode, before_rename=look) as fd:
+                    self._give_away(fd)
+                    for chunk in read_chunks(source):
+                        write_all(fd, chunk)
+        finally:
+            os.close(source)
+        return found
+
+    @contextmanager
+    def _open_parent(self, path: str) -> Iterator[tuple[int, str]]:
+        with open_parent(self._target, path, create=True, inherit_owner=True, never=self._never) as found:
+            yield found
+
+    def _give_away(self, fd: int) -> None:
+        """Give what root writes to the owner of the folder."""
+        if os.geteuid() == 0:
+            about = os.fstat(self._target)
+            os.fchown(fd, about.st_uid, about.st_gid)
+
+    def _attempt(self, path: str, act: Callable[[], None]) -> None:
+        """Act, and again when somebody took away meanwhile what we were working with; not without end."""
+        for _ in range(TRIES):
+            try:
+                act()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break
+            return
+        self._blocked.append(path)
+
+
+def remove_temporary_files(folder: int) -> None:
+    """Remove what a killed process had written below an open folder and not yet put in its place."""
+    for _, folders, names, at in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
+        folders[:] = [name for name in folders if not is_reserved_name(name)]
+        for name in filter(is_temporary_name, names):
+            status = stat_entry(name, at)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=at)
+
+
+def _join(paths: list[str]) -> str:
+    """Return the first paths as text."""
+    shown = ", ".join(map(display_path, paths[:SHOWN]))
+    return shown if len(paths) <= SHOWN else f"{shown} and {len(paths) - SHOWN} more"
