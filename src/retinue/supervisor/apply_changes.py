@@ -1,5 +1,5 @@
-"""Taking over what runs changed in their copied workspaces: for a person (`retinue diff`, `apply`, `gc`) and for the
-model of a parent (`apply_subagent`). What a workspace is and how files are swapped is the runtime's."""
+"""Applying the changes that runs made in their copied workspaces: for a person (`retinue diff`, `apply`, `gc`) and for
+the model of a parent (`apply_subagent`). Knows nothing of how copies are made or files are replaced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STATUS = {"A": "added", "D": "deleted"}
 
 @dataclass(frozen=True)
 class Copied:
-    """One run's copied workspace and what is known of it. `changes` is None for a run that nobody saw end."""
+    """The copied workspace of one run and what is known of it. `changes` is None for a run that nobody saw end."""
 
     workspace: Workspace
     name: str
@@ -57,12 +57,12 @@ class Copied:
 
     @property
     def open(self) -> bool:
-        """Whether there is, or may be, something that has not been taken over."""
+        """True if there are, or may be, changes that nobody has applied."""
         return self.applied is None and (self.changes is None or self.changes.count > 0)
 
 
 def copied(state: str, tree: str, run: int) -> Copied | None:
-    """The copied workspace of a run; None when it had none."""
+    """Return the copied workspace of a run; None if it had none."""
     own = f"{state}/runs/{tree}/{run}"
     fact = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
     if fact is None:
@@ -77,39 +77,39 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
 
 
 def copied_by(run: Run) -> Copied | None:
-    """The same for a run of a tree at work here, also for one that ended in an earlier process."""
+    """Return the copied workspace of a run of a live tree, also of one that ended in an earlier process."""
     return copied(str(Path(run.folders.own).parents[2]), run.ref.tree, run.ref.run)
 
 
 def no_copy(who: str, spawned: RunSpawned) -> str:
-    """Why there is none of a run."""
+    """Return why a run has no copied workspace."""
     if spawned.server:
         return ELSEWHERE.format(who=who, server=spawned.server)
     return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 
 def all_copied(state: str, tree: str) -> list[Copied]:
-    """Those of a tree, in the order of its runs."""
+    """Return the copied workspaces of a tree, in the order of its runs."""
     folder = Path(state, "runs", tree)
     runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
     return [found for found in (copied(state, tree, run) for run in runs) if found is not None]
 
 
 def unapplied(folder: Path) -> list[str]:
-    """The runs of a tree's folder whose changes nobody took over."""
+    """Return the runs of a tree's folder whose changes nobody has applied."""
     found = all_copied(str(folder.parent.parent), folder.name)
     return [one.name for one in found if one.open]
 
 
 def changes_of(one: Copied) -> ChangesRecord:
-    """What a run that has ended changed; looked at now if nobody has."""
+    """Return the changes of an ended run; looks at the files if nobody has."""
     if one.changes is not None:
         return one.changes
     return tree_workspaces.record_changes(one.workspace)[0]
 
 
 def diff(one: Copied, *options: str, live: bool = False) -> bytes:
-    """What git shows of a run's changes; of a `live` one, those so far."""
+    """Return the changes of a run as git shows them; of a `live` one, those so far."""
     store, ref = tree_workspaces.find_store(one.workspace.own), one.workspace.end
     if live:
         ref = f"refs/runs/{one.workspace.run}/now"
@@ -120,7 +120,7 @@ def diff(one: Copied, *options: str, live: bool = False) -> bytes:
 
 
 def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
-    """Each changed file for programs: its status, and how many lines came and went (None of them in a binary one)."""
+    """Return each changed file for programs: its status, and its added and removed lines (None for a binary file)."""
     words = ("--no-renames", "-z")
     statuses = diff(one, "--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
     counts = diff(one, "--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
@@ -134,7 +134,7 @@ def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
 
 
 def plan(runs: Sequence[Copied], target: str) -> Plan:
-    """What taking over the changes of these runs, one after the other, would do to the folder."""
+    """Return what applying the changes of these runs, one after the other, would do to the folder."""
     store = tree_workspaces.find_store(runs[0].workspace.own)
     for one in runs:
         changes_of(one)
@@ -143,7 +143,7 @@ def plan(runs: Sequence[Copied], target: str) -> Plan:
 
 
 def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
-    """Makes the changes, all or none, and remembers it."""
+    """Make the changes, all or none, and record it."""
     if made.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.refusal()))
     if made.changes:
@@ -155,7 +155,7 @@ def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
 
 
 def take_over(one: Copied) -> Sequence[ChangedFile]:
-    """The changes of a run into the folder its copy was made of; those of them that fit in a list."""
+    """Apply the changes of a run to the folder its copy was made of. Return as many as fit in a list."""
     why = why_not(one)
     if one.applied is not None:
         raise RetinueError(why)
@@ -175,12 +175,12 @@ def describe(one: Copied) -> Changes:
 
 
 def recover(aside: str) -> bool:
-    """Puts back what a process that died had half taken over; whether there was such a thing."""
+    """Put back what a process that died had half applied; True if there was something."""
     return swapping.recover_folder(aside)
 
 
 def why_not(one: Copied) -> str:
-    """Why there is nothing to take over of a run that has ended; empty when there is."""
+    """Return why an ended run has no changes to apply; empty if it has."""
     if one.applied is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.applied.at))
         return ALREADY.format(who=one.name, into=one.applied.into, at=at)
@@ -188,7 +188,7 @@ def why_not(one: Copied) -> str:
 
 
 def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
-    """One line for each, and how many more there are."""
+    """Return one line for each file, and one that counts the rest."""
     more = [f"and {count - len(files)} more"] if count > len(files) else []
     return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 

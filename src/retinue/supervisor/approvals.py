@@ -34,7 +34,7 @@ ANOTHER = "It was allowed before, but its server describes it differently now."
 
 
 class ApprovalTerms(msgspec.Struct, frozen=True):
-    """How long a question waits: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
+    """The patience of a question: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
     where no approver is attached, then the run ends as without one."""
 
     expiry: float | None = None
@@ -42,7 +42,7 @@ class ApprovalTerms(msgspec.Struct, frozen=True):
 
 
 async def write_started(tree: Tree, run: Run, call: Call) -> None:
-    """The answer takes effect now: on disk before the tool runs, so that after a crash it is known whether it may
+    """Write that an answer takes effect: on disk before the tool runs, so that after a crash it is known whether it may
     have."""
     written = tree.write(run, ToolStarted(call.id), True)
     if written is not None:
@@ -50,7 +50,7 @@ async def write_started(tree: Tree, run: Run, call: Call) -> None:
 
 
 class Approvals:
-    """Owned by the supervisor. Lives in one event loop; nothing here is for other threads."""
+    """The open questions of one supervisor. Lives in one event loop; nothing here is for other threads."""
 
     def __init__(
         self, clock: Clock, *, approver: Approver | None, terms: ApprovalTerms, book: RuleBook | None, project: str
@@ -72,7 +72,7 @@ class Approvals:
     async def decide(
         self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
     ) -> Decision:
-        """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
+        """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
         tool = sealed(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
@@ -94,7 +94,7 @@ class Approvals:
         return await self._ask(Question(tree, run, call, spec, approval))
 
     async def _ask(self, question: Question) -> Decision:
-        """Waits for the one answer, while the clocks of the run and its ancestors stand still."""
+        """Wait for the one answer, while the clocks of the run and its ancestors stand still."""
         approval, run = question.approval, question.run
         self._questions[approval.id] = question
         question.tree.write(run, _asked_event(approval))
@@ -114,7 +114,7 @@ class Approvals:
         return decision
 
     def _is_attended(self, tree: Tree) -> bool:
-        """Whether somebody can be asked about this tree now."""
+        """Return whether somebody can be asked about this tree now."""
         return self._has_approver(tree) or self._has_attendant(tree)
 
     def _has_approver(self, tree: Tree) -> bool:
@@ -141,7 +141,7 @@ class Approvals:
                     self._give_up(question)
 
     def _consult(self, question: Question) -> None:
-        """To the approver, and to the clock."""
+        """Ask the approver function, and set the timers of the question."""
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
@@ -175,11 +175,11 @@ class Approvals:
     # Answering
 
     def pending(self, tree: str | None = None) -> list[Approval]:
-        """The questions that wait, in the order they came."""
+        """Return the questions that wait, in the order they came."""
         return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        """The first answer is taken. With a digest it counts only for exactly the action that has it."""
+        """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
@@ -188,7 +188,7 @@ class Approvals:
         return "taken" if self._resolve(question, decision, by=by) else "stale"
 
     def _resolve(self, question: Question, decision: Decision, *, by: str, scope: str = "") -> bool:
-        """Makes it the answer, if there is none yet."""
+        """Make this the answer; False if there is one already."""
         if not question.open:
             return False
         decision = self._check_answer(question, _check_decision(decision))
@@ -201,7 +201,7 @@ class Approvals:
         return True
 
     def _check_answer(self, question: Question, decision: Decision) -> Decision:
-        """A yes is to what was shown, and an edited call is still under the rules that deny."""
+        """Return the decision, or a denial: a yes is to what was shown, and an edited call obeys rules that deny."""
         if isinstance(decision, Deny):
             return decision
         if question.changed:
@@ -214,7 +214,7 @@ class Approvals:
         return decision
 
     def _keep_rule(self, question: Question, decision: Allow) -> Allow:
-        """The rule of an answer for the project is written first; without one the answer is for this call."""
+        """Write the rule of an answer for the project; if that fails, the answer is for this call only."""
         if decision.scope != "project":
             return decision
         try:
@@ -230,7 +230,7 @@ class Approvals:
         return decision
 
     def _answer_others(self, question: Question, decision: Decision, *, by: str) -> None:
-        """What the answer means for the questions that wait beside this one."""
+        """Answer the questions that wait beside this one, where the answer covers them too."""
         tree, run, tool = question.tree.id, question.run.ref.run, sealed(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
@@ -245,7 +245,7 @@ class Approvals:
         self._resolve_all(lambda q: Allow() if self._find_standing_for(q) else None, f"rule: {words}", decision.scope)
 
     def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remembers an answer for all calls of a tool, in a run or in its tree; the answer in words."""
+        """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
         where = "this run" if scope == "run" else "this tree"
         words = f"{tool.partition('@')[0]} in {where}, said by {by}"
         self._standing_answers[tree, run if scope == "run" else None, tool] = words
@@ -269,13 +269,13 @@ class Approvals:
         return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
 
     def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """The answer given before that covers this, in words."""
+        """Return the earlier answer that covers a call, in words."""
         if not self._standing_answers or verdict.what != "ask" or verdict.firm:
             return ""
         return self._standing_answers.get((tree, run, tool)) or self._standing_answers.get((tree, None, tool)) or ""
 
     def _stood_before(self, tree: str, tool: str) -> bool:
-        """Whether a yes was given for the tool as it was before it had this seal."""
+        """Return whether a yes was given for the tool as it was before it had this seal."""
         before = f"{tool.partition('@')[0]}@"
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
@@ -297,14 +297,14 @@ class Approvals:
                 del self._answered[next(iter(self._answered))]
 
     def forget_tree(self, tree: str) -> None:
-        """The tree has ended: what was answered for it is over."""
+        """Drop the answers for a tree that has ended."""
         self._asked.pop(tree, None)
         if self._standing_answers:
             for key in [key for key in self._standing_answers if key[0] == tree]:
                 del self._standing_answers[key]
 
     async def close(self) -> None:
-        """Sees to it that no approver is left running."""
+        """Cancel the approver functions that still run."""
         for task in self._approver_tasks:
             task.cancel()
         if self._approver_tasks:
@@ -312,7 +312,7 @@ class Approvals:
 
 
 class Question:
-    """`answer` is what it came to, None when nobody came; `written` is done when the log has it."""
+    """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer."""
 
     __slots__ = ("answer", "approval", "approver_task", "call", "run", "spec", "timers", "tree", "written")
 
@@ -333,7 +333,7 @@ class Question:
 
     @property
     def changed(self) -> bool:
-        """Whether the call, or the tool, is no longer the one that was shown."""
+        """True if the call, or the tool, is no longer the one that was shown."""
         if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
             return True
         return _digest_call(self.tree, self.run, self.call) != self.approval.digest
@@ -342,7 +342,7 @@ class Question:
         return judge_call(self.run, self.spec, self.call)
 
     def close(self) -> None:
-        """Nobody needs to be asked any more."""
+        """Stop the timers and the approver function."""
         for timer in self.timers:
             timer.cancel()
         if self.approver_task is not None and self.approver_task is not asyncio.current_task():
@@ -350,7 +350,7 @@ class Question:
 
 
 def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
-    """What the policy of the run says of the call."""
+    """Return the verdict of the run's policy about a call."""
     policy = run.policy
     if spec.name in IN_WALLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = inside(policy)
@@ -358,13 +358,13 @@ def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
 
 
 def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
-    """A tool of an MCP server as the server describes it now."""
+    """Return the tool of an MCP server as the server describes it now."""
     now: ToolSpec = getattr(run.plan.host.get(spec.name), "spec", spec)
     return now
 
 
 def _is_sandboxed(run: Run) -> bool:
-    """Whether what it changes is in a folder of its own, with a wall around it that is closed to the network."""
+    """Return whether the run changes only a folder of its own, in a sandbox without network."""
     started = run.plan.runtime.started
     walls = () if started is None else started.walls
     return bool(walls) and "full_network" not in walls and run.folders.path.startswith(f"{run.folders.own}/")
@@ -395,8 +395,8 @@ def _make_approval(
 
 
 def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
-    """The rule for this call in the whole project. There is none for a file of a workspace that is not the project:
-    under the same name the rule would be about another file."""
+    """Return the rule for this call in the whole project. There is none for a file of a workspace that is not the
+    project: under the same name the rule would be about another file."""
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
@@ -410,7 +410,7 @@ def _asked_event(approval: Approval) -> ApprovalAsked:
 
 
 def _check_decision(decision: object) -> Decision:
-    """The decision, if it is one. Fails closed: what is not a clear yes is a no."""
+    """Return the decision if it is one. Fails closed: what is not a clear yes is a no."""
     if not isinstance(decision, Allow | Deny):
         return Deny(f"the approver answered {decision!r}, which is neither Allow nor Deny")
     if isinstance(decision, Deny):

@@ -1,4 +1,4 @@
-"""What is left to a run, for a server elsewhere that it calls: levels, time, tokens and money, and its trace."""
+"""The remaining limits of a run, for a server elsewhere that it calls: levels, time, tokens, money, and its trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.supervisor.tree import Tree
 
 
 def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
-    """The narrowest of its own limits and of those above it."""
+    """Return the narrowest of the run's own limits and of those above it."""
     accounts = () if run.account is None else run.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
@@ -24,7 +24,7 @@ def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
 
 
 def _deadline(run: Run, clock: Clock) -> float | None:
-    """The second since 1970 at which the first of the run and those above it is out of time."""
+    """Return the second since 1970 at which the first of the run and those above it is out of time."""
     found: list[float] = []
     above: Run | None = run
     while above is not None:

@@ -182,8 +182,8 @@ class Restorer:
 
 
 class TreeRestorer:
-    """Makes one stored tree again. `view` is the fold of its events, `unfinished` are its runs without an ending that
-    are driven from here."""
+    """One stored tree that is made again. `view` is the fold of its events, `unfinished` are its runs without an ending
+    that are driven from here."""
 
     def __init__(self, parts: Restorer, events: Sequence[Event], overrides: ResumeOverrides) -> None:
         self._parts = parts

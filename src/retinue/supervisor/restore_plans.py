@@ -52,8 +52,8 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class PlanRestorer:
-    """Makes the plans of one tree's runs. `profiles` are those given for it; `model` replaces the primary's wherever
-    that one was used; `runtime` is where its runs live from now on, if that was said."""
+    """The plans of one tree's runs. The overrides give profiles, the model instead of the primary's, and the runtime of
+    its runs from now on."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PlanRestorer:
         return plan
 
     def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
-        """The profile of that name: one the parent has, one that was given, one of the project, or what the log has."""
+        """Return the profile of that name: the parent's, one given, one of the project, or what the log has."""
         kept = _read(spawned.profile, _Kept)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
@@ -101,8 +101,8 @@ class PlanRestorer:
         return self._placed(Profile(**fields, tools=tools), kept.runtime, primary=parent is None)
 
     def _placed(self, profile: Profile, runtime: RuntimeName, *, primary: bool) -> Profile:
-        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that. The
-        primary is what asks for delegated runs, and stays where it is."""
+        """Return the profile with the runtime that the run had, unless an override says otherwise. A laxer runtime of
+        the profile does not loosen it. The primary asks for delegated runs itself, and stays where it is."""
         said = None if primary and self._runtime == DELEGATED else self._runtime
         wanted = said or profile.runtime or runtime
         if said is None and runtime in RUNTIMES:
@@ -110,7 +110,7 @@ class PlanRestorer:
         return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
-        """The narrowest plan that has all the tools the run had."""
+        """Return the narrowest plan that has all the tools the run had."""
         wanted = {tool.name for tool in _read(spawned.tools, list[_Tool])}
         missing: set[str] = set()
         for given in (False, True):
@@ -144,13 +144,13 @@ class PlanRestorer:
         return instead if instead is not None and spawned.model == primary else spawned.model
 
     def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
-        """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
+        """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
 
 
 def _of_servers(name: str) -> bool:
-    """Whether it comes and goes with MCP servers: what lacks of those is told by the plan."""
+    """Return whether a tool comes and goes with MCP servers: the plan reports those that lack."""
     return name.startswith(PREFIX) or name == CODE_MODE
 
 

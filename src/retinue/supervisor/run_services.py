@@ -43,7 +43,7 @@ SpawnChildren = Callable[[Tree, Run, Sequence[Order]], list[Ticket]]
 
 
 class RunServices(msgspec.Struct, eq=False):
-    """What one run can ask of the supervisor."""
+    """The services of one run."""
 
     tree: Tree
     run: Run

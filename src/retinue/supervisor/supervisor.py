@@ -162,7 +162,7 @@ class Supervisor:
 
     @property
     def caller(self) -> Caller:
-        """What is left to the run elsewhere that this whole process serves."""
+        """The run elsewhere that this whole process serves, and what is left to it."""
         return self._spawner.caller
 
     def bind_caller(self, caller: Caller) -> None:
