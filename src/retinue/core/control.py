@@ -197,7 +197,8 @@ class Control(Protocol):
 class RunHandle:
     """One run: what it is, what happens in it, and how it ends. `wait` replaces the wait for its ending: that of a
     tool for its own child gives the slot of the waiting run to others. `since` is the number of an event before its
-    first, where events begin to be read."""
+    first, where events begin to be read; `start_seq` the number of the event that started or resumed it, or of a later
+    one."""
 
     def __init__(
         self,
@@ -206,11 +207,13 @@ class RunHandle:
         *,
         wait: Callable[[], Awaitable[Result[Any]]] | None = None,
         since: int = 0,
+        start_seq: int = 1,
     ) -> None:
         self.control = control
         self.ref = ref
         self._wait = wait
         self._since = since
+        self._start_seq = start_seq
 
     @property
     def tree(self) -> str:
@@ -248,6 +251,12 @@ class RunHandle:
                 yield event
                 if event.run == self.number and isinstance(event.body, RunEnded):
                     return
+
+    async def wait_until_logged(self) -> None:
+        """Wait until the log has the event that started or resumed the run, so that a reader of the log finds it."""
+        async with aclosing(self.control.watch(self.tree, after=self._start_seq - 1)) as events:
+            async for _ in events:
+                return
 
     async def cancel(self) -> bool:
         """Stop the run and all below it; False if it has ended or is stopping already."""

@@ -123,7 +123,9 @@ class LocalControl:
 
     def handle_of(self, node: Run, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
-        return RunHandle(self, node.ref, wait=partial(_wait, node), since=since)
+        tree = self.supervisor.trees.get(node.ref.tree)
+        start = 1 if tree is None else tree.seq
+        return RunHandle(self, node.ref, wait=partial(_wait, node), since=since, start_seq=start)
 
     # Steering runs
 
