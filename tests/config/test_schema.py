@@ -20,7 +20,25 @@ from retinue.core.errors import ConfigError
 VALIDATOR = jsonschema.Draft7Validator(settings_schema())
 RULE_TEXTS = ["read", " mcp__* ", "shell(git *)", "my_shell(ls)", "deploy(a=b)", "deploy(a=)", "edit(())"]
 NO_RULES = ["", "shell()", "shell( )", "deploy(x)", "deploy()", "shell(", "a b", "x\n(y=1)", "édit", "read)"]
-SCALARS: list[Any] = [None, True, False, 0, 1, -1, 7, 0.5, -0.5, 2**40, "", " ", "x", "ask", "yes", "walled", "strict"]
+SCALARS: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    7,
+    0.5,
+    -0.5,
+    2**40,
+    "",
+    " ",
+    "x",
+    "ask",
+    "yes",
+    "sandboxed",
+    "strict",
+]
 SCALARS += ["none", "full", "none\n", "a.com", "inherited", "scratch", "shared", "isolated?", *RULE_TEXTS, *NO_RULES]
 LISTS = st.lists(st.sampled_from(SCALARS), max_size=3)
 LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a": 1}])
@@ -66,7 +84,7 @@ def loads(document: Any) -> bool:
 @example(None)
 @example([])
 @example("text")
-@example({"approvals": {"mode": "walled"}})
+@example({"approvals": {"mode": "sandboxed"}})
 @example({"profiles": {"a": {"limits": {"concurrent": 1}}}})
 @example({"network": "full", "profiles": {"explorer": {"network": "none"}}})
 @example({"network": {"allow": ["a.com"]}, "profiles": {"explorer": {"network": ["a.com"]}}})

@@ -60,7 +60,7 @@ async def host(
         say=here.said.append,
         begun=lambda ref, _: here.trees.append(ref.tree),
     )
-    watcher = Watcher(owner, hosting)
+    watcher = Watcher(owner.control, hosting)
     watching = asyncio.create_task(watcher.watch())
     try:
         yield here

@@ -120,7 +120,7 @@ async def test_in_mode_walled_a_run_with_the_full_network_is_asked_about(tmp_pat
     agents = {"main": [call("shell", command="echo x"), {"text": "x"}]}
     for network, questions in (("none", []), ("full", ["shell"])):
         asked.clear()
-        parts = build.Parts(tmp_path, network=network, runtime="isolated", mode="walled", approver=person)
+        parts = build.Parts(tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=person)
         await play(parts, main(agents, workspace="scratch"))
         assert asked == questions
 

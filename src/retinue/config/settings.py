@@ -22,7 +22,7 @@ container_flags: [--cpus=2]      # for podman or docker run; the flags of the wa
 mcp_servers:                     # where tools come from beside our own: config/servers.py
   files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
-  mode: ask                      # strict: every tool of the primary asks; walled: nothing inside a wall; yes: nothing
+  mode: ask                      # strict: every tool of the primary asks; sandboxed: nothing in a sandbox; yes: nothing
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
@@ -133,8 +133,8 @@ class ApprovalSettings:
 
     mode: Mode | None = setting(
         choice(MODES),
-        "ask: before what changes something; strict: before every tool of the primary; walled: as ask, but not "
-        "for edit, write and shell in a walled workspace of its own; yes: never",
+        "ask: before what changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
+        "for edit, write and shell in a sandboxed workspace of its own; yes: never",
         default="ask",
         unset=None,
         example="ask",

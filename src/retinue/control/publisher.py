@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.control.poster import POST_SECONDS, Poster, PostFailed, Unwanted
 from retinue.core.events import (
     Body,
@@ -85,7 +86,7 @@ class Publisher:
         self._lines: dict[str, dict[int, _Line]] = {}
         self._told = False
         self._away_until = 0.0
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = TaskOwner()
         for part in urlsplit(address).path.split("/"):
             hide(part)
 
@@ -139,9 +140,7 @@ class Publisher:
         before = [line.last]
         if isinstance(body, RunEnded) and lines is not None:
             before += [other.last for other in lines.values() if other.parent is line]
-        sent = line.last = asyncio.create_task(self._send(line, event, data, before))
-        self._sending.add(sent)
-        sent.add_done_callback(self._sending.discard)
+        sent = line.last = self._sending.start(self._send(line, event, data, before))
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
         return _Reported(written, sent, line if not isinstance(body, RunEnded) else None)
@@ -156,9 +155,7 @@ class Publisher:
 
     def end(self, run_id: str, status: Status, text: str) -> None:
         """Ends a run of somebody else, who reported it where we do and may not be there any more."""
-        sent = asyncio.create_task(self._post_end(run_id, ending(run_id, status, text, time.time())))
-        self._sending.add(sent)
-        sent.add_done_callback(self._sending.discard)
+        self._sending.start(self._post_end(run_id, ending(run_id, status, text, time.time())))
 
     async def _post_end(self, run_id: str, data: bytes) -> None:
         try:
@@ -229,8 +226,7 @@ class Publisher:
 
     async def close(self) -> None:
         """What is on its way gets as long as a post may take."""
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=POST_SECONDS)
+        await self._sending.wait(POST_SECONDS)
         self._poster.close()
 
 

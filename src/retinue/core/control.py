@@ -68,12 +68,14 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeInfo(msgspec.Struct, frozen=True):
-    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then."""
+    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then, `root` the run
+    that the tree ends with."""
 
     tree: str
     live: bool
     runs: list[Row]
     pid: int | None = None
+    root: int = 0
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -125,8 +127,8 @@ class Control(Protocol):
         """Start a run that begins with the conversation of an ended one, and this text."""
         ...
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        """Send a message of the user to a run, read at its next turn."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
         ...
 
     async def cancel(self, tree: str, run: int = 0) -> bool:

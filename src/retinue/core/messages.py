@@ -34,9 +34,10 @@ class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id. The
-    first one of a reply has its `layout`, where that is not the usual one (models/turns.py): a signature holds for a
-    thought in its place only."""
+    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id.
+
+    The first one of a reply has its `layout`, if that is not the usual one (models/provider_messages.py): a signature
+    is valid for a thought in its place only."""
 
     text: str
     type: str = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import RunSpawned
@@ -224,7 +225,7 @@ async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outc
         return Outcome("\n".join([f"Taken over from {call.args['subagent_id']}:", *lines]))
 
     try:
-        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+        return await finish_despite_cancel(asyncio.to_thread(work))
     except ToolError:
         raise
     except RetinueError as error:

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import SCOPES, Allow, Answered, Approval, Decision, Deny, digest_of
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
@@ -63,7 +64,7 @@ class Approvals:
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
         self._standing_answers: dict[tuple[str, int | None, str], str] = {}
-        self._approver_tasks: set[asyncio.Task[None]] = set()
+        self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self._asked: Counter[str] = Counter()  # how many questions each tree has asked
 
@@ -146,9 +147,7 @@ class Approvals:
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
         if self.approver is not None and self._has_approver(question.tree):
-            question.approver_task = asyncio.create_task(self._ask_approver(self.approver, question))
-            self._approver_tasks.add(question.approver_task)
-            question.approver_task.add_done_callback(self._approver_tasks.discard)
+            question.approver_task = self._approver_tasks.start(self._ask_approver(self.approver, question))
         elif terms.wait and not self._has_attendant(question.tree):
             question.timers.append(later(terms.wait, lambda: self._give_up(question)))
 
@@ -305,10 +304,7 @@ class Approvals:
 
     async def close(self) -> None:
         """Cancel the approver functions that still run."""
-        for task in self._approver_tasks:
-            task.cancel()
-        if self._approver_tasks:
-            await asyncio.wait(self._approver_tasks, timeout=CLOSE_SECONDS)
+        await self._approver_tasks.close(CLOSE_SECONDS)
 
 
 class Question:

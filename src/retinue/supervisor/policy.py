@@ -40,8 +40,8 @@ _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 class RulePolicy:
     """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell; of MCP servers' tools
-    those of the primary. `strict`: so does every tool of the primary. `walled`: as `ask`, and `inside` is the policy
-    for what a run does in a walled workspace of its own: there edit, write, shell and programs do not ask. `yes`:
+    those of the primary. `strict`: so does every tool of the primary. `sandboxed`: as `ask`, and `inside` is the policy
+    for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask. `yes`:
     nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a question, or
     an agent could give itself rules."""
 
@@ -51,7 +51,7 @@ class RulePolicy:
         self.mode = mode
         self._unasked = unasked
         self.inside = self
-        if mode == "walled" and not unasked:
+        if mode == "sandboxed" and not unasked:
             self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=IN_WALLS)
         self._project = os.path.realpath(project) if project else ""
         own = escape(os.path.realpath(config)) if config and mode != "yes" else ""

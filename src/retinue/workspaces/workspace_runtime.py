@@ -82,11 +82,7 @@ class WorkspaceRuntime:
 
     def _beside(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """In a thread; whoever closes waits for it, so that nothing is written in a folder that is gone."""
-        task = asyncio.ensure_future(asyncio.to_thread(work))
-        self._workspaces.at_work.add(task)
-        task.add_done_callback(self._workspaces.at_work.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+        return self._workspaces.tasks.start_thread(work)
 
 
 def _look(job: Job, folders: RunFolders) -> list[str]:

@@ -55,7 +55,7 @@ def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(pl
     finally:
         code, said = stop(watcher)
     assert done.returncode == 0, done.stderr
-    assert f"subagents are asked of the host through {place.outbox} (delegated)" in done.stderr
+    assert f"subagents are requested from the host through {place.outbox} (delegated)" in done.stderr
     assert '"answer":"found it"' in done.stdout and "explorer" in done.stderr
     [main, child] = [event for event in project.events() if event["kind"] == "run.started"]
     assert (main.get("runtime", "inherited"), child["runtime"]) == ("inherited", "delegated") and "net" in child[

@@ -81,8 +81,8 @@ async def test_spawning_asks_also_from_a_child() -> None:
 
 def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
     rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
-    policy = RulePolicy(rules, mode="walled")
-    plain = inside(RulePolicy(Rules(), mode="walled"))
+    policy = RulePolicy(rules, mode="sandboxed")
+    plain = inside(RulePolicy(Rules(), mode="sandboxed"))
 
     def verdicts(policy: Policy) -> list[str]:
         calls = [
@@ -98,7 +98,7 @@ def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
     assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
     stricter = narrowed(policy, Rules(mode="ask"), "")
     assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
-    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="walled"), "")
+    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="sandboxed"), "")
     assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     policy.learn(parse_rule("apply_subagent"))
     assert verdicts(inside(policy))[5] == "allow"

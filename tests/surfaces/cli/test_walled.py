@@ -155,7 +155,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
 @needs_bubblewrap
 def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
     config = project.folder / "retinue.yaml"
-    config.write_text("approvals: {mode: walled, deny: [shell(git push*)]}\n")
+    config.write_text("approvals: {mode: sandboxed, deny: [shell(git push*)]}\n")
     main = [shell("touch b.txt"), shell("git push"), {"text": "{{last_result}}"}]
     done = project.run("--config", str(config), agents={"main": main})  # there is nobody to ask
     assert done.returncode == 0 and "denied" in done.stdout.lower(), done.stderr
@@ -169,7 +169,9 @@ def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project
 @needs_bubblewrap
 def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) -> None:
     config = project.folder / "retinue.yaml"
-    config.write_text("approvals: {mode: walled}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n")
+    config.write_text(
+        "approvals: {mode: sandboxed}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n"
+    )
     code = "open('b.txt', 'w').write('x')\nimport os\nprint(os.listdir('.'), os.path.exists('/etc/shadow'))"
     program = {"tools": [{"name": "execute_python_code", "args": {"code": code, "executionTimeout": 20}}]}
     agents, given = {"coder": [program, {"text": "{{last_result}}"}]}, ("--config", str(config), "--profile", "coder")

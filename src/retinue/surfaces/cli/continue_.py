@@ -11,10 +11,12 @@ from retinue.log.lookup import at_home
 from retinue.supervisor.apply_changes import copied
 from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import resume_command as going
-from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.cli.run import project_parts, read_task, see
+from retinue.surfaces.cli.foreground import run_tree
+from retinue.surfaces.cli.options import add_live_options, add_options
+from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, run_in_tree
+from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
 The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
@@ -41,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
-    parts, project = project_parts(args, limits_of(args))
+    start = prepare(args, interactive=args.text != "-")
     archive, found = screen.look_up(args.name)
     tree = listing(archive, found.stored)
     old = tree.runs.runs[found.run]
@@ -53,25 +55,23 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
     if old.ended is None:
         raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
-    for warning in project.warnings:
-        screen.warn(warning)
-    copy = copied(str(project.folder / ".retinue"), tree.tree, found.run)
+    copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
     if copy is not None and copy.open:
         screen.warn(
             f"{found.name} changed files that were not taken over: the new run begins without them "
             f"(`retinue apply {found.name}`)"
         )
-    given = going.given(args, project)
-    parts = going.where(args, parts, project, tree)
+    overrides = make_overrides(args, start)
+    start = keep_runtime(args, start, tree)
     if found.run == 0:
-        return see(args, parts, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, given))
-    return going.in_tree(
+        return run_tree(args, start, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, overrides))
+    return run_in_tree(
         args,
-        parts,
+        start,
         archive,
         tree,
-        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda client, unasked: client.continue_run(
-            tree.tree, found.run, text, ResumeOverrides(model=model_of(args), unattended=unasked)
+        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, overrides),
+        lambda client, unattended: client.continue_run(
+            tree.tree, found.run, text, ResumeOverrides(model=start.model, unattended=unattended)
         ),
     )

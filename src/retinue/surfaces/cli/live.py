@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from retinue import build
+from retinue.concurrency import TaskOwner
 from retinue.control.server import ControlServer
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
@@ -25,10 +27,10 @@ from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.print_thread import PrintThread
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
+Begin = Callable[[Supervisor], Run]
 WRITTEN_SECONDS = 10.0
 
 
@@ -44,7 +46,7 @@ class Shown:
 
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: build.Parts,
-    begin: Callable[[Supervisor], Run],
+    begin: Begin,
     *,
     printer: Printer,
     terminal: bool = False,
@@ -70,11 +72,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         servers = AsyncExitStack()
         try:
             if control and parts.state is not None:
-                await _open(
-                    servers,
-                    ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended),
-                    printer,
-                )
+                await open_control(servers, supervisor, parts.state, printer.show_note)
             node = begin(supervisor)
             if after:
                 printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
@@ -106,11 +104,14 @@ async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) ->
         await tree.root.join()
 
 
-async def _open(servers: AsyncExitStack, server: ControlServer, printer: Printer) -> None:
+async def open_control(
+    servers: AsyncExitStack, supervisor: Supervisor, state: Path, say: Callable[[str], object]
+) -> None:
+    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
     try:
-        await servers.enter_async_context(server)
-    except RetinueError as error:  # the run works without it, but the user should know
-        printer.show_note(f"warning: no control server for other terminals: {error}")
+        await servers.enter_async_context(ControlServer(supervisor.control, state, unattended=supervisor.is_unattended))
+    except RetinueError as error:
+        say(f"warning: no control server for other terminals: {error}")
 
 
 async def _written(supervisor: Supervisor, node: Run) -> None:
@@ -131,14 +132,15 @@ class _Screen:
         self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._seq = 0
+        self._tasks = TaskOwner()
 
     async def to_the_end(self, signals: Signals) -> Shown:
-        printing = asyncio.create_task(self._print())
+        printing = self._tasks.start(self._print())
         signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
         if not self._ending_is_written():
             printing.cancel()
-        killed = asyncio.create_task(signals.killed.wait())
+        killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
         if killed.done():  # a screen that takes its text has it at once, another one is not waited for
             await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
+from retinue.surfaces.cli.options import add_options, seconds
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
@@ -139,7 +139,7 @@ def _called() -> list[str]:
 async def _serve(args: argparse.Namespace) -> int:
     import asyncio
 
-    from retinue.surfaces.cli.signals import Signals
+    from retinue.surfaces.cli.signals import Signals, StopAll
 
     module = importlib.import_module("retinue.surfaces.mcp.server")
     stop = asyncio.Event()
@@ -148,7 +148,7 @@ async def _serve(args: argparse.Namespace) -> int:
         return await _load(args)
 
     server = module.Server(load, say=_say, goes_on=not args.http, profile=args.profile)
-    with Signals(_All(server, stop)) as signals:
+    with Signals(StopAll(stop.set, server.kill)) as signals:
         signals.aim("", _say)
         try:
             if args.http:
@@ -163,38 +163,24 @@ async def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-class _All:
-    """All trees of a server as one thing to stop."""
-
-    def __init__(self, server: Any, stop: Any) -> None:
-        self._server, self._stop = server, stop
-
-    async def cancel(self, tree: str, run: int = 0, /) -> bool:
-        self._stop.set()
-        return True
-
-    def kill(self, tree: str) -> None:
-        self._server.kill()
-
-
 async def _load(args: argparse.Namespace) -> Any:
     """The host, when the first request has been answered: all that is heavy is loaded here, in a thread."""
     import asyncio
 
-    host, wish = await asyncio.to_thread(_wish, args)
-    return await host.opened(wish, _say)
+    host, options = await asyncio.to_thread(_make_options, args)
+    return await host.opened(options, _say)
 
 
-def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
+def _make_options(args: argparse.Namespace) -> tuple[Any, Any]:
     from dataclasses import replace
 
     import msgspec
 
     from retinue import build
-    from retinue.config.models import no_model
     from retinue.core.limits import Limits
-    from retinue.surfaces.cli import output as screen
-    from retinue.surfaces.cli import sandbox_check as walls
+    from retinue.surfaces.cli import output
+    from retinue.surfaces.cli.options import limits_of
+    from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
 
     host = importlib.import_module("retinue.surfaces.mcp.host")
     if args.project is not None and not args.project.is_dir():
@@ -202,40 +188,26 @@ def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
     limits = limits_of(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
-    parts, project = build.load_project_parts(
-        args.project or Path.cwd(),
-        config=args.config,
-        model=model_of(args),
-        mode="yes" if args.yes else None,
-        limits=limits,
-        runtime=args.runtime,
-        default_runtime="isolated",
-        outbox=args.delegation_directory,
-        traced=True,
-    )
-    screen.checked(project.folder)
-    for warning in project.warnings:
-        screen.warn(warning)
-    profile = None if args.profile is None else _profile(project, args)
-    if parts.model is None and all(each.model is None for each in (*parts.profiles, *filter(None, [profile]))):
-        raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
-    parts = walls.checked(parts, profile or build.MAIN, terminal=False)
+    start = prepare(args, folder=args.project, limits=limits, interactive=False)
+    profile = None if args.profile is None else _profile(start.project, args)
+    require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
+    parts = check_sandbox(start, profile or build.MAIN).parts
     if own != Limits():
         general = build.find_profile(parts, "subagent")
         parts = build.add_profiles(
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))
-    wish = host.Wish(
+    options = host.Wish(
         parts=parts,
-        profiles=tuple(project.all_profiles),
-        command=screen.command(),
+        profiles=tuple(start.project.all_profiles),
+        command=output.command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
         control=not args.no_control,
     )
-    return host.Host, wish
+    return host.Host, options
 
 
 def _profile(project: Any, args: argparse.Namespace) -> Any:
@@ -244,9 +216,9 @@ def _profile(project: Any, args: argparse.Namespace) -> Any:
     import jsonschema
 
     from retinue.config.files import read_text
-    from retinue.surfaces.cli.run import choose
+    from retinue.surfaces.cli.startup import choose_profile
 
-    profile = choose(project, args.profile)
+    profile = choose_profile(project, args.profile)
     if args.output_schema is None:
         return profile
     try:

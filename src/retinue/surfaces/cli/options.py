@@ -12,7 +12,7 @@ from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
-AWAY_SECONDS = 600.0
+DETACHED_WAIT_SECONDS = 600.0
 _UNSET = object()
 
 
@@ -28,7 +28,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
         "--wait-approvals",
         metavar="SECONDS",
         type=seconds,
-        help=f"without a terminal, wait so long for answers from another ({AWAY_SECONDS:g} with --detach)",
+        help=f"without a terminal, wait so long for answers from another ({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
 
 

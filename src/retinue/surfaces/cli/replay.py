@@ -20,7 +20,7 @@ from retinue.log.records import fold_records
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
-from retinue.surfaces.cli.run import choose
+from retinue.surfaces.cli.startup import choose_profile
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Level, Printer
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
     parts, project = build.load_project_parts(Path.cwd(), config=args.config)
     try:
-        return parts, choose(project, None if primary.agent == build.MAIN.name else primary.agent)
+        return parts, choose_profile(project, None if primary.agent == build.MAIN.name else primary.agent)
     except NotFound:
         return parts, None
 

@@ -12,9 +12,9 @@ from retinue.log.listing import Listing, listing
 from retinue.log.lookup import find
 from retinue.protocol.outbox import asked_id, request_name
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import resume_command as going
-from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.cli.run import project_parts
+from retinue.surfaces.cli.options import add_live_options, add_options
+from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, run_in_tree
+from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
 Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
@@ -44,25 +44,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    limits = limits_of(args)
-    parts, project = project_parts(args, limits)
+    start = prepare(args)
     archive = screen.open_archive()
     try:
         found = interrupted(archive, args.name)
     finally:
         screen.warn_of_problems(archive)
-    for warning in project.warnings:
-        screen.warn(warning)
-    _tell_of_errand(project.folder / ".retinue", found)
-    return going.in_tree(
+    _tell_of_errand(start.project.folder / ".retinue", found)
+    return run_in_tree(
         args,
-        going.where(args, parts, project, found),
+        keep_runtime(args, start, found),
         archive,
         found,
-        lambda supervisor: supervisor.resume(found.tree, going.given(args, project)),
-        lambda client, unattended: client.resume(
-            found.tree, ResumeOverrides(model=model_of(args), unattended=unattended)
-        ),
+        lambda supervisor: supervisor.resume(found.tree, make_overrides(args, start)),
+        lambda client, unattended: client.resume(found.tree, ResumeOverrides(model=start.model, unattended=unattended)),
     )
 
 

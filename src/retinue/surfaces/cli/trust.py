@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settle() -> None:
-    """Asks, once for each text of the project's retinue.yaml, whether what it loosens is in force."""
+def ask_trust() -> None:
+    """Ask at the terminal, once for each text of the project's retinue.yaml, whether what it loosens may hold."""
     file = find_project(Path.cwd()) / SETTINGS_FILE
     if not exists(file) or not prompts.at_terminal():
         return

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow as Yes
 from retinue.core.approvals import Approval, Decision, Deny
 from retinue.log.styled_text import question_body
@@ -90,6 +91,7 @@ class Asker:
 
     def __init__(self, supervisor: Supervisor, session: Session) -> None:
         self._supervisor, self._session = supervisor, session
+        self._tasks = TaskOwner()
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def look(self, waiting: list[Approval]) -> None:
@@ -102,7 +104,7 @@ class Asker:
             return
         for name, asked in pending.items():
             if name not in self._asking:
-                self._asking[name] = asyncio.create_task(self._ask(asked))
+                self._asking[name] = self._tasks.start(self._ask(asked))
 
     async def _ask(self, asked: Approval) -> None:
         channel = self._session.way()
@@ -111,8 +113,7 @@ class Asker:
             self._supervisor.answer(asked.id, decision(said), by=BY, digest=asked.digest)
 
     def close(self) -> None:
-        for task in self._asking.values():
-            task.cancel()
+        self._tasks.cancel()
 
 
 def input_required(pending: list[Approval], state: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@ Made by `load` from what the command line said, torn down by `close`. Heavy: loa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
+from retinue.concurrency import TaskOwner
 from retinue.control.publisher import publisher_of
 from retinue.control.server import ControlServer
 from retinue.core.caller import narrower
@@ -69,7 +69,8 @@ class _Served:
         self.jobs = Jobs(ground.supervisor, self.calls, reply_within)
         self.asker = Asker(ground.supervisor, session)
         session.at_work = self.calls.at_work
-        self._following = asyncio.create_task(self._follow())
+        self._tasks = TaskOwner()
+        self._tasks.start(self._follow())
 
     @property
     def attended(self) -> bool:
@@ -83,7 +84,7 @@ class _Served:
             await change
 
     async def leave(self) -> None:
-        self._following.cancel()
+        self._tasks.cancel()
         self.asker.close()
         await self.calls.leave()
 

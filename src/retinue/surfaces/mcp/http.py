@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.files.atomic import replace_file
@@ -188,8 +189,9 @@ class Endpoint(Listener):
         """Writes the answer. A client of 2026-07-28 that goes away has cancelled; another one may come back and ask."""
         accepted = request.headers.get("accept", "*/*")
         stream = _Stream(connection, can="text/event-stream" in accepted or "*/*" in accepted)
-        answering = asyncio.create_task(session.answer(message, client, stream))
-        gone = asyncio.create_task(connection.wait_for_peer())
+        owner = TaskOwner()
+        answering = owner.start(session.answer(message, client, stream))
+        gone = owner.start(connection.wait_for_peer())
         try:
             while not answering.done() and not gone.done():
                 await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)

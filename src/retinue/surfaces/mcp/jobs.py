@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.mcp.elicitation import BY, decision, input_required
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
@@ -29,8 +30,8 @@ class Job:
         self, about: tuple[str, Reply], work: Coroutine[Any, Any, Reply], instead: Callable[[], Reply]
     ) -> None:
         self.about = about
-        self.task = asyncio.create_task(work)
-        self.task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        owner = TaskOwner(on_error=lambda _: None)  # whoever attends to the call gets the exception
+        self.task = owner.start(work)
         self.instead = instead
         self.rounds = 0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.runs import Runs
@@ -48,8 +49,8 @@ class News:
         self._last: dict[int, str] = {}
         self._latest = ""
         self._bell = bell
-        self._task = asyncio.create_task(self._follow())
-        self._task.add_done_callback(lambda done: (over(), done.cancelled() or done.exception()))
+        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no news
+        self._tasks.start(self._follow()).add_done_callback(lambda _: over())
 
     async def _follow(self) -> None:
         async with aclosing(self._supervisor.watch(self._tree)) as events:
@@ -97,9 +98,7 @@ class News:
         return {"question": question_line(asked), "answer": answer}
 
     async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await self._tasks.close(None)
 
 
 def question_line(asked: Approval) -> str:

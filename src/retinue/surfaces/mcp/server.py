@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.surfaces.mcp import catalog, messages, revisions
 from retinue.surfaces.mcp.messages import (
@@ -72,6 +73,7 @@ class Server:
         self.say = say
         self._goes_on = goes_on
         self._said = ""
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits the host gets the exception
         self._loading: asyncio.Task[Host] | None = None
         self.profile = profile
         self.instructions = revisions.INSTRUCTIONS if profile is None else revisions.ONE.format(name=profile)
@@ -80,8 +82,7 @@ class Server:
         """Starts to load the host, if nobody has; again when that failed: the user may have mended it."""
         task = self._loading
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._loading = asyncio.create_task(self._loaded())
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task = self._loading = self._tasks.start(self._loaded())
         return task
 
     async def host(self) -> Host:

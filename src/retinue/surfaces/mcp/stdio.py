@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from retinue.concurrency import TaskOwner
 from retinue.surfaces.mcp import messages, revisions
 from retinue.surfaces.mcp.messages import INVALID_REQUEST, LARGEST, Problem, Request
 from retinue.surfaces.mcp.server import Server, Session
@@ -52,7 +53,7 @@ class _Front:
         self._server, self._writer = server, writer
         self._session = Session(server, about="stdio")
         self._session.channel = writer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
 
     async def take(self, line: bytes) -> None:
         """One line of the client. Returns at once: requests go on beside each other."""
@@ -63,9 +64,7 @@ class _Front:
             elif message.method == "initialize":
                 self._writer.send(self._session.initialize(message))
             else:
-                task = asyncio.create_task(self._respond(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._respond(message))
         except Problem as problem:
             self._writer.send(messages.error(problem.id, problem))
         self._server.begin()
@@ -87,12 +86,10 @@ class _Front:
 
     async def close(self) -> None:
         """What was asked before the input ended is still answered, unless that is subagents' work."""
-        if self._tasks and not self._session.at_work():
-            await asyncio.wait(self._tasks, timeout=LAST_WORDS_SECONDS)
+        if not self._session.at_work():
+            await self._tasks.wait(LAST_WORDS_SECONDS)
         await self._session.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close(None)
 
 
 def _read(fd: int, front: _Front, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
