@@ -82,10 +82,17 @@ def copied_by(run: Run) -> Copied | None:
     return copied(str(Path(run.folders.own).parents[2]), run.ref.tree, run.ref.run)
 
 
+def is_unmade(spawned: RunSpawned) -> bool:
+    """Tell whether the run's workspace was never made: the first call that needs it makes it, and there was none."""
+    return not spawned.server and not Path(spawned.workspace).exists()
+
+
 def no_copy(who: str, spawned: RunSpawned) -> str:
     """Return why a run has no copied workspace."""
     if spawned.server:
         return ELSEWHERE.format(who=who, server=spawned.server)
+    if is_unmade(spawned):
+        return NOTHING.format(who=who)
     return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 

@@ -21,7 +21,7 @@ from retinue.core.approvals import SCOPES, Allow, Answered, Approval, Decision, 
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, RuleBook, Timer
+from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import FILES, Verdict, derive, is_a, sealed
 from retinue.core.secrets import clean, clean_value
 from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
@@ -30,6 +30,7 @@ from retinue.supervisor.tree import Tree
 
 MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
+GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
 ANOTHER = "It was allowed before, but its server describes it differently now."
 
@@ -71,7 +72,7 @@ class Approvals:
     # Asking
 
     async def decide(
-        self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
+        self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
         """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
         tool = sealed(call.name, spec.seal)
@@ -87,10 +88,11 @@ class Approvals:
             return Allow() if allowed else Deny(reason)
         if not self._terms.wait and not self._is_attended(tree):
             raise Unconfirmed(call.name)
+        shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
-            preview = f"{ANOTHER}\n{preview}".strip()
+            shown = f"{ANOTHER}\n{shown}".strip()
         self._asked[tree.id] += 1
-        approval = _make_approval(tree, run, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
+        approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
         return await self._ask(Question(tree, run, call, spec, approval))
 
@@ -103,6 +105,10 @@ class Approvals:
         try:
             self._consult(question)
             decision = await question.answer
+        except asyncio.CancelledError:
+            if question.call.within and not run.is_stopping:
+                self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
+            raise
         finally:
             run.resume_after_person()
             self._close(question)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from retinue.core.context import Context
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import Limits
 from retinue.core.messages import Call
+from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
@@ -49,13 +49,16 @@ class Client:
     def is_here(self) -> bool:
         return not self.run.is_stopping
 
-    async def call_tool(self, call: Call) -> Any:
-        """Run a tool that the client's run has, and write the call and its result as the client's own."""
-        tool = self.run.plan.by_name[call.name]
-        return await self.record_call(call, lambda: tool(call, self.run.folders, self._services))
+    def list_runs(self) -> list[Run]:
+        """Return all runs below the client, in the order they were made; none after it has left."""
+        return [] if self.run.finished else self.tree.runs[1:]
 
-    async def record_call(self, call: Call, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do the work of a call, and write the call and what came of it as the client's own."""
+    async def run_tool(self, call: Call) -> Outcome:
+        """Run a tool that the client's run has."""
+        return await self.run.plan.by_name[call.name](call, self.run.folders, self._services)
+
+    async def record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Do the work of a call, and write the call and its result as the client's own."""
         clock = asyncio.get_running_loop().time
         self._services.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
         begun, text, success = clock(), GIVEN_UP, False

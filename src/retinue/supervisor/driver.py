@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from retinue.agent.runs import run_job
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import Control, RunHandle
-from retinue.core.errors import Disconnected, Limited, LogError, RetinueError, StreamCut, Unconfirmed
+from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
-from retinue.core.plans import Job
+from retinue.core.plans import Job, JobRunner
 from retinue.core.ports import Clock
 from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
 from retinue.files.private import make_private_folder
@@ -109,6 +110,7 @@ class Driver:
             max_turns=run.max_turns,
             thread=(UserTurn(run.task.text),) if history is None else history.thread,
             folders=run.folders,
+            tools=plan.by_name,
             context=run.context,
             past=history,
         )
@@ -121,13 +123,15 @@ class Driver:
         run.attach_context(context)
         return context
 
-    def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Awaitable[Ending]:
+    async def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Ending:
         runtime = run.plan.runtime
-        if isinstance(runtime, RemoteRuntime) and runtime.adapter is not None:
-            return drive_remote_run(
-                tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
-            )
-        return runtime.run(job, services)
+        if not isinstance(runtime, RemoteRuntime) or runtime.adapter is None:
+            return await run_job(job, services)
+        if runtime.prepare is not None:
+            await runtime.prepare(job, services)
+        return await drive_remote_run(
+            tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
+        )
 
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
         """End what is below, then the run. The ending is written before anybody is told."""
@@ -177,13 +181,13 @@ class Driver:
 
 def _may_ask_ahead(tree: Tree, run: Run) -> bool:
     """Return whether the run may ask its model while its first event is on the way to the disk. Only one that does
-    nothing before it has the reply: no process, no copy, no function, no call of an earlier life. A run that waits for
+    nothing before it has the reply: no set-up of a copy, no function, no call of an earlier life. A run that waits for
     a slot has the time to wait for the disk."""
     plan = run.plan
     return (
         tree.log.ahead
         and plan.model is not None
-        and plan.runtime.name == "inherited"
+        and not isinstance(plan.runtime, JobRunner)
         and run.folders.workspace_copy is None
         and run.history is None
         and not run.slot.is_queued
@@ -221,7 +225,7 @@ def make_failed_ending(run: Run, error: BaseException) -> Ending:
         case Disconnected():
             text, details = ending_texts("disconnected", name=run.name, primary=primary)
             return Ending("disconnected", text, f"{details}: {error}")
-        case RetinueError():
+        case RetinueError() | Failed():
             return Ending("failed", str(error), str(error))
         case _:
             text = f"{run.name} panicked: {type(error).__name__}: {error}"

@@ -18,8 +18,10 @@ from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.control import ResumeOverrides
-from retinue.core.errors import ConfigError, NotFound
+from retinue.core.errors import ConfigError, NotFound, ToolError
 from retinue.core.events import (
+    UNKNOWN_AFTER_CRASH,
+    UNKNOWN_AFTER_CRASH_TEXT,
     ApprovalAsked,
     Event,
     RunRemote,
@@ -33,7 +35,7 @@ from retinue.core.events import (
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan, Planner
-from retinue.core.ports import Clock, Order, Outcome, Policy, Prices, Ticket
+from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, Ticket
 from retinue.core.profiles import Task
 from retinue.log.resume_state import OpenCall, interrupted, standing
 from retinue.log.runs import Runs, RunView
@@ -55,13 +57,8 @@ from retinue.supervisor.spawner import Continued, Spawner, make_folders
 from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 
-UNKNOWN = "unknown_after_crash"
-UNKNOWN_TEXT = (
-    f"{UNKNOWN}: the process died while this call was being made, so nobody knows whether it took effect. "
-    "It was not repeated. Look at how things are before you make it again."
-)
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
-LOST_FUNCTION = f"{UNKNOWN}: its function was running when the process died, and is not called again"
+LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 QUEUEING_TOOL = "spawn_subagents"
 RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 ReadTree = Callable[[str], Sequence[Event]]
@@ -377,7 +374,9 @@ class TreeRestorer:
             tool = run.plan.by_name.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
-                text, outcome = (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_TEXT, UNKNOWN)
+                text, outcome = (
+                    (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
+                )
                 tree.write(run, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
                 outcomes[call.call_id] = Outcome(text, success=False)
                 del known.open[call.call_id]
@@ -386,7 +385,7 @@ class TreeRestorer:
         history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
         run.restore_history(history, inbox=tuple(known.thread.waiting))
         if known.started and run.plan.profile.call is not None:
-            tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN))
+            tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
         return restore_services(parts.spawner.make_services(tree, run), known.open)
 
@@ -453,18 +452,20 @@ class ResumedServices(RunServices, eq=False):
 
     open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         before = self.open_calls.pop(call.id, None)
         if before is None:
             return await super().begin(call, spec, preview)
         self._check_wanted()
         try:
             return await self._begin_again(before, call, spec, preview)
+        except ToolError:
+            raise  # of its preview: the call gets a result
         except BaseException:
             self.run.slot.drop_call()
             raise
 
-    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         run = self.run
         if spec.tier == "none":
             return NOTHING_TO_RUN

@@ -18,7 +18,7 @@ from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import IN_PROCESS
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")
@@ -175,7 +175,7 @@ def make_ended_plan(view: RunView) -> Plan:
         children=(),
         profile_json=NO_JSON,
         tools_json=NO_JSON,
-        runtime=Inherited(),
+        runtime=IN_PROCESS,
         floor=RUNTIMES[-1],
     )
 

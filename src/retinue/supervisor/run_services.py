@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -18,17 +19,16 @@ from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Prices, Row, Ticket
+from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Order, Outcome, Preview, Prices, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.runs import RunView
 from retinue.supervisor import apply_changes
-from retinue.supervisor.approvals import Approvals, current_spec, judge_call
+from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
-from retinue.supervisor.programs import Program
 from retinue.supervisor.run import Run
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree
@@ -62,7 +62,7 @@ class RunServices(msgspec.Struct, eq=False):
 
     # Tool calls
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         run = self.run
         self._check_wanted()
         body = ToolCall(
@@ -85,14 +85,19 @@ class RunServices(msgspec.Struct, eq=False):
                 await written
             if spec.tier == "none":
                 return NOTHING_TO_RUN
+            if spec.tier == USERS_OWN:
+                return _ALLOW
             if spec.server:
                 spec = self._seal(call, spec)
             verdict = judge_call(run, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
             return await self._decide(call, spec, preview, verdict)
+        except ToolError:
+            raise  # of its preview: the call gets a result
         except BaseException:
-            run.slot.drop_call()
+            if not call.within:  # else it is withdrawn
+                run.slot.drop_call()
             raise
 
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
@@ -101,7 +106,7 @@ class RunServices(msgspec.Struct, eq=False):
         self.run.seal_call(call.id, now.seal)
         return now
 
-    async def _decide(self, call: Call, spec: ToolSpec, preview: str, verdict: Verdict) -> Decision:
+    async def _decide(self, call: Call, spec: ToolSpec, preview: Preview | str, verdict: Verdict) -> Decision:
         """Decide about a call that the policy does not simply let pass."""
         if call.name == apply_changes.APPLY and verdict.what == "ask":
             shown, digest = await apply_changes.preview_child(self.run, call)
@@ -123,6 +128,8 @@ class RunServices(msgspec.Struct, eq=False):
             success=outcome.success,
             duration_ms=duration_ms,
             file=outcome.file,
+            outcome=outcome.code,
+            sandbox=outcome.sandbox,
         )
         self.tree.write(self.run, body)
         self.run.slot.end_call()
@@ -140,10 +147,20 @@ class RunServices(msgspec.Struct, eq=False):
             raise ToolError(TOOL_CHANGED.format(tool=call.name))
         return tool(call.args, context)
 
-    def program(
-        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
-    ) -> Program:
-        return Program(self, call, kept, person)
+    def withdraw(self, call: Call) -> None:
+        if not self.run.is_stopping:
+            self.finish(call, Outcome(GIVEN_UP, success=False), 0)
+
+    def show_output(self, text: str) -> None:
+        if text:
+            self._show_delta("output", text)
+
+    def claim_call_id(self, wanted: str) -> str:
+        return self.run.claim_call_id(wanted)
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        self.run.add_question_listener(listener)
+        return partial(self.run.remove_question_listener, listener)
 
     # Model calls
 

@@ -361,20 +361,21 @@ def make_folders(
     sandboxed = started is not None and bool(started.walls)
     kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
+    folders_above = None if parent is None else parent.folders
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others)
+        return RunFolders(own, above, others, parent=folders_above)
     if task.include_parent_workspace:
         others = (above, *others)
     workspace = f"{own}/workspace"
     if parent is None:
         snapshots = ""  # it has no siblings
     if kind == "scratch":
-        return RunFolders(own, workspace, others, None, snapshots)
+        return RunFolders(own, workspace, others, None, snapshots, parent=folders_above)
     source_workspace, source = _find_source(state, parent, kind)
     copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
-    return RunFolders(own, workspace, others, copy, snapshots)
+    return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
 
 
 def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:
