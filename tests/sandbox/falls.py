@@ -144,7 +144,7 @@ def tool_servers() -> list[int]:
 
 async def kill_in_command(owner: Supervisor, tree: str) -> None:
     """Kill the tool server when the command of its call is at work."""
-    workspace = Path(owner.trees[tree].nodes[0].folders.path)
+    workspace = Path(owner.trees[tree].runs[0].folders.path)
     async with asyncio.timeout(30):
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)

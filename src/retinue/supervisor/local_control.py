@@ -40,26 +40,17 @@ from retinue.supervisor.supervisor import Supervisor
 CLIENT_LEFT = "The client has left."
 
 
-class _ProjectLog:
-    """The log of a supervisor, and those of earlier processes of the project."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-
-    def read(self, tree: str) -> Sequence[Event]:
-        return self._supervisor.read_stored(tree)
-
-    def trees(self) -> Sequence[str]:
-        return self._supervisor.log.trees()
-
-
 class LocalControl:
     """The commands on one supervisor. Closing it closes the supervisor."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        self._stored = StoredControl(_ProjectLog(supervisor), str(supervisor.state.folder))
         supervisor.attach_control(self)
+
+    @property
+    def _stored(self) -> StoredControl:
+        """The Control of trees that do not run here."""
+        return StoredControl(self.supervisor.log, str(self.supervisor.state.folder))
 
     # Starting runs
 
@@ -122,17 +113,14 @@ class LocalControl:
         return ClientHandle(self, run.ref, leave=leave)
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.resume(tree, overrides))
+        return self.handle_of(await self.supervisor.resume(tree, overrides))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
-        if run != 0:  # a primary is continued in a tree of its own
-            self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.continue_run(tree, run, text, overrides))
+        return self.handle_of(await self.supervisor.continue_run(tree, run, text, overrides))
 
     def handle_of(self, run: Run, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""

@@ -9,7 +9,7 @@ or, for the primary of a finished tree, in a tree of its own whose origin it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, T
 from retinue.core.profiles import Task
 from retinue.log.resume_state import OpenCall, interrupted, standing
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import before, thread
+from retinue.log.threads import Histories, before, thread
 from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import caller_limits, inbox
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
@@ -61,11 +61,11 @@ NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it 
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 QUEUEING_TOOL = "spawn_subagents"
 RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
-ReadTree = Callable[[str], Sequence[Event]]
 
 
 class Restorer:
-    """Resumes trees and continues runs. `read` returns the events of a tree, in whatever log of the project it is."""
+    """Resumes trees and continues runs. `histories` in its methods are the events of the tree, and of all that its runs
+    continue."""
 
     def __init__(  # noqa: PLR0913 - every part it stands on, each by name
         self,
@@ -73,7 +73,6 @@ class Restorer:
         spawner: Spawner,
         driver: Driver,
         *,
-        read: ReadTree,
         planner: Planner,
         state: StateFolder,
         clock: Clock,
@@ -83,36 +82,38 @@ class Restorer:
         files: RunFiles,
     ) -> None:
         self.trees, self.spawner, self.driver = trees, spawner, driver
-        self.read, self.planner, self.state, self.clock = read, planner, state, clock
+        self.planner, self.state, self.clock = planner, state, clock
         self.policy, self.prices, self.approvals, self.files = policy, prices, approvals, files
 
-    def resume_tree(self, tree: str, overrides: ResumeOverrides) -> Run:
+    def resume_tree(self, tree: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError before anything is
         written if it cannot be resumed."""
         if tree in self.trees:
             raise ConfigError(f"{tree} is at work here already")
-        restorer = TreeRestorer(self, self._read_tree(tree), overrides)
+        restorer = TreeRestorer(self, tree, histories, overrides)
         if not restorer.unfinished:
             status = restorer.view.runs[0].status
             raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
         return restorer.resume()
 
-    def continue_run(self, tree: str, number: int, text: str, overrides: ResumeOverrides) -> Run:
+    def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
         written if it cannot."""
         if not text.strip():
             raise ConfigError("there is nothing to go on with: the text is empty")
-        events, live = self._read_tree(tree), self.trees.get(tree)
+        events, live = histories.get(tree), self.trees.get(tree)
+        if not events:
+            raise NotFound(f"there is no tree '{tree}' in the log")
         view = Runs.of(tree, events) if live is None else live.view
         old = view.runs.get(number)
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
         caller_limits.check_depth(f"{tree}/{number}")
-        conversation = thread(events, number, before=before(self.read, tree, old.spawned))
+        conversation = thread(events, number, before=before(histories, tree, old.spawned))
         plans = PlanRestorer(self.planner, tree, view.runs[0].spawned, overrides)
         if old.spawned.parent is None:
             return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
-        home = live or TreeRestorer(self, events, overrides).make_tree(planned=old.spawned.parent)
+        home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
         return self._continue_child(
             home, home.runs[number], text, overrides, plans, Continued("", number, conversation)
         )
@@ -171,27 +172,21 @@ class Restorer:
             self.trees.add(tree)
         return run
 
-    def _read_tree(self, tree: str) -> Sequence[Event]:
-        events = self.read(tree)
-        if not events:
-            raise NotFound(f"there is no tree '{tree}' in the log")
-        return events
-
 
 class TreeRestorer:
     """One stored tree that is made again. `view` is the fold of its events, `unfinished` are its runs without an ending
     that are driven from here."""
 
-    def __init__(self, parts: Restorer, events: Sequence[Event], overrides: ResumeOverrides) -> None:
+    def __init__(self, parts: Restorer, tree: str, histories: Histories, overrides: ResumeOverrides) -> None:
         self._parts = parts
         self._overrides = overrides
-        self.id = events[0].tree
+        self.id, events = tree, histories[tree]
         self.view = Runs.of(self.id, events)
         without_end = [view for view in self.view.runs.values() if view.ended is None]
         self.unfinished = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.view.runs.values()}
         began_with = {
-            run: before(parts.read, self.id, body) for run, body in spawned.items() if body.continues is not None
+            run: before(histories, self.id, body) for run, body in spawned.items() if body.continues is not None
         }
         self._known = interrupted(events, before=began_with)
         self._events = events
@@ -222,7 +217,7 @@ class TreeRestorer:
         that is `planned`, with all above them."""
         parts = self._parts
         plans = PlanRestorer(parts.planner, self.id, self.view.runs[0].spawned, self._overrides)
-        tree = make_tree(parts.trees.log_of(self.id), parts.clock, restored=self.view, seq=self._events[-1].seq)
+        tree = make_tree(parts.trees.log, parts.clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._needed(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]

@@ -8,7 +8,6 @@ commands that surfaces use.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import Caller
@@ -19,6 +18,7 @@ from retinue.core.plans import Planner
 from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, RuleBook, Ticket, ToolServers
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Status
+from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.validator import Bounds
 from retinue.supervisor import inbox
@@ -31,14 +31,6 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.tree import Tree, TreeRegistry
 from retinue.workspaces.run_folders import StateFolder
-
-
-class StoredLogs(Protocol):
-    """The logs of earlier processes of the project."""
-
-    def read(self, tree: str) -> Sequence[Event]: ...
-
-    def open(self, tree: str) -> Log: ...
 
 
 class Supervisor:
@@ -59,16 +51,15 @@ class Supervisor:
         timeouts: Timeouts,
         prices: Prices,
         servers: ToolServers | None = None,
-        stored_logs: StoredLogs | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.policy, self.state, self.servers = policy, state, servers
-        self._clock, self._stored_logs, self._on_close = clock, stored_logs, on_close
+        self._clock, self._on_close = clock, on_close
         self._control: Control | None = None
         self.trees = TreeRegistry(log)
         self.approvals = Approvals(clock, approver=approver, terms=terms, book=book, project=state.project)
-        self.files = RunFiles(self.trees.log_of, state)
+        self.files = RunFiles(self.watch, state)
         self.driver = Driver(self.trees, clock=clock, approvals=self.approvals, files=self.files, state=state)
         self._spawner = Spawner(
             self.trees,
@@ -88,7 +79,6 @@ class Supervisor:
             self.trees,
             self._spawner,
             self.driver,
-            read=self.read_stored,
             planner=planner,
             state=state,
             clock=clock,
@@ -143,13 +133,18 @@ class Supervisor:
         """Start runs below `parent`, all of them or none."""
         return self._spawner.spawn_children(tree, parent, orders)
 
-    def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
-        """Resume a tree whose process is gone; return the run it ends with."""
-        return self._restorer.resume_tree(tree, overrides)
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
+        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError if it cannot, LogHeld
+        while another process has the right to write it."""
+        await self.log.claim(tree)
+        return self._restorer.resume_tree(tree, await read_histories(self.log, tree), overrides)
 
-    def continue_run(self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
+    async def continue_run(self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
         """Start a run that begins with the conversation of an ended one, and this text."""
-        return self._restorer.continue_run(tree, run, text, overrides)
+        histories = await read_histories(self.log, tree)
+        if run != 0 and tree in histories:  # a primary is continued in a tree of its own
+            await self.log.claim(tree)
+        return self._restorer.continue_run(tree, run, text, histories, overrides)
 
     def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
         """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
@@ -194,23 +189,8 @@ class Supervisor:
         for run in found.runs if found is not None else ():
             run.kill()
 
-    # Logs
-
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self.trees.log_of(tree).watch(tree, after=after, deltas=deltas)
-
-    def log_of(self, tree: str) -> Log:
-        return self.trees.log_of(tree)
-
-    def read_stored(self, tree: str) -> Sequence[Event]:
-        """Return the events of a tree, in whatever log of the project it is."""
-        events = self.trees.log_of(tree).read(tree)
-        return events if events or self._stored_logs is None else self._stored_logs.read(tree)
-
-    def open_stored(self, tree: str) -> None:
-        """Open the log that a tree of an earlier process is in, to write it."""
-        if self._stored_logs is not None and tree not in self.trees.log_of(tree).trees():
-            self.trees.use_log(tree, self._stored_logs.open(tree))
+        return self.log.watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
         """Cancel what still runs, wait for the endings, and close the log."""
@@ -226,6 +206,5 @@ class Supervisor:
                 await self._on_close()
         finally:
             await self.files.close()
-            for log in self.trees.logs():
-                await log.close()
+            await self.log.close()
             self.state.remove_temporary()

@@ -6,11 +6,9 @@ every event is redacted first, so log, results, screens and files are clean alik
 
 from __future__ import annotations
 
-import itertools
+import os
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -22,21 +20,22 @@ from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_PAIRS = [tens + ones for tens in _DIGITS for ones in _DIGITS]
-_counter = itertools.count(random.getrandbits(20))
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_random = random.Random()  # not the module's own, which a program may seed
+os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
 
 
 def new_tree_id() -> str:
-    """Return ten characters that sort by time: the second, then a count that starts at random in each process."""
-    count = next(_counter)
-    return _encode_second(int(time.time())) + _PAIRS[count // 1296 % 1296] + _PAIRS[count % 1296]
-
-
-@lru_cache(1)
-def _encode_second(now: int) -> str:
-    return _PAIRS[now // 1296**2 % 1296] + _PAIRS[now // 1296 % 1296] + _PAIRS[now % 1296]
+    """Return twelve random characters: unique across processes and machines without asking any, and different from the
+    first one on, since people type only the beginning."""
+    bits = _random.getrandbits(60)
+    high = bits >> 30
+    return (
+        _PAIRS[bits & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits >> 20 & 1023]
+        + _PAIRS[high & 1023] + _PAIRS[high >> 10 & 1023] + _PAIRS[high >> 20 & 1023]
+    )  # fmt: skip
 
 
 class Tree:
@@ -188,12 +187,11 @@ def make_tree(
 
 
 class TreeRegistry(Mapping[str, Tree]):
-    """The trees that live in this process, by id, and the log that each tree of the project is in."""
+    """The trees that live in this process, by id, and their log."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self._trees: dict[str, Tree] = {}
-        self._other_logs: dict[str, Log] = {}
 
     def __getitem__(self, tree: str) -> Tree:
         return self._trees[tree]
@@ -214,14 +212,3 @@ class TreeRegistry(Mapping[str, Tree]):
         """Return a run of a live tree."""
         found = self._trees.get(tree)
         return None if found is None else found.find_run(number)
-
-    def log_of(self, tree: str) -> Log:
-        return self._other_logs.get(tree, self.log)
-
-    def use_log(self, tree: str, log: Log) -> None:
-        """Keep the events of a tree in the log of an earlier process, in which it began."""
-        self._other_logs[tree] = log
-
-    def logs(self) -> list[Log]:
-        """Return every log in use, each once."""
-        return list({id(log): log for log in (self.log, *self._other_logs.values())}.values())
