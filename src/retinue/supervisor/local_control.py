@@ -179,7 +179,9 @@ class LocalControl:
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:
-        return await self._stored.find_run(name)
+        tree, _, number = name.partition("/")
+        live = self.supervisor.trees.find_run(tree, int(number) if number.isascii() and number.isdigit() else 0)
+        return await self._stored.find_run(name) if live is None else live.ref
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         if tree in self.supervisor.trees:
