@@ -77,10 +77,10 @@ class ExecutePython:
         )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_asked(call)[0])
+        return reveal_text(_read_arguments(call)[0])
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        code, seconds = _asked(call)
+        code, seconds = _read_arguments(call)
         sources = {module.name: module.source for module in self._modules}
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
         running, held, grace = _Running(seconds), False, self._grace
@@ -101,7 +101,7 @@ class ExecutePython:
             with OutputPipe(output, ends) as pipe:
                 try:
                     try:
-                        with link.program(call, kept=_kept(folders), person=running.person) as make:
+                        with link.program(call, kept=_make_keeper(folders), person=running.set_person_waiting) as make:
                             in_time = await running.follow(group, ours, {"code": code, "modules": sources}, make)
                     finally:
                         await running.stop()
@@ -117,7 +117,7 @@ class ExecutePython:
         return make_outcome(group, said, notes, late=late)
 
 
-def _asked(call: Call) -> tuple[str, float]:
+def _read_arguments(call: Call) -> tuple[str, float]:
     code, seconds = (
         read_argument(call, "code", str),
         read_argument(call, "executionTimeout", float, float(DEFAULT_SECONDS)),
@@ -131,9 +131,9 @@ def _asked(call: Call) -> tuple[str, float]:
     return code, min(seconds, float(MAX_SECONDS))
 
 
-def _kept(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
+def _make_keeper(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
     def kept(call: Call, outcome: Outcome) -> Outcome:
-        """What the log keeps of a result the program got whole."""
+        """Return what the log keeps of a result that the program got whole."""
         if outcome.file:
             return outcome
         text, file = cut(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
@@ -142,19 +142,19 @@ def _kept(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
     return kept
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """One call as a program asks for it."""
+class _ProgramCall(msgspec.Struct, frozen=True):
+    """A call as a program asks for it."""
 
     id: int
     tool: str
     args: dict[str, Any]
 
 
-_DECODER = msgspec.json.Decoder(_Asked)
+_DECODER = msgspec.json.Decoder(_ProgramCall)
 
 
 class _Running:
-    """A program at work: its time, its channel and the calls it waits for. `follow` once, then `stop`."""
+    """A running program: its clock, its channel and the calls it waits for. `follow` it once, then `stop`."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -167,9 +167,9 @@ class _Running:
         self.notes: list[str] = []
 
     async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, make: Maker) -> bool:
-        """True when the program has ended by itself; raises what a call of it raised that ends the run."""
+        """Follow the program; return True if it ended by itself. Raises what a call of it raised that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        writer.write(_frame(start))
+        writer.write(_encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
         self._tasks.start(self._serve(reader, writer, make))
         self._resume()
@@ -185,14 +185,14 @@ class _Running:
             await asyncio.wait((exited,))
 
     async def stop(self) -> None:
-        """Gives up the calls it still waits for."""
+        """Cancel the calls that the program still waits for."""
         self._waits += 1
         self._pause()
         self._over.cancel()
         await self._tasks.close(STOP_SECONDS)
 
-    def person(self, waits: bool) -> None:
-        """Somebody is asked about a call, or was: the time stands still meanwhile."""
+    def set_person_waiting(self, waits: bool) -> None:
+        """Stop the program's clock while a person is asked about a call, and start it again after."""
         self._waits += 1 if waits else -1
         if self._waits == 0:
             self._resume()
@@ -216,7 +216,7 @@ class _Running:
             self._over.set_result(None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Maker) -> None:
-        """Takes its calls, as many at once as there is room for, until it closes its end."""
+        """Serve the program's calls, as many at once as there is room for, until it closes its end."""
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(HEAD), "big")
@@ -230,7 +230,7 @@ class _Running:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._end(f"[ended: it broke the channel to its tools: {error}]")
 
-    async def _answer(self, asked: _Asked, writer: asyncio.StreamWriter, make: Maker) -> None:
+    async def _answer(self, asked: _ProgramCall, writer: asyncio.StreamWriter, make: Maker) -> None:
         try:
             made = await make(asked.tool, asked.args)
         except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
@@ -242,18 +242,18 @@ class _Running:
         if made.note:
             self.notes.append(made.note[:NOTE_CHARACTERS])
         answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
-        writer.write(_frame(answer))
+        writer.write(_encode_frame(answer))
         if writer.transport.get_write_buffer_size() > KEPT_BYTES:
             self._end("[ended: it does not read the answers of its tools]")
 
 
-def _frame(value: Any) -> bytes:
+def _encode_frame(value: Any) -> bytes:
     try:
         body = msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
-        body = msgspec.json.encode(_whole(value))
+        body = msgspec.json.encode(_replace_surrogates(value))
     return len(body).to_bytes(HEAD, "big") + body
 
 
-def _whole(value: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(value: dict[str, Any]) -> dict[str, Any]:
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}

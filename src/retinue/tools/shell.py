@@ -25,8 +25,8 @@ NOTE_BYTES = 256
 
 
 class Shell:
-    """Runs a command line in the workspace. `grace` is how long a command may take to end after SIGTERM; `walled` says
-    that it ends with us anyhow."""
+    """Runs a command line in the workspace. `grace` is how long a command may take to end after SIGTERM; with
+    `walled` a sandbox ends it with us."""
 
     spec = ToolSpec(
         name="shell",
@@ -53,7 +53,7 @@ class Shell:
         self._walled = walled
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        command, seconds = _asked(call)
+        command, seconds = _read_arguments(call)
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
         env = build_environment(os.environ, run=link.ref.path)
         argv = (shutil.which("bash") or "/bin/sh", "-c", command)
@@ -73,10 +73,10 @@ class Shell:
         return make_outcome(group, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_asked(call)[0])
+        return reveal_text(_read_arguments(call)[0])
 
 
-def _asked(call: Call) -> tuple[str, float]:
+def _read_arguments(call: Call) -> tuple[str, float]:
     command, seconds = read_argument(call, "command", str), read_argument(call, "timeout", float, DEFAULT_SECONDS)
     if not command.strip():
         raise ToolError(f"{call.name}: 'command' is empty")
