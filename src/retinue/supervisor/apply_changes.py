@@ -85,10 +85,17 @@ def copied_by(node: Node) -> Copied | None:
     return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
 
 
+def is_unmade(spawned: RunSpawned) -> bool:
+    """Tell whether the run's workspace was never made: the first call that needs it makes it, and there was none."""
+    return not spawned.server and not Path(spawned.workspace).exists()
+
+
 def no_copy(who: str, spawned: RunSpawned) -> str:
     """Why there is none of a run."""
     if spawned.server:
         return ELSEWHERE.format(who=who, server=spawned.server)
+    if is_unmade(spawned):
+        return NOTHING.format(who=who)
     return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 

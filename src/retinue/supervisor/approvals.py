@@ -19,10 +19,20 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, RuleBook
+from retinue.core.ports import Approver, Clock, Preview, RuleBook
 from retinue.core.rules import Verdict, sealed
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.questions import ANOTHER, CHANGED, Question, approval_of, asked_body, judged, minted, sound
+from retinue.supervisor.questions import (
+    ANOTHER,
+    CHANGED,
+    GIVEN_UP,
+    Question,
+    approval_of,
+    asked_body,
+    judged,
+    minted,
+    sound,
+)
 from retinue.supervisor.trees import Tree
 
 REMEMBERED = 10_000
@@ -67,9 +77,9 @@ class Desk:
     # Asking
 
     async def settle(
-        self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
+        self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
-        """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
+        """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
         tool = sealed(call.name, spec.seal)
         standing = self._stands(tree.id, node.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
@@ -83,10 +93,11 @@ class Desk:
             return Allow() if allowed else Deny(reason)
         if not self._terms.wait and not self._attended(tree):
             raise Unconfirmed(call.name)
+        shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
-            preview = f"{ANOTHER}\n{preview}".strip()
+            shown = f"{ANOTHER}\n{shown}".strip()
         self.asked[tree.id] += 1
-        approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
+        approval = approval_of(tree, node, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self.asked[tree.id])
         return await self._ask(Question(tree, node, call, spec, approval))
 
@@ -99,6 +110,10 @@ class Desk:
         try:
             self._bring(question)
             decision = await question.answer
+        except asyncio.CancelledError:
+            if question.call.within and node.stopping is None and not node.ending:
+                self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
+            raise
         finally:
             node.unpause()
             self._put_away(question)
