@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = screen.checked(_folder(args.folder))
+    folder = screen.check_folder(_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):

@@ -35,9 +35,9 @@ exit codes: 0 no difference, 1 it differs, 2 usage
 
 examples:
   retinue replay                    the latest tree
-  retinue replay toje555k2w --quiet
+  retinue replay 7jw4p2xk9mtb --quiet
   retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay toje --json | jq .differences"""
+  retinue replay 7jw4 --json | jq .differences"""
 EXIT_DIFFERS = 1
 
 
@@ -81,10 +81,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
-    recorded = fold_records(archive.events(found.stored))
+    project, found = asyncio.run(screen.look_up(args.name))
+    recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
-        raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
+        raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _load_project(args, recorded[0]) if args.from_disk else (None, None)
     replay = make_replay(recorded, parts, first)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    comparison = Comparison(found.stored.tree, len(recorded), events, differences, ends)
+    comparison = Comparison(found.tree, len(recorded), events, differences, ends)
     for note in replay.notes:
         screen.warn(note)
     for line in format_comparison(comparison, color=printer.color):
@@ -124,7 +124,7 @@ def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int
     profile, task = replay.primary
     parts = build.Parts(Path.cwd())
     shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
-    return shown.result, fold_records(made[0].log.read(shown.result.tree))
+    return shown.result, fold_records(asyncio.run(made[0].log.read(shown.result.tree)))
 
 
 def _find_differences(

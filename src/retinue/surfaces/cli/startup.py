@@ -85,7 +85,7 @@ def prepare(
         default_runtime="isolated",
         outbox=args.delegation_directory,
     )
-    output.checked(project.folder)
+    output.check_folder(project.folder)
     for warning in project.warnings:
         output.warn(warning)
     asks = interactive and not detached and prompts.at_terminal()
