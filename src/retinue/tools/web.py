@@ -59,7 +59,7 @@ class WebFetch:
         if unknown:
             raise ToolError(f"{FETCH.name}: unknown argument '{unknown[0][:80]}'")
         url = read_argument(Call("", FETCH.name, args), "url", str)
-        page = await fetching.fetch(url, hosts=self._hosts, dialer=self._dialer)
+        page = await fetching.fetch_page(url, hosts=self._hosts, dialer=self._dialer)
         answered = f"{page.url} answered {page.status} {page.reason}".rstrip()
         if page.status >= 400:
             return Outcome(answered, success=False)

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from retinue import ConfigError, ToolError
 from retinue.core.network import Host, allows, canonical, meet, parse_host, parse_hosts
 from retinue.tools import http_fetch as fetching
-from retinue.tools.dialer import is_public
-from retinue.tools.http_fetch import fetch
+from retinue.tools.dialer import is_public_address
+from retinue.tools.http_fetch import fetch_page
 from retinue.tools.pages import extract_text, html_text
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 
 async def page(web: Web, url: str, *hosts: str, **options: Any) -> fetching.Page:
-    return await fetch(url, hosts=parse_hosts(hosts or ["*"]), dialer=web, **options)
+    return await fetch_page(url, hosts=parse_hosts(hosts or ["*"]), dialer=web, **options)
 
 
 # Where it may go
@@ -85,7 +85,7 @@ def test_numbers_in_disguise_are_no_hosts(name: str) -> None:
     ],
 )  # fmt: skip
 async def test_no_private_address_is_reached_by_name_or_number(address: str) -> None:
-    assert not is_public(address)
+    assert not is_public_address(address)
     async with Web({"/": answer(b"secret")}, sly_example=[PUBLIC, address]) as web:
         with pytest.raises(ToolError, match="not a public address"):
             await page(web, "http://sly.example/")
@@ -94,7 +94,7 @@ async def test_no_private_address_is_reached_by_name_or_number(address: str) -> 
 
 @pytest.mark.parametrize("address", [PUBLIC, "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
 def test_public_addresses_are_public(address: str) -> None:
-    assert is_public(address)
+    assert is_public_address(address)
 
 
 @pytest.mark.parametrize(
