@@ -16,7 +16,7 @@ from retinue.core.network import Host, allows, canonical, meet, parse_host, pars
 from retinue.tools import http_fetch as fetching
 from retinue.tools.dialer import is_public_address
 from retinue.tools.http_fetch import fetch_page
-from retinue.tools.pages import html_text, readable
+from retinue.tools.pages import extract_text, html_text
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 
@@ -236,13 +236,13 @@ async def test_a_fetch_that_is_cancelled_closes_its_socket() -> None:
     ],
 )
 def test_text_of_every_kind(body: bytes, kind: str, text: str) -> None:
-    assert readable(body, kind, "http://a.com/") == text
+    assert extract_text(body, kind, "http://a.com/") == text
 
 
 @pytest.mark.parametrize("kind", ["application/pdf", "image/png", "application/octet-stream", ""])
 def test_what_is_no_text_is_refused(kind: str) -> None:
     with pytest.raises(ToolError, match="only HTML, text, JSON and XML"):
-        readable(b"%PDF\0\0", kind, "http://a.com/x")
+        extract_text(b"%PDF\0\0", kind, "http://a.com/x")
 
 
 def test_html_becomes_text_with_links() -> None:
