@@ -15,7 +15,7 @@ from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawne
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.log.records import RESUMED, fold_records
-from retinue.testing import scripted
+from retinue.testing import MemoryLog, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 
@@ -23,7 +23,7 @@ async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRe
     """What differs, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
     played = make_replay(recorded)
-    supervisor = make_replay_supervisor(played, Path.cwd())
+    supervisor = make_replay_supervisor(played, MemoryLog(), Path.cwd())
     node = supervisor.spawn(*played.primary)
     await node.join()
     again = await supervisor.log.read(node.ref.tree)

@@ -128,8 +128,9 @@ async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None
 async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning(tmp_path: Path) -> None:
     made = Pages()
     config = tmp_path / "retinue.yaml"
-    config.write_text("{max_turns: 9}\n")
+    config.write_text("max_turns: 9\n")
     async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        config.write_text("approvals: 3\n")
         run = await r.spawn(main({"main": [pages("x"), pages("y"), {"text": "y"}]}, tools=[made.tool]), "go")
         for _ in range(2):
             [question] = await waiting(r, 1)
@@ -137,7 +138,7 @@ async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning
         await run.result()
         warned = bodies(await r.control.supervisor.log.read(run.tree), Warned)
     assert len(warned) == 2 and "by hand: page" in warned[0].text
-    assert config.read_text() == "{max_turns: 9}\n"
+    assert config.read_text() == "approvals: 3\n"
     assert made.made == ["x", "y"]
 
 

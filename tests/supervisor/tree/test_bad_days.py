@@ -68,7 +68,7 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
     script = {"main": [spawn({"task": "a"}), {"text": "end", "delay": 0.2}], "*": [{"text": "k"}]}
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.supervisor.log
-        log._db.set_busy_timeout(1)  # type: ignore[attr-defined]
+        log._own._db.set_busy_timeout(1)  # type: ignore[attr-defined]
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted)
         blocker = apsw.Connection(str(log.path))  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ async def test_watchers_leave_nothing_behind(tmp_path: Path) -> None:
             run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
             assert [event.kind async for event in run.events()][-1] == "run.ended"
         await asyncio.sleep(0)
-        assert r.control.supervisor.log._feeds == {}  # type: ignore[attr-defined]
+        assert r.control.supervisor.log._own._feeds == {}  # type: ignore[attr-defined]
 
 
 async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> None:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     made = takeover.plan(runs, target)
     if made.conflicts:
         screen.print_error(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
-        for conflict in made.refusal().split("\n"):
+        for conflict in made.describe_conflicts().split("\n"):
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
     if not args.yes and not _agreed(made.diff.decode("utf-8", "backslashreplace")):
