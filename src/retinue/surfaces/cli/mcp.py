@@ -155,11 +155,11 @@ async def _serve(args: argparse.Namespace) -> int:
         try:
             if args.http:
                 transport = importlib.import_module("retinue.surfaces.mcp.http")
-                await transport.serve(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
+                await transport.serve_http(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
             else:
                 if sys.stdin is not None and sys.stdin.isatty():
                     _say(AT_TERMINAL)
-                await importlib.import_module("retinue.surfaces.mcp.stdio").serve(server, stop)
+                await importlib.import_module("retinue.surfaces.mcp.stdio").serve_stdio(server, stop)
         finally:
             await server.close()
     return 0
