@@ -10,7 +10,7 @@ from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
-from retinue.supervisor.continued import NOT_HERE
+from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -76,7 +76,7 @@ async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
     if old.spawned.server:
         home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
         where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
         raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
     if old.ended is None:

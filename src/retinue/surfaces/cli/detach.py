@@ -10,7 +10,7 @@ import os
 import sys
 
 from retinue.files.private import make_private_folder, open_private_file
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
@@ -21,7 +21,7 @@ class Away:
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
-    def announce(self, node: Node) -> None:
+    def announce(self, node: Run) -> None:
         """There is a tree. Leaves the terminal and says so."""
         folder = make_private_folder(node.folders.own)
         sys.stdout.flush()

@@ -21,7 +21,7 @@ from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
@@ -30,7 +30,7 @@ from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
-Begin = Callable[[Supervisor], Node | Awaitable[Node]]
+Begin = Callable[[Supervisor], Run | Awaitable[Run]]
 WRITTEN_SECONDS = 10.0
 
 
@@ -52,7 +52,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     terminal: bool = False,
     control: bool = True,
     after: int = 0,
-    announce: Callable[[Node], None] | None = None,
+    announce: Callable[[Run], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
@@ -74,7 +74,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
             if control and parts.state is not None:
                 await open_control(servers, supervisor, parts.state, printer.show_note)
             begun = begin(supervisor)
-            node = begun if isinstance(begun, Node) else await begun
+            node = begun if isinstance(begun, Run) else await begun
             if after:
                 printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
             if announce is not None:
@@ -115,7 +115,7 @@ async def open_control(
         say(f"warning: no control server for other terminals: {error}")
 
 
-async def _written(supervisor: Supervisor, node: Node) -> None:
+async def _written(supervisor: Supervisor, node: Run) -> None:
     """Until somebody who looks for the run finds it; a log that takes nothing is told of elsewhere."""
     with suppress(TimeoutError):
         async with asyncio.timeout(WRITTEN_SECONDS):
@@ -124,7 +124,7 @@ async def _written(supervisor: Supervisor, node: Node) -> None:
 
 
 class _Screen:
-    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool, after: int) -> None:
+    def __init__(self, supervisor: Supervisor, node: Run, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
