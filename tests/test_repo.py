@@ -34,7 +34,6 @@ MECHANISMS = {
     "files/": (
         r"O_NOFOLLOW|O_EXCL|os\.replace\(|mkstemp|fsync\(|rmtree\(",
         {
-            "control/outbox_watcher.py": 1,
             "log/retention.py": 1,
             "sandbox/bubblewrap.py": 1,
             "sandbox/escape_attempts.py": 1,
@@ -43,7 +42,6 @@ MECHANISMS = {
             "surfaces/printer/editor.py": 1,
             "workspaces/atomic_apply.py": 2,
             "workspaces/copy_tree.py": 1,
-            "build/sandboxes.py": 1,
         },
     ),
     "processes/": (
@@ -53,11 +51,9 @@ MECHANISMS = {
     "concurrency.py": (
         r"\bcreate_task\(|ensure_future\(",
         {
-            "agent/loop.py": 1,
             "log/failpoints.py": 1,
-            "supervisor/adoption.py": 2,
-            "supervisor/remote_driver.py": 1,
-            "supervisor/supervisor.py": 3,  # the driver of a run
+            "supervisor/driver.py": 2,  # the task of a run
+            "supervisor/run.py": 1,  # an awaitable of the log that is awaited twice
         },
     ),
 }
