@@ -212,7 +212,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
         parts=parts,
         profiles=tuple(start.project.all_profiles),
-        command=output.command(),
+        command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
