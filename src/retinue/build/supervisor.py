@@ -50,7 +50,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
                 await each.close()
 
     supervisor = Supervisor(
-        reporting.over(log),
+        reporting.hook_log(log),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -71,6 +71,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
         stored_logs=None if parts.state is None else StoredLogs(parts.state),
+        hook=reporting.hook,
         trace=trace,
         on_close=close,
     )

@@ -22,6 +22,10 @@ class Call:
         self.caller = caller
         self.account: Account | None = None
 
+    def reported_as(self, tree: str) -> str:
+        """Return the run id under which the primary of a tree is reported, or else the run that it stands for."""
+        return self.caller.run_id or self.caller.parent_id or f"{tree}-0"
+
     def shared(self, above: Account | None) -> Account | None:
         """What a run below one with that account spends from: all that a call makes shares what is left to the
         caller."""
@@ -36,7 +40,7 @@ CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
-def serving(caller: Caller) -> Iterator[None]:
+def serve_caller(caller: Caller) -> Iterator[None]:
     """Around whatever makes runs for the call."""
     token = CALL.set(Call(caller))
     try:

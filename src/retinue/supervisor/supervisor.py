@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from retinue.core.approvals import Answered, Approval, Decision
@@ -23,7 +24,20 @@ from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
 from retinue.core.messages import RunRef, UserTurn
 from retinue.core.plans import Job, Plan, Planner
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, Row, RuleBook, Ticket, ToolServers
+from retinue.core.ports import (
+    Approver,
+    Clock,
+    CommitHook,
+    Log,
+    Order,
+    Policy,
+    Prices,
+    Receipt,
+    Row,
+    RuleBook,
+    Ticket,
+    ToolServers,
+)
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
@@ -99,6 +113,7 @@ class Supervisor:
         timeouts: Timeouts,
         prices: Prices,
         stored_logs: StoredLogs | None = None,
+        hook: CommitHook | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -120,7 +135,7 @@ class Supervisor:
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
-        self.settle: Callable[[Node], Awaitable[None]] | None = None  # what a run waits for before it may have ended
+        self._hook = hook
 
     @property
     def is_unattended(self) -> bool:
@@ -253,7 +268,11 @@ class Supervisor:
         """Writes `run.spawned` before anything else can be said of the run, then starts driving it."""
         ref = node.ref
         node.link = RunLink(self, tree, node, ref)
-        written = tree.open(node, spawned_of(tree, node, order))
+        spawned = spawned_of(tree, node, order)
+        call = called.CALL.get()
+        if self._hook is not None and node.parent is None and call is not None:  # so screens here do not show the tree
+            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
+        written = tree.open(node, spawned)
         for note in node.plan.notes:
             tree.write(node, note)
         if node.parent is not None:
@@ -300,8 +319,8 @@ class Supervisor:
                 await node.slot.acquire()
                 job = self._start(tree, node)
             ending = stopped(node) if job is None else await self._work(tree, node, job)
-            if self.settle is not None:
-                await self.settle(node)
+            if self._hook is not None:
+                await self._hook.settle(node.ref)
             if node.stopping is not None:
                 ending = stopped(node)
         except asyncio.CancelledError:
@@ -413,6 +432,22 @@ class Supervisor:
     async def send(self, tree: str, run: int, text: str, *, source: str = steering.SOURCE) -> Receipt:
         """The user's words for a run, read at its next turn; `source` says whose they are if not the user's."""
         return await steering.send(self.trees.get(tree), run, text, source=source)
+
+    def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
+        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        found = self.trees.get(tree)
+        node = None if found is None else found.nodes[run]
+        if node is not None and not node.ending and node.stopping is None:
+            node.failure = failure
+            node.stop(status)
+
+    def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
+        """Write a warning to a run; False if it has ended."""
+        found = self.trees.get(tree)
+        if found is None or found.nodes[run].ended:
+            return False
+        found.write(found.nodes[run], Warned(text, code=code))
+        return True
 
     def kill(self, tree: str) -> None:
         """The second Ctrl-C: whatever still cleans up is told again, and ends at once."""

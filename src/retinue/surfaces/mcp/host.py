@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from retinue import build
-from retinue.control.publisher import publisher_of
 from retinue.control.server import ControlServer
 from retinue.core.caller import narrower
 from retinue.core.control import ResumeOverrides
@@ -167,16 +168,10 @@ class Host:
     def _called(self, exchange: Exchange, args: dict[str, Any]) -> Iterator[None]:
         """What is left to the run that makes the call, if it comes from one, and to whom its runs are reported, hold
         for all that is made in here."""
-        supervisor = self._supervisor
-        caller = narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
-        publisher = publisher_of(supervisor.log)
         run_id = args.get("runId") if self._wish.profile is not None else ""
-        with called.serving(caller), ExitStack() as reported:
-            if publisher is not None:
-                name = run_id if isinstance(run_id, str) else ""
-                reported.enter_context(
-                    publisher.calling(name.strip(), parent_id=caller.parent_id, root_id=caller.root_id)
-                )
+        caller = narrower(self._supervisor.caller, travel.from_meta(exchange.request.meta))
+        caller = msgspec.structs.replace(caller, run_id=run_id.strip() if isinstance(run_id, str) else "")
+        with called.serve_caller(caller):
             yield
 
     def _job(self, served: _Served, name: str, args: dict[str, Any]) -> Job:
