@@ -12,12 +12,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import retinue.config.settings as module
-from retinue.agent.local import LOCAL
 from retinue.agent.plans import SPAWNING, WEB
 from retinue.config.settings import Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
+from retinue.tools.local import LOCAL
 from tests.config.conftest import Write
 
 

@@ -16,7 +16,7 @@ from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
 from retinue.sandbox.box import NoWall, command
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
 from tests.sandbox.places import ROOT, needs_bubblewrap
@@ -27,7 +27,7 @@ WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", command("b
 without_bubblewrap = pytest.mark.skipif(not ROOT or command("bwrap") is None, reason="root hides bubblewrap from it")
 
 
-class Walled(Inherited):
+class Walled(InProcess):
     """Stands for a stricter runtime."""
 
     name = "isolated"
@@ -39,17 +39,17 @@ def no_wall() -> Walled:
 
 
 def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, walls: bool = True) -> Placement:
-    return Placement({"inherited": Inherited, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
+    return Placement({"inherited": InProcess, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
 
 
 @pytest.mark.requirement("MASS-6", "P32")
 def test_a_child_never_has_less_of_a_wall_than_its_parent() -> None:
     place = placed()
-    strict, floor = place(Profile("a", runtime="isolated"), None)
+    strict, floor, _ = place(Profile("a", runtime="isolated"), None)
     parent = Plan(*[None] * 12, floor=floor)  # type: ignore[arg-type]
     assert strict.name == "isolated"
     for wish in (None, "inherited", "isolated"):
-        runtime, below = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
+        runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
 
 
@@ -57,7 +57,7 @@ def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
     async def work(task: str, ctx: object) -> str:
         return task
 
-    runtime, floor = placed("isolated")(Profile("a", call=work), None)
+    runtime, floor, _ = placed("isolated")(Profile("a", call=work), None)
     assert (runtime.name, floor) == ("inherited", "isolated")
 
 

@@ -342,14 +342,16 @@ def test_what_a_run_gets_when_nobody_says() -> None:
     """Behind walls nobody works in the project itself."""
     state = StateFolder(None, project=Path("/nonexistent"))
     kinds = [
-        default_kind(state, walled=walled, primary=primary) for walled in (False, True) for primary in (True, False)
+        default_kind(state, sandboxed=walled, primary=primary) for walled in (False, True) for primary in (True, False)
     ]
     assert kinds == ["shared", "scratch", "copy", "scratch"]
     state.in_repository = True
     assert (
-        default_kind(state, walled=True, primary=True) == default_kind(state, walled=True, primary=False) == "worktree"
+        default_kind(state, sandboxed=True, primary=True)
+        == default_kind(state, sandboxed=True, primary=False)
+        == "worktree"
     )
-    assert default_kind(state, walled=False, primary=True) == "shared"
+    assert default_kind(state, sandboxed=False, primary=True) == "shared"
 
 
 def test_a_closed_folder_on_the_path_does_not_hide_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

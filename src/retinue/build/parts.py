@@ -9,8 +9,7 @@ from pathlib import Path
 from retinue.agent.plans import GENERIC
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
-from retinue.core.plans import Setup
-from retinue.core.ports import Approver, Clock, Model, Policy, Prices
+from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer

@@ -13,7 +13,7 @@ from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import Terms
 from retinue.supervisor.supervisor import Supervisor
@@ -35,7 +35,7 @@ def make_replay(
     planner = ProfilePlanner(
         parts.profiles,
         models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: Inherited()), mode="inherited"),
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: IN_PROCESS), mode="inherited"),
         default_model=model,
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),

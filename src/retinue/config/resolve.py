@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retinue.core.plans import Setup
+from retinue.core.ports import Setup
 from retinue.core.profiles import RuntimeName
 from retinue.core.rules import Rules
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from retinue.concurrency import TaskOwner
 from retinue.control.delegation_request import (
     STOPPED,
     DelegationRequest,
@@ -66,7 +67,7 @@ class Watcher:
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
         self._steers: dict[str, int] = {}
-        self._commands: set[asyncio.Task[None]] = set()
+        self._commands = TaskOwner()
         self._odd: set[str] = set()
         self._said: set[str] = set()
         self._stopping = False
@@ -122,7 +123,7 @@ class Watcher:
             if name in self._serving or name in self._odd or self._stopping:
                 continue
             if most is None or len(self._serving) < max(most, 1):
-                task = self._serving[name] = asyncio.create_task(self._serve(name))
+                task = self._serving[name] = self._commands.start(self._serve(name))
                 task.add_done_callback(partial(self._forget_task, name))
             elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
@@ -220,9 +221,7 @@ class Watcher:
             self._complain(f"{tree}: words for it are not read: {error}")
 
     def _start_command(self, command: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(command)
-        self._commands.add(task)
-        task.add_done_callback(self._commands.discard)
+        self._commands.start(command)
 
     async def _serve(self, name: str) -> None:
         """Serve one request and answer it, whatever happens."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Generator
 from typing import Any
 from urllib.parse import urlsplit
 
+from retinue.concurrency import TaskOwner
 from retinue.control.poster import POST_SECONDS, Poster, PostFailed, Unwanted
 from retinue.core.caller import NOBODY
 from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, UsageReported
@@ -57,7 +58,7 @@ class Publisher:
         self._lines: dict[str, dict[int, _Line]] = {}
         self._has_warned = False
         self._away_until = 0.0
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending = TaskOwner()
         for part in urlsplit(address).path.split("/"):
             hide(part)
 
@@ -93,7 +94,7 @@ class Publisher:
         before = [line.last]
         if isinstance(body, RunEnded) and lines is not None:
             before += [other.last for other in lines.values() if other.parent is line]
-        line.last = self._start(self._send(line, event, data, before))
+        line.last = self._sending.start(self._send(line, event, data, before))
         if not self.strict or isinstance(body, Thinking | ToolResult):
             return written
         return _Reported(written, line.last, line if not isinstance(body, RunEnded) else None)
@@ -107,13 +108,7 @@ class Publisher:
 
     def end(self, run_id: str, status: Status, text: str) -> None:
         """Report the end of a run of another process, which reports where we do and may be gone."""
-        self._start(self._post_end(run_id, ending(run_id, status, text, time.time())))
-
-    def _start(self, posting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(posting)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-        return task
+        self._sending.start(self._post_end(run_id, ending(run_id, status, text, time.time())))
 
     async def _post_end(self, run_id: str, data: bytes) -> None:
         try:
@@ -178,8 +173,7 @@ class Publisher:
 
     async def close(self) -> None:
         """Wait for the posts on their way, as long as one post may take."""
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=POST_SECONDS)
+        await self._sending.wait(POST_SECONDS)
         self._poster.close()
 
 

@@ -95,6 +95,10 @@ class Limited(Stop):
     usage: Usage = NO_USAGE
 
 
+class Failed(Stop):
+    """The run cannot go on; the text says why."""
+
+
 class Unconfirmed(Stop):
     """A call needs a person and no approver is attached."""
 

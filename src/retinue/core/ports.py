@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,12 +21,23 @@ from retinue.core.usage import Usage
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut."""
+    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut. `code`
+    says for programs how a call went that has no ordinary result; `sandbox` names the walls that stood around the
+    first call of a sandbox."""
 
     text: str
     success: bool = True
     data: Any = None
     file: str = ""
+    code: str = ""
+    sandbox: tuple[str, ...] = ()
+
+
+class Setup(msgspec.Struct, frozen=True, gc=False):
+    """A command of the user's that is run in a new copied workspace before the run begins."""
+
+    command: str
+    seconds: float
 
 
 class Made(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +49,7 @@ class Made(msgspec.Struct, frozen=True, gc=False):
     note: str = ""
 
 
-Maker = Callable[[str, dict[str, Any]], Awaitable[Made]]
+Preview = Callable[[], Awaitable[str]]
 
 
 class Model(Protocol):
@@ -73,17 +83,90 @@ class Folders(Protocol):
 
 
 class Tool(Protocol):
-    """Something a model can call. Raises ToolError with words for the model."""
+    """Something a model can call, as the loop on the host sees it. Raises ToolError with words for the model."""
 
     @property
     def spec(self) -> ToolSpec: ...
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]: ...
 
-    def preview(self, call: Call, folders: Folders) -> str:
-        """What a person should see before saying yes: a diff for an edit, the command for a shell.
+    async def preview(self, call: Call, folders: Folders) -> str:
+        """Return what a person should see before saying yes: a diff for an edit, the command for a shell.
 
-        Raises ToolError for a call that cannot work; then nobody is asked."""
+        Asked for only if a person will be asked. Raises ToolError for a call that cannot work; then nobody is asked."""
+        ...
+
+
+class Execution(Protocol):
+    """One call of a local tool at work: what the tool may use, in this process or inside a sandbox."""
+
+    @property
+    def folders(self) -> Folders: ...
+
+    @property
+    def path(self) -> str:
+        """The path of the run that calls."""
+        ...
+
+    async def expired(self) -> None:
+        """Return when the host says that the call's time is over; its clock starts with the first wait."""
+        ...
+
+    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+        """Call an MCP tool of the run for a program of code mode. Raises only what ends the run."""
+        ...
+
+    def show_output(self, data: bytes) -> None:
+        """Show a piece of output to whoever watches now. May be dropped."""
+        ...
+
+
+class LocalTool(Protocol):
+    """A tool that touches files, processes or the network: it runs where its run's sandbox is."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    def time_limit(self, call: Call) -> float | None:
+        """Return the seconds a call may take, by its arguments; None without a limit. Raises ToolError."""
+        ...
+
+    def preview(self, call: Call, folders: Folders) -> str: ...
+
+    def __call__(self, call: Call, execution: Execution) -> Awaitable[Outcome]: ...
+
+
+class SandboxSession(Protocol):
+    """Previews and executes the file, shell and code calls of a run."""
+
+    async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str: ...
+
+    def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Awaitable[Outcome]: ...
+
+
+class RunSession(SandboxSession, Protocol):
+    """The sandbox and the workspace of one run. Both are made by the first call that needs them."""
+
+    @property
+    def folders(self) -> Folders:
+        """The run's folders, as tools of the host see them."""
+        ...
+
+    @property
+    def setup(self) -> Setup | None:
+        """The user's command that has to run in the new workspace before the run begins."""
+        ...
+
+    def runs_tool(self, name: str) -> bool:
+        """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
+        ...
+
+    async def make_workspace(self) -> None:
+        """Make the run's workspace, if that has not been done."""
+        ...
+
+    async def close(self) -> None:
+        """End the sandbox with everything in it. Always finishes; when cancelled meanwhile, in a hurry."""
         ...
 
 
@@ -143,8 +226,9 @@ class Link(Protocol):
         """Takes a fact; it appears when its batch is written."""
         ...
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
-        """Writes the call and says whether it may run; raises Unconfirmed when nobody can be asked.
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
+        """Write the call and say whether it may run, by the policy or by a person, who sees the preview. Raises
+        Unconfirmed when nobody can be asked, and the preview's ToolError.
 
         A call that must not happen twice is on disk before the answer comes."""
         ...
@@ -161,12 +245,22 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
-    def program(
-        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
-    ) -> AbstractContextManager[Maker]:
-        """While the program of that call runs: makes its calls of the run's MCP tools, by name and arguments. Each is
-        a call of the run, written, asked about and run like any other; what it still waits for at the end is given
-        up. `kept` says what the log keeps of an outcome; `person` hears when somebody is asked, and was."""
+    def withdraw(self, call: Call) -> None:
+        """Give a call its result that a program made and does not wait for any more. Does nothing in a run that is
+        being stopped, which ends as a whole."""
+        ...
+
+    def show_output(self, text: str) -> None:
+        """Show a piece of a tool's output to whoever watches now."""
+        ...
+
+    def claim_call_id(self, wanted: str) -> str:
+        """Return a call id that no other call of the run has."""
+        ...
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        """Tell the listener when a person is asked about the run (True) and when that is over (False). Returns what
+        ends this."""
         ...
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:

@@ -35,7 +35,7 @@ from retinue.sandbox.box import (
     interpreter,
     library,
     python,
-    worker,
+    tool_server_command,
 )
 from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
 from retinue.sandbox.unavailable_reasons import reason
@@ -77,12 +77,12 @@ class Bubblewrap:
         return self._groups is not None
 
     def open(self, box: Box, inside: Sequence[str] = ()) -> Opening:
-        """How to start the worker, or another command in its place."""
-        user = new_user(box.tree) if self._root else None
+        """Return how to start the tool server, or another command in its place."""
+        user = box.user or new_user(box.tree) if self._root else None
         if user is not None:
             give(box, user)
         group = None if self._groups is None else cgroups.make(self._groups, box.caps)
-        return self._opening(box, user, group, inside or worker())
+        return self._opening(box, user, group, inside or tool_server_command())
 
     def _opening(
         self, box: Box, user: tuple[int, int] | None, group: cgroups.Group | None, inside: Sequence[str]

@@ -27,6 +27,7 @@ TAIL_BYTES = 4096
 REAP_SECONDS = 10.0
 INFO_SECONDS = 2.0
 POLL_SECONDS = 0.01
+OUT_OF_MEMORY = "out of memory"
 
 
 class Process:
@@ -85,7 +86,7 @@ class Process:
     def _how(self) -> str:
         code = self._process.returncode
         if self._opening.group is not None and self._opening.group.memory_kills():
-            return "out of memory"
+            return OUT_OF_MEMORY
         if code is None:
             return "its process closed the link"
         number = -code if code < 0 else code - 128 if code > 128 else 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import RunSpawned
@@ -84,10 +85,17 @@ def copied_by(node: Node) -> Copied | None:
     return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
 
 
+def is_unmade(spawned: RunSpawned) -> bool:
+    """Tell whether the run's workspace was never made: the first call that needs it makes it, and there was none."""
+    return not spawned.server and not Path(spawned.workspace).exists()
+
+
 def no_copy(who: str, spawned: RunSpawned) -> str:
     """Why there is none of a run."""
     if spawned.server:
         return ELSEWHERE.format(who=who, server=spawned.server)
+    if is_unmade(spawned):
+        return NOTHING.format(who=who)
     return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 
@@ -233,7 +241,7 @@ async def apply_child(link: RunLink, call: Call) -> Outcome:
         return Outcome("\n".join([f"Taken over from {call.args['subagent_id']}:", *lines]))
 
     try:
-        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+        return await finish_despite_cancel(asyncio.to_thread(work))
     except ToolError:
         raise
     except RetinueError as error:

@@ -14,14 +14,25 @@ from functools import partial
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, RuleBook
+from retinue.core.ports import Approver, Clock, Preview, RuleBook
 from retinue.core.rules import Verdict, sealed
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.questions import ANOTHER, CHANGED, Question, approval_of, asked_body, judged, minted, sound
+from retinue.supervisor.questions import (
+    ANOTHER,
+    CHANGED,
+    GIVEN_UP,
+    Question,
+    approval_of,
+    asked_body,
+    judged,
+    minted,
+    sound,
+)
 from retinue.supervisor.trees import Tree
 
 REMEMBERED = 10_000
@@ -58,7 +69,7 @@ class Desk:
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
         self._standing: dict[tuple[str, int | None, str], str] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self.asked: Counter[str] = Counter()  # how many questions each tree has asked
         self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
@@ -66,9 +77,9 @@ class Desk:
     # Asking
 
     async def settle(
-        self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
+        self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
-        """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
+        """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
         tool = sealed(call.name, spec.seal)
         standing = self._stands(tree.id, node.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
@@ -82,10 +93,11 @@ class Desk:
             return Allow() if allowed else Deny(reason)
         if not self._terms.wait and not self._attended(tree):
             raise Unconfirmed(call.name)
+        shown = preview if isinstance(preview, str) else await preview()
         if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
-            preview = f"{ANOTHER}\n{preview}".strip()
+            shown = f"{ANOTHER}\n{shown}".strip()
         self.asked[tree.id] += 1
-        approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
+        approval = approval_of(tree, node, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
         approval = msgspec.structs.replace(approval, number=self.asked[tree.id])
         return await self._ask(Question(tree, node, call, spec, approval))
 
@@ -98,6 +110,10 @@ class Desk:
         try:
             self._bring(question)
             decision = await question.answer
+        except asyncio.CancelledError:
+            if question.call.within and node.stopping is None and not node.ending:
+                self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
+            raise
         finally:
             node.unpause()
             self._put_away(question)
@@ -142,9 +158,7 @@ class Desk:
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
         if self.approver is not None and self._has_approver(question.tree):
-            question.asking = asyncio.create_task(self._consult(self.approver, question))
-            self._asking.add(question.asking)
-            question.asking.add_done_callback(self._asking.discard)
+            question.asking = self._asking.start(self._consult(self.approver, question))
         elif terms.wait and not self._has_attendant(question.tree):
             question.timers.append(later(terms.wait, lambda: self._give_up(question)))
 
@@ -296,7 +310,4 @@ class Desk:
 
     async def close(self) -> None:
         """Sees to it that no approver is left running."""
-        for task in self._asking:
-            task.cancel()
-        if self._asking:
-            await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
+        await self._asking.close(CLOSE_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from retinue.core.errors import Disconnected, Limited, RetinueError, StreamCut, Unconfirmed
+from retinue.core.errors import Disconnected, Failed, Limited, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded
 from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
 from retinue.supervisor.nodes import Node
@@ -26,7 +26,7 @@ def ending_of(node: Node, error: BaseException) -> Ending:
         case Disconnected():
             text, details = ending_texts("disconnected", name=node.name, primary=primary)
             return Ending("disconnected", text, f"{details}: {error}")
-        case RetinueError():
+        case RetinueError() | Failed():
             return Ending("failed", str(error), str(error))
         case _:
             text = f"{node.name} panicked: {type(error).__name__}: {error}"

@@ -14,8 +14,8 @@ from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
-from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
-from retinue.core.ports import Order, Outcome, Row, Ticket
+from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Order, Outcome, Preview, Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
@@ -23,8 +23,7 @@ from retinue.core.usage import NO_USAGE, Usage
 from retinue.supervisor import apply_changes as takeover
 from retinue.supervisor.budgets import CallReservation
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.programs import Program
-from retinue.supervisor.questions import current, judged
+from retinue.supervisor.questions import GIVEN_UP, current, judged
 from retinue.supervisor.trees import Tree
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class RunLink(msgspec.Struct, eq=False):
     def emit(self, body: Body) -> None:
         self.tree.write(self.node, body)
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         node = self.node
         if node.stopping is not None or node.ending:
             raise asyncio.CancelledError
@@ -66,14 +65,19 @@ class RunLink(msgspec.Struct, eq=False):
                 await written
             if spec.tier == "none":
                 return NOTHING
+            if spec.tier == USERS_OWN:
+                return _ALLOW
             if spec.server:
                 spec = self._seal(call, spec)
             verdict = judged(node, spec, call)
             if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
                 return _ALLOW
             return await self._settle(call, spec, preview, verdict)
+        except ToolError:
+            raise  # of its preview: the call gets a result
         except BaseException:
-            node.slot.drop_call()
+            if not call.within:  # else it is withdrawn
+                node.slot.drop_call()
             raise
 
     def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
@@ -84,8 +88,8 @@ class RunLink(msgspec.Struct, eq=False):
         node.seals[call.id] = now.seal
         return now
 
-    async def _settle(self, call: Call, spec: ToolSpec, preview: str, verdict: Verdict) -> Decision:
-        """What becomes of a call that the policy does not simply let pass."""
+    async def _settle(self, call: Call, spec: ToolSpec, preview: Preview | str, verdict: Verdict) -> Decision:
+        """Decide about a call that the policy does not simply let pass."""
         if call.name == APPLY and verdict.what == "ask":
             shown = await takeover.question(self, call)
             if shown is None:
@@ -97,8 +101,11 @@ class RunLink(msgspec.Struct, eq=False):
         return decision
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
-        body = ToolResult(call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file)
         node = self.node
+        body = ToolResult(
+            call.id, call.name, outcome.text, outcome.success, duration_ms, outcome.file, outcome.code,
+            sandbox=outcome.sandbox,
+        )  # fmt: skip
         self.tree.write(node, body)
         node.slot.end_call()
 
@@ -163,10 +170,33 @@ class RunLink(msgspec.Struct, eq=False):
             raise ToolError(ANOTHER_TOOL.format(tool=call.name))
         return run(call.args, context)
 
-    def program(
-        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
-    ) -> Program:
-        return Program(self, call, kept, person)
+    def withdraw(self, call: Call) -> None:
+        if self.node.stopping is None and not self.node.ending:
+            self.finish(call, Outcome(GIVEN_UP, success=False), 0)
+
+    def show_output(self, text: str) -> None:
+        if text:
+            self._delta("output", text)
+
+    def claim_call_id(self, wanted: str) -> str:
+        seen = self.node.call_ids
+        if seen is None:
+            seen = self.node.call_ids = set()
+        while wanted in seen:
+            wanted += "+"
+        seen.add(wanted)
+        return wanted
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        node = self.node
+        for _ in range(node.asking):
+            listener(True)
+        node.persons += (listener,)
+
+        def forget() -> None:
+            node.persons = tuple(each for each in node.persons if each is not listener)
+
+        return forget
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         tickets = self.supervisor.spawn_children(self.tree, self.node, orders)

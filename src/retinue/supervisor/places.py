@@ -8,7 +8,7 @@ from retinue.core.context import METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_
 from retinue.core.control import RunHandle
 from retinue.core.events import RunSpawned
 from retinue.core.messages import RunRef
-from retinue.core.plans import Plan
+from retinue.core.plans import JobRunner, Plan
 from retinue.core.ports import Order, Row, Ticket
 from retinue.core.profiles import Task, WorkspaceName
 from retinue.log.runs import RunView
@@ -26,28 +26,29 @@ def folders_of(
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
-    walled = started is not None and bool(started.walls)
-    kind = plan.profile.workspace or default_kind(state, walled=walled, primary=parent is None)
+    sandboxed = started is not None and bool(started.walls)
+    kind = plan.profile.workspace or default_kind(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
+    folders_above = None if parent is None else parent.folders
     snapshots = state.snapshots(ref.tree)
     others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
     if kind == "shared":
-        return RunFolders(own, above, others)
+        return RunFolders(own, above, others, parent=folders_above)
     if task.include_parent_workspace:
         others = (above, *others)
     workspace = f"{own}/workspace"
     if parent is None:
         snapshots = ""  # it has no siblings
     if kind == "scratch":
-        return RunFolders(own, workspace, others, None, snapshots)
+        return RunFolders(own, workspace, others, None, snapshots, parent=folders_above)
     source_workspace, source = _source(state, parent, kind)
     copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
-    return RunFolders(own, workspace, others, copy, snapshots)
+    return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
 
 
-def default_kind(state: StateFolder, *, walled: bool, primary: bool) -> WorkspaceName:
-    """For a profile that says nothing. Behind a wall nobody works in the project itself."""
-    if not walled:
+def default_kind(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:
+    """For a profile that says nothing. In a sandbox nobody works in the project itself."""
+    if not sandboxed:
         return "shared" if primary else "scratch"
     if state.in_repository:
         return "worktree"
@@ -69,14 +70,14 @@ def _source(state: StateFolder, parent: Node | None, kind: str) -> tuple[Workspa
 
 
 def may_ask_ahead(tree: Tree, node: Node) -> bool:
-    """Whether the run may ask its model while its first event is on the way to the disk. Only one that has done nothing
-    before it has the reply: no process, no copy, no function, no call of an earlier life. Who waits for a slot has
-    the time to wait for the disk."""
+    """Tell whether the run may ask its model while its first event is on the way to the disk. Only one that does
+    nothing before it has the reply: no set-up of a copy, no function, no call of an earlier life. Who waits for a slot
+    has the time to wait for the disk."""
     plan = node.plan
     return (
         tree.log.ahead
         and plan.model is not None
-        and plan.runtime.name == "inherited"
+        and not isinstance(plan.runtime, JobRunner)
         and node.folders.workspace_copy is None
         and node.past is None
         and not node.slot.is_queued

@@ -16,6 +16,7 @@ from retinue.supervisor.nodes import Node
 from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
 from retinue.supervisor.trees import Tree
 
+GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
 CHANGED = "the call changed while it was being asked about"
 ANOTHER = "It was allowed before, but its server describes it differently now."
 

@@ -18,7 +18,7 @@ from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import IN_PROCESS
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")
@@ -165,7 +165,7 @@ def placed(profile: Profile, spawned: RunSpawned) -> Profile:
 def plan_of_ended(view: RunView) -> Plan:
     """For a run that will do nothing any more."""
     profile = Profile(view.agent)
-    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, Inherited(), RUNTIMES[-1])
+    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, IN_PROCESS, RUNTIMES[-1])
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:

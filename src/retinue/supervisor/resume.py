@@ -18,6 +18,8 @@ from msgspec import UNSET
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import (
+    UNKNOWN_AFTER_CRASH,
+    UNKNOWN_AFTER_CRASH_TEXT,
     ApprovalAsked,
     Event,
     RunRemote,
@@ -55,13 +57,8 @@ from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 if TYPE_CHECKING:
     from retinue.supervisor.supervisor import Supervisor
 
-UNKNOWN = "unknown_after_crash"
-UNKNOWN_TEXT = (
-    f"{UNKNOWN}: the process died while this call was being made, so nobody knows whether it took effect. "
-    "It was not repeated. Look at how things are before you make it again."
-)
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
-LOST_FUNCTION = f"{UNKNOWN}: its function was running when the process died, and is not called again"
+LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 QUEUEING = "spawn_subagents"
 
 
@@ -281,7 +278,9 @@ class Revival:
             tool = node.plan.by_name.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
-                text, outcome = (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_TEXT, UNKNOWN)
+                text, outcome = (
+                    (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
+                )
                 tree.write(node, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
                 outcomes[call.call_id] = Outcome(text, success=False)
                 del known.open[call.call_id]
@@ -289,7 +288,7 @@ class Revival:
         known_now = {**past.outcomes, **outcomes}
         node.past = msgspec.structs.replace(past, outcomes=known_now, set_up=known.set_up)
         if known.started and node.plan.profile.call is not None:
-            tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN))
+            tree.write(node, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             node.stopping = "disconnected"
 
     def _attach(self, tree: Tree, node: Node) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Order, Ticket
+from retinue.core.ports import Order, Preview, Ticket
 from retinue.log.resume_state import OpenCall
 from retinue.supervisor.approvals import started
 from retinue.supervisor.links import APPLY, NOTHING, RunLink
@@ -30,18 +31,20 @@ class ResumedLink(RunLink, eq=False):
         self.open = dict(calls)
         self.node.slot.begin_calls(len(self.open))
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         before = self.open.pop(call.id, None)
         if before is None:
             return await super().begin(call, spec, preview)
         self._still_wanted()
         try:
             return await self._begin_again(before, call, spec, preview)
+        except ToolError:
+            raise  # of its preview: the call gets a result
         except BaseException:
             self.node.slot.drop_call()
             raise
 
-    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: str) -> Decision:
+    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         node = self.node
         if spec.tier == "none":
             return NOTHING

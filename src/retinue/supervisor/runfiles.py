@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
 from retinue.core.ports import Log
@@ -41,13 +42,14 @@ class RunFiles:
         self._log_of = log_of
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
+        self._owner = TaskOwner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, tree: str, run: int) -> None:
         kept = self._kept.setdefault(tree, {})
         kept[run] = _Kept(asyncio.Event(), asyncio.Event())
         if tree not in self._tasks:
-            self._tasks[tree] = asyncio.create_task(self._follow(tree, kept))
+            self._tasks[tree] = self._owner.start(self._follow(tree, kept))
 
     def keeps(self, tree: str, run: int) -> bool:
         return run in self._kept.get(tree, ())
@@ -67,10 +69,8 @@ class RunFiles:
                     await event.wait()
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=5)
-        for task in self._tasks.values():
-            task.cancel()
+        await self._owner.wait(5)
+        self._owner.cancel()
 
     async def _follow(self, tree: str, kept: dict[int, _Kept]) -> None:
         runs = Runs(tree)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
+from retinue.agent.runs import run_job
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.context import CURRENT
@@ -330,11 +331,13 @@ class Supervisor:
         if not node.ending:
             await self._end(tree, node, ending)
 
-    def _work(self, tree: Tree, node: Node, job: Job) -> Awaitable[Ending]:
+    async def _work(self, tree: Tree, node: Node, job: Job) -> Ending:
         runtime = node.plan.runtime
-        if isinstance(runtime, RemoteRuntime) and runtime.adapter is not None:
-            return drive_remote_run(tree, node, runtime.adapter, clock=self._clock, state=self._state, desk=self.desk)
-        return runtime.run(job, node.link)
+        if not isinstance(runtime, RemoteRuntime) or runtime.adapter is None:
+            return await run_job(job, node.link)
+        if runtime.prepare is not None:
+            await runtime.prepare(job, node.link)
+        return await drive_remote_run(tree, node, runtime.adapter, clock=self._clock, state=self._state, desk=self.desk)
 
     def _start(self, tree: Tree, node: Node) -> Job | None:
         """What the runtime gets, from now on the clock; None for a run that has no time at all."""
@@ -358,8 +361,18 @@ class Supervisor:
             CURRENT.set(context_of(node))
         elif CURRENT.get() is not None:  # the parent's, which is not this run's
             CURRENT.set(None)
-        thread = (UserTurn(task.text),) if past is None else past.thread
-        return Job(node.ref, plan, task, system_of(node), node.max_turns, thread, node.folders, node.context, past)
+        return Job(
+            ref=node.ref,
+            plan=plan,
+            task=task,
+            system=system_of(node),
+            max_turns=node.max_turns,
+            thread=(UserTurn(task.text),) if past is None else past.thread,
+            folders=node.folders,
+            tools=plan.by_name,
+            context=node.context,
+            past=past,
+        )
 
     async def _end(self, tree: Tree, node: Node, ending: Ending) -> None:
         """Ends what is below, then the run; the ending is written before anybody is told."""

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 from opentelemetry.trace import get_current_span
 
+from retinue.concurrency import TaskOwner
 from retinue.core.events import Event
 from retinue.core.ports import Log
 from retinue.core.traces import traceparent_of
@@ -46,27 +47,27 @@ class Observed(Wrapped):
         self._where = providers.where
         self._recorder = Recorder(providers.tracers, providers.meters)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._tasks = TaskOwner()
         self._watching: dict[str, asyncio.Task[None]] = {}
         threading.Thread(target=self._work, name="retinue-telemetry", daemon=True).start()
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         written = self._log.append(event, wait)
         if event.tree not in self._watching:
-            self._watching[event.tree] = asyncio.create_task(self._watch(event.tree, event.seq))
+            self._watching[event.tree] = self._tasks.start(self._watch(event.tree, event.seq))
         return written
 
     async def close(self) -> None:
         """Gives what is not yet sent a few seconds, and the log all it needs."""
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
-                await asyncio.gather(*self._watching.values(), return_exceptions=True)
+                await self._tasks.wait()
                 await self._done()
                 await asyncio.gather(*(_in_thread(work) for work in self._finish))
         except TimeoutError:
             _LOG.warning("not all was sent: %s did not take it within %g s", self._where, FLUSH_SECONDS)
         finally:
-            for task in self._watching.values():
-                task.cancel()
+            self._tasks.cancel()
             self._queue.put(None)
             await self._log.close()
 

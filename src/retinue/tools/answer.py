@@ -108,7 +108,7 @@ class FinalAnswer:
             repeatable=True,
         )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:

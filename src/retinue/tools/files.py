@@ -16,7 +16,7 @@ from typing import BinaryIO
 from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.ports import Execution, Folders, Outcome
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
 from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
 from retinue.tools.truncate import Ends
@@ -32,7 +32,14 @@ COMPARE_BYTES = 1024 * 1024
 _EDITING = threading.Lock()
 
 
-class Read:
+class FileTool:
+    """Base of the tools that only read or write files: their calls have no time limit of their own."""
+
+    def time_limit(self, call: Call) -> float | None:
+        return None
+
+
+class Read(FileTool):
     """Gives the text of a file, or of some of its lines."""
 
     spec = ToolSpec(
@@ -53,7 +60,8 @@ class Read:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
         raw = _path(call)
         first, count = _positive(call, "offset"), _positive(call, "limit")
 
@@ -71,7 +79,7 @@ class Read:
         return reveal_text(str(call.args.get("path") or call.args.get("file_path") or ""))
 
 
-class Write:
+class Write(FileTool):
     """Makes or replaces a whole file."""
 
     spec = ToolSpec(
@@ -85,7 +93,8 @@ class Write:
         display_name="Write",
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
         raw, data = _path(call), _bytes(call, "content")
 
         def work(stop: threading.Event) -> Outcome:
@@ -107,7 +116,7 @@ class Write:
         return f"replaces {_count(old)} by {_count(data)}:\n{_signed('+', data)}"
 
 
-class Edit:
+class Edit(FileTool):
     """Replaces one string in a file."""
 
     spec = ToolSpec(
@@ -127,7 +136,9 @@ class Edit:
         display_name="Edit",
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
+
         def work(stop: threading.Event) -> Outcome:
             with _EDITING:
                 path, _, new = _edited(call, folders)

@@ -76,7 +76,7 @@ class Lent:
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:

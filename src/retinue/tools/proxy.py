@@ -17,6 +17,7 @@ from pathlib import Path
 
 import h11
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.network import Hosts, allows, canonical
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
@@ -52,7 +53,7 @@ class Proxy:
 
     def __init__(self, hosts: Hosts, refused: Callable[[str], None], *, dialer: Dialer) -> None:
         self._hosts, self._dialer, self._refused = hosts, dialer, refused
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
@@ -75,10 +76,7 @@ class Proxy:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close(None)
 
     def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         full = len(self._tasks) >= CONNECTIONS
@@ -86,9 +84,7 @@ class Proxy:
             writer.transport.abort()
             return
         connection = ServerConnection(reader, writer)
-        task = asyncio.create_task(_refuse(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(_refuse(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
 
     async def _serve(self, connection: ServerConnection, here: Streams) -> None:
         """Serve one connection of the run, to its end."""
@@ -192,12 +188,9 @@ async def _exchange(here: Streams, there: Streams, *, body_bytes: int | None) ->
         def mark_activity() -> None:
             idle.reschedule(loop.time() + IDLE_SECONDS)
 
-        up = asyncio.create_task(_pump(here[0], there[1], mark_activity, body_bytes))
-        try:
+        async with TaskOwner() as owner:
+            owner.start(_pump(here[0], there[1], mark_activity, body_bytes))
             await _pump(there[0], here[1], mark_activity, None)
-        finally:
-            up.cancel()
-            await asyncio.wait([up])
 
 
 async def _pump(

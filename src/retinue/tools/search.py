@@ -20,9 +20,9 @@ from typing import Any
 from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.ports import Execution, Folders, Outcome
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
-from retinue.tools.files import is_binary
+from retinue.tools.files import FileTool, is_binary
 from retinue.tools.paths import open_file, open_folder, resolve_readable
 from retinue.tools.truncate import cut
 
@@ -35,7 +35,7 @@ SKIPPED = frozenset({".git", ".retinue"})
 _ANY = re.compile("")
 
 
-class Glob:
+class Glob(FileTool):
     """Lists files by name."""
 
     spec = ToolSpec(
@@ -54,7 +54,8 @@ class Glob:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
         pattern = _Pattern.parse(read_argument(call, "pattern", str), tool=call.name)
         raw = read_argument(call, "path", str, "")
 
@@ -77,7 +78,7 @@ class Glob:
         return reveal_text(str(call.args.get("pattern", "")))
 
 
-class Grep:
+class Grep(FileTool):
     """Finds lines by regex."""
 
     spec = ToolSpec(
@@ -99,7 +100,8 @@ class Grep:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
         regex = _regex(call)
         raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
         only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)

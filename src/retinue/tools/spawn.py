@@ -46,7 +46,7 @@ class SubagentTool:
             waits=True,
         )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return str(call.args.get("task", ""))
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
@@ -78,7 +78,7 @@ class SpawnSubagents:
         waits=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         try:
             tasks = words.read_tasks(call.args)
         except ToolError as error:
@@ -164,7 +164,7 @@ class ListAgents:
         repeatable=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
@@ -202,7 +202,7 @@ class GetAgent:
         repeatable=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.files.content import read_up_to
@@ -53,12 +52,11 @@ class Workspaces:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self.at_work: set[asyncio.Future[Any]] = set()
+        self.tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
 
     async def close(self) -> None:
         """Waits for what still copies or looks, which nobody else does when its run was killed."""
-        if self.at_work:
-            await asyncio.wait(self.at_work, timeout=CLOSE_SECONDS)
+        await self.tasks.wait(CLOSE_SECONDS)
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it

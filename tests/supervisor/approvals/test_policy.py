@@ -257,7 +257,7 @@ async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path)
         raise AssertionError("asked")
 
     calls = [call("edit", path="none", old_string="a", new_string="b"), call("nosuch"), {"text": "x"}]
-    async with retinue.open(mode="strict", approver=nobody, project=tmp_path, deny=["edit"]) as r:
+    async with retinue.open(mode="strict", approver=nobody, project=tmp_path) as r:
         run = await r.spawn(main({"main": calls}), "go")
         await run.result()
         events = r.control.supervisor.log.read(run.tree)

@@ -114,7 +114,7 @@ def test_comments_of_a_toml_file_stay(project: Project) -> None:
         ("claude", '{"mcpServers": {"retinue": {"command": "mine"}}}', "--name"),
         ("claude", "[" * 100_000, "is not plain JSON"),
         ("codex", "= no", "is not TOML"),
-        ("codex", 'mcp_servers = {other = {command = "x"}}', "nothing can be added behind it"),
+        ("codex", 'mcp_servers = {other = {command = "x"}}', "nothing can be added;"),
         ("codex", '[mcp_servers.retinue]\ncommand = "mine"', "--name"),
     ],
 )

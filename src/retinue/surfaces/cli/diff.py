@@ -59,6 +59,9 @@ def chosen(tree: Listing, found: Found) -> list[Copied]:
         if below:
             return below
     view = tree.runs.runs[found.run]
+    if takeover.is_unmade(view.spawned):
+        print(takeover.NOTHING.format(who=found.name), file=sys.stderr)
+        return []
     home = at_home(Archive(Path(state)), view.agent, view.spawned.subagent_id) if view.spawned.server else None
     where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
     raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue import build
+from retinue.concurrency import TaskOwner
 from retinue.control.server import ControlServer
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
@@ -26,8 +27,7 @@ from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.telemetry import overheard
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.print_thread import PrintThread
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Supervisor], Node]
@@ -132,14 +132,15 @@ class _Screen:
         self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._seq = 0
+        self._tasks = TaskOwner()
 
     async def to_the_end(self, signals: Signals) -> Shown:
-        printing = asyncio.create_task(self._print())
+        printing = self._tasks.start(self._print())
         signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
         if not self._ending_is_written():
             printing.cancel()
-        killed = asyncio.create_task(signals.killed.wait())
+        killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
         if killed.done():  # a screen that takes its text has it at once, another one is not waited for
             await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)

@@ -112,19 +112,21 @@ def _install(args: argparse.Namespace) -> int:
     folder = find_project(args.project or Path.cwd())
     line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
     seconds = own_settings(folder)[0].coordination.subagent_default_timeout
-    wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
+    installation = install.Installation(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
-        print(safe.escape_line(install.write(wish)))
+        print(safe.escape_line(install.write_entry(installation)))
         return 0
-    adds = wish.kind.adds.format(name=wish.name, line=shlex.join(line))
+    adds = installation.kind.add_command.format(name=installation.name, line=shlex.join(line))
     if adds:
         print(
-            f"{wish.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
-            f"or put this into {safe.escape_line(str(wish.file))}:\n"
+            f"{installation.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
+            f"or put this into {safe.escape_line(str(installation.file))}:\n"
         )
     else:
-        print(f"{wish.kind.title}: put this into {safe.escape_line(str(wish.file))} (--write does it):\n")
-    print(wish.text, end="")
+        print(
+            f"{installation.kind.title}: put this into {safe.escape_line(str(installation.file))} (--write does it):\n"
+        )
+    print(installation.text, end="")
     return 0
 
 
@@ -147,7 +149,7 @@ async def _serve(args: argparse.Namespace) -> int:
     async def load() -> Any:
         return await _load(args)
 
-    server = module.Server(load, say=_say, goes_on=not args.http, profile=args.profile)
+    server = module.Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
     with Signals(StopAll(stop.set, server.kill)) as signals:
         signals.aim("", _say)
         try:
@@ -168,7 +170,7 @@ async def _load(args: argparse.Namespace) -> Any:
     import asyncio
 
     host, options = await asyncio.to_thread(_make_options, args)
-    return await host.opened(options, _say)
+    return await host.open(options, _say)
 
 
 def _make_options(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -198,7 +200,7 @@ def _make_options(args: argparse.Namespace) -> tuple[Any, Any]:
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))
-    options = host.Wish(
+    options = host.ServeOptions(
         parts=parts,
         profiles=tuple(start.project.all_profiles),
         command=output.command(),

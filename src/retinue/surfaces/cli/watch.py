@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from retinue import build
+from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
@@ -76,7 +77,7 @@ class _Host:
         self._args, self._printer = args, printer
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
         self._thread = None if terminal else ThreadPoolExecutor(1, "retinue-screen")
-        self._screens: set[asyncio.Task[None]] = set()
+        self._screens = TaskOwner()
         self._shown = ""
         self._stop = asyncio.Event()
 
@@ -104,21 +105,14 @@ class _Host:
             with Signals(StopAll(self._stop.set, self._kill)) as signals:
                 signals.aim("", self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
-                watching = asyncio.create_task(watcher.watch())
-                stop = asyncio.create_task(self._stop.wait())
-                await asyncio.wait({watching, stop}, return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
-                watching.cancel()
                 try:
-                    with suppress(asyncio.CancelledError):
-                        await watching
+                    await run_until_first([watcher.watch(), self._stop.wait()])
                 finally:
                     await watcher.close()
 
     async def _end(self) -> None:
         await self._supervisor.close()
-        if self._screens:
-            await asyncio.wait(self._screens, timeout=1)
+        await self._screens.wait(1)
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
@@ -135,9 +129,7 @@ class _Host:
     def _show(self, ref: RunRef, text: str) -> None:
         self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
         self._shown = ref.tree
-        task = asyncio.create_task(self._print(ref.tree, ref.label))
-        self._screens.add(task)
-        task.add_done_callback(self._screens.discard)
+        self._screens.start(self._print(ref.tree, ref.label))
 
     async def _print(self, tree: str, label: str) -> None:
         async for event in self._supervisor.watch(tree):

@@ -5,11 +5,13 @@ Gets events, or lines of the surface that made it; knows no supervisor. The stre
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from retinue.core.approvals import Approval
 from retinue.core.events import Event
@@ -23,6 +25,7 @@ SHOWN_CHARACTERS = 4096
 ASKED_LINES = 400
 ASKED_CHARACTERS = 64 * 1024
 COLUMNS = 80
+AHEAD = 64
 _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "warning", "gap"})
 
 
@@ -161,6 +164,38 @@ class Printer:
         if self.level != "verbose":
             shown = truncate_text(shown, lines=ASKED_LINES, size=ASKED_CHARACTERS)
         return colors.paint_diff(safe.escape_text(shown), color=self.color)
+
+
+class PrintThread:
+    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self._last: Future[Any] | None = None
+        self._enqueued = 0
+        self._closed = False
+
+    def submit(self, work: Callable[..., object], *args: object) -> None:
+        """Hand work over without waiting. Does nothing once the thread is closed."""
+        if not self._closed:
+            self._last = self._thread.submit(work, *args)
+
+    async def enqueue(self, work: Callable[..., object], *args: object) -> None:
+        """Hand work over, and now and then wait until all is done, so that the thread is never far behind."""
+        self.submit(work, *args)
+        self._enqueued += 1
+        if self._enqueued % AHEAD == 0:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Wait until all work that was handed over is done."""
+        if self._last is not None:
+            await asyncio.shield(asyncio.wrap_future(self._last))
+
+    def close(self) -> None:
+        """Take no more work. Does not wait: a write that still blocks ends with the process."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
 
 
 def truncate_text(text: str, *, lines: int, size: int) -> str:

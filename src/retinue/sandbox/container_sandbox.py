@@ -1,4 +1,5 @@
-"""`container`: every run in a container of its own. Like `isolated` in all but how its worker is started and ended."""
+"""`container`: a run's tools execute in a container of its own. Like `isolated` in all but how the tool server is
+started and ended."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from retinue.sandbox.box import NoWall
-from retinue.sandbox.container_init import OUT_OF_MEMORY
+from retinue.sandbox.container_init import OUT_OF_MEMORY as MEMORY_CODE
 from retinue.sandbox.hints import image_hint
 from retinue.sandbox.isolated import Isolated
-from retinue.sandbox.process import REAP_SECONDS, Process
+from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, Process
 
 AGAIN_SECONDS = 0.2
 
@@ -22,7 +23,7 @@ class ContainerProcess(Process):
     _killing: asyncio.Task[None] | None = None
 
     def _how(self) -> str:
-        return "out of memory" if self._process.returncode == OUT_OF_MEMORY else super()._how()
+        return OUT_OF_MEMORY if self._process.returncode == MEMORY_CODE else super()._how()
 
     def _everybody(self) -> Iterator[int]:
         yield self._process.pid
@@ -49,7 +50,7 @@ class ContainerProcess(Process):
 
 
 class Container(Isolated):
-    """Runs jobs in containers of one image."""
+    """A sandbox in containers of one image."""
 
     name = "container"
     process = ContainerProcess

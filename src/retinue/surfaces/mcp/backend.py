@@ -1,0 +1,212 @@
+"""The runs of MCP clients, as the rest of this surface sees them.
+
+The only module here that knows the supervisor: the others use the names of Control (`spawn`, `continue_run`, `answer`,
+`watch`, `wait`, `cancel`), so that this becomes a Control once that can call a tool for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue import build
+from retinue.control.server import ControlServer
+from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.caller import narrower
+from retinue.core.control import ResumeOverrides
+from retinue.core.errors import RetinueError, ToolError
+from retinue.core.events import Delta, Event, ToolCall, ToolResult
+from retinue.core.limits import Limits, Timeouts, clamp_asked
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import Outcome, Ticket
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import Result
+from retinue.log.runs import RunView
+from retinue.protocol import inherited_limits
+from retinue.supervisor import caller_limits, client_run
+from retinue.supervisor.nodes import Node
+from retinue.supervisor.places import ticket_of
+from retinue.supervisor.supervisor import Supervisor
+
+CLIENT_NAME = client_run.NAME
+ANSWERED_BY = "mcp client"
+_CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
+_GIVEN_UP = "given up by the client"
+
+
+class LiveRun:
+    """A run that this process has. `view` is how it stands now."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def ref(self) -> RunRef:
+        return self._node.ref
+
+    @property
+    def view(self) -> RunView:
+        return self._node.view
+
+    @property
+    def is_at_work(self) -> bool:
+        return not self._node.finished
+
+    @property
+    def ticket(self) -> Ticket:
+        return ticket_of(self._node)
+
+    def cancel(self) -> bool:
+        """Stop the run and all below it. False if it has ended, or is stopping already."""
+        return self._node.stop("cancelled")
+
+    def wait(self) -> asyncio.Future[None]:
+        """Return a future that is done when the run has ended. It may be cancelled."""
+        return self._node.join()
+
+    def result(self) -> Result[Any]:
+        return self._node.result()
+
+
+class ClientRun:
+    """Run 0 of a client's tree. It stands for the client and makes its calls."""
+
+    def __init__(self, supervisor: Supervisor, about: str) -> None:
+        self._client = client_run.Client(supervisor, about, _CLIENT_LIMITS)
+        self._node = self._client.node
+
+    @property
+    def tree(self) -> str:
+        return self._node.ref.tree
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it can still make calls: it has not left, and was not cancelled from elsewhere."""
+        return self._client.here
+
+    def list_runs(self) -> list[LiveRun]:
+        """Return all runs below the client, in the order they were made."""
+        link = self._node.link
+        return [] if link is None else [LiveRun(node) for node in link.tree.nodes[1:]]
+
+    def list_made(self, call_id: str) -> list[LiveRun]:
+        """Return the runs that one call made."""
+        return [LiveRun(node) for node in self._node.children if node.view.spawned.call_id == call_id]
+
+    def check_rules(self, tool: str, spawn_tool: str, args: dict[str, Any]) -> None:
+        """Raise ToolError if a rule forbids the call. Nobody is asked: the client has asked its user."""
+        node = self._node
+        spec = node.plan.by_name[spawn_tool].spec
+        verdict = node.policy.judge(spec, args, primary=True, workspace=node.folders.path)
+        if verdict.what == "deny":
+            raise ToolError(f"the rule {verdict.rule} forbids {tool}")
+
+    async def run_spawn_tool(self, call: Call) -> Outcome:
+        """Run the tool that models spawn with, as a call of the client."""
+        tool: Any = self._node.plan.by_name[call.name]
+        outcome: Outcome = await tool(call, self._node.folders, self._node.link)
+        return outcome
+
+    def make_reply(self, spawn_tool: str, results: list[tuple[Result[Any], Ticket]]) -> Outcome:
+        """Make the reply that the spawn tool gives for these results."""
+        tool: Any = self._node.plan.by_name[spawn_tool]
+        outcome: Outcome = tool.reply(results, self._node.folders)
+        return outcome
+
+    async def record_call(self, call: Call, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Run a call, and log it with its result."""
+        node, clock = self._node, asyncio.get_running_loop().time
+        node.link.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
+        begun, text, success = clock(), _GIVEN_UP, False
+        try:
+            outcome = await run()
+            text, success = outcome.text, outcome.success
+            return outcome
+        except RetinueError as error:
+            text = str(error)
+            raise
+        finally:
+            if node.link is not None:
+                node.link.emit(ToolResult(call.id, call.name, text, success, round((clock() - begun) * 1000)))
+
+    async def leave(self) -> None:
+        """End the run, and with it all below it."""
+        await self._client.leave()
+
+
+class Backend:
+    """One supervisor, its control server, and what they were built from. `profiles` are those that continued runs may
+    have had."""
+
+    def __init__(self, parts: build.Parts, profiles: Sequence[Profile]) -> None:
+        assert parts.state is not None
+        self.state: Path = parts.state
+        self.timeouts: Timeouts = parts.timeouts
+        self._profiles = (build.MAIN, client_run.GONE, *profiles)
+        self._supervisor = build.make_supervisor(parts)
+        self._server: ControlServer | None = None
+
+    async def start_control_server(self) -> None:
+        """Let other terminals in. Raises RetinueError."""
+        supervisor = self._supervisor
+        server = ControlServer(supervisor.control, self.state, unattended=supervisor.is_unattended)
+        self._server = await server.__aenter__()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.__aexit__(None, None, None)
+        await self._supervisor.close()
+
+    def kill(self) -> None:
+        """Stop all trees at once, without waiting for their clean-up."""
+        for tree in list(self._supervisor.trees):
+            self._supervisor.kill(tree)
+
+    @contextmanager
+    def serve_call(self, meta: dict[str, Any], run_id: str) -> Iterator[None]:
+        """Apply what is left to the run that makes a call, if it comes from one, to all runs that are made inside.
+
+        They are reported to that run's collector; the primary among them as `run_id`, if that is given."""
+        caller = narrower(self._supervisor.caller, inherited_limits.from_meta(meta))
+        with caller_limits.serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
+            yield
+
+    # The commands
+
+    async def prepare(self, profile: Profile | None = None) -> None:
+        await self._supervisor.prepare(profile)
+
+    def open_client(self, about: str) -> ClientRun:
+        return ClientRun(self._supervisor, about)
+
+    def spawn(self, profile: Profile, task: Task) -> LiveRun:
+        """Start the primary of a tree of its own."""
+        return LiveRun(self._supervisor.spawn(profile, task))
+
+    def continue_run(self, tree: str, run: int, text: str, *, seconds: float | None) -> LiveRun:
+        """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for."""
+        if run != 0:  # a primary is continued in a tree of its own
+            self._supervisor.open_stored(tree)
+        if seconds is not None:
+            seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
+        overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
+        return LiveRun(self._supervisor.continue_run(tree, run, text, overrides))
+
+    def find_live_run(self, tree: str, run: int) -> LiveRun | None:
+        found = self._supervisor.trees.get(tree)
+        return LiveRun(found.nodes[run]) if found is not None and run < len(found.nodes) else None
+
+    def list_pending(self) -> list[Approval]:
+        return self._supervisor.pending()
+
+    async def answer(self, asked: Approval, decision: Decision) -> Answered:
+        """Answer a question for the client's user, if it is still the one that was shown."""
+        return self._supervisor.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest)
+
+    def watch(self, tree: str) -> AsyncGenerator[Event | Delta]:
+        return self._supervisor.watch(tree)
