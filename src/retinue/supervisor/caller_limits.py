@@ -1,6 +1,6 @@
-"""The call of a run elsewhere that is being served here: what is left to that run holds for whatever the call makes.
+"""The call that is being served for a caller outside: what is left to the caller holds for all runs that the call makes.
 
-Tasks that are begun while it is served are of the call too, so what its runs make is as well."""
+Tasks that start while a call is served belong to it too, and so do the runs that they make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.supervisor.nodes import Node
 
 
 class Call:
-    """`account` is what all runs of the call together may spend, made with the first of them."""
+    """One call that is served. `account` is what all its runs together may spend, opened with the first of them."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -27,8 +27,8 @@ class Call:
         return self.caller.run_id or self.caller.parent_id or f"{tree}-0"
 
     def shared(self, above: Account | None) -> Account | None:
-        """What a run below one with that account spends from: all that a call makes shares what is left to the
-        caller."""
+        """Return the account of a run below one with the account `above`: all runs of a call share what is left to
+        the caller."""
         if self.caller.tokens is None and self.caller.cost is None:
             return above
         if self.account is None:
@@ -50,7 +50,7 @@ def serve_caller(caller: Caller) -> Iterator[None]:
 
 
 def narrow(node: Node, clock: Clock) -> None:
-    """Gives a run that is made now no more levels and no more time than are left to the caller."""
+    """Give a run that is made now no more levels and no more time than are left to the caller."""
     call = CALL.get()
     if call is not None:
         left = call.caller
@@ -60,7 +60,7 @@ def narrow(node: Node, clock: Clock) -> None:
 
 
 def check_depth(name: str) -> None:
-    """Raises SpawnRefused when no level is left to the caller for a run that would be made now."""
+    """Raise SpawnRefused when no level is left to the caller for a run that would be made now."""
     call = CALL.get()
     if call is not None and not call.caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))

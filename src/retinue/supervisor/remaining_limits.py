@@ -1,4 +1,4 @@
-"""What is left to a run, for a server elsewhere that it calls: levels, time, tokens and money, and its trace."""
+"""Limits that are left to a run, for the peers it asks: levels, time, tokens and money, and its trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.supervisor.trees import Tree
 
 
 def left_to(tree: Tree, node: Node, clock: Clock) -> Caller:
-    """The narrowest of its own limits and of those above it."""
+    """Return the narrowest of the limits of a run and of those above it."""
     accounts = () if node.account is None else node.account.chain
     tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
     costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
@@ -24,7 +24,7 @@ def left_to(tree: Tree, node: Node, clock: Clock) -> Caller:
 
 
 def _deadline(node: Node, clock: Clock) -> float | None:
-    """The second since 1970 at which the first of the run and those above it is out of time."""
+    """Return the second since 1970 at which the first of the run and those above it is out of time."""
     found: list[float] = []
     above: Node | None = node
     while above is not None:
