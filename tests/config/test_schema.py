@@ -55,7 +55,7 @@ def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
 def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
     fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
-    example = st.just(parse_yaml(key.example, "example").plain()) if key.example else fits
+    example = st.just(parse_yaml(key.example, "example").to_plain()) if key.example else fits
     return mostly(mostly(example, fits), LEAVES)
 
 
@@ -129,4 +129,4 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     look(ProfileSettings, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("the same in US dollars")
-    assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")
+    assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

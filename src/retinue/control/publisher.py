@@ -24,7 +24,7 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import CommitHook, Log, RunStopper
 from retinue.core.results import Status
 from retinue.core.secrets import hide
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol.reports import ROUTE, Sender, ending
 from retinue.supervisor.caller_limits import CALL
 
@@ -196,7 +196,7 @@ class _Reported:
             raise PostFailed(self._line.failure)
 
 
-class HookedLog(Wrapped):
+class HookedLog(ForwardingLog):
     """A log whose events a CommitHook takes too. Closing it closes the hook and the log inside."""
 
     def __init__(self, log: Log, hook: CommitHook) -> None:

@@ -39,11 +39,11 @@ class Downward:
         return travel.to_environment(holds)
 
     def left(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
-        """Return what is left to a run, which is reported as `parent_id`. A run that is not at work has nothing left."""
+        """Return what is left to a run that is reported as `parent_id`; nothing for one that is not at work."""
         tree = self.supervisor.trees.get(ref.tree)
-        if tree is None or not 0 <= ref.run < len(tree.nodes):
+        if tree is None or not 0 <= ref.run < len(tree.runs):
             return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
-        found = left_to(tree, tree.nodes[ref.run], self._clock)
+        found = left_to(tree, tree.runs[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
         return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))

@@ -1,4 +1,4 @@
-"""The log of some runs as files, for callers whose replies name them: a view of the log like any screen.
+"""Files of some runs, for callers whose replies name them: a view of the log like any screen.
 
 `live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
 and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary.json` is the tree's.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ import msgspec
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
-from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
@@ -36,10 +35,10 @@ class _Kept(NamedTuple):
 
 
 class RunFiles:
-    """Keeps the files of the runs it was told of, one watching task a tree."""
+    """The files of the runs that are kept, written by one watching task per tree."""
 
-    def __init__(self, log_of: Callable[[str], Log], state: StateFolder) -> None:
-        self._log_of = log_of
+    def __init__(self, watch: Callable[[str], AsyncGenerator[Event | Delta]], state: StateFolder) -> None:
+        self._watch = watch
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._owner = TaskOwner()
@@ -55,11 +54,11 @@ class RunFiles:
         return run in self._kept.get(tree, ())
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these new runs are there, but not for ever: they are a convenience."""
+        """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
         await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these ended runs are complete."""
+        """Wait until the files of these ended runs are complete."""
         await self._wait([kept.ended for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def _wait(self, events: list[asyncio.Event]) -> None:
@@ -76,7 +75,7 @@ class RunFiles:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
         try:
-            async for event in self._log_of(tree).watch(tree):
+            async for event in self._watch(tree):
                 if isinstance(event, Delta):
                     continue
                 runs.apply(event)
@@ -133,7 +132,7 @@ class RunFiles:
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
-    """What status.json says."""
+    """Return the content of status.json."""
     return {
         "tree": tree,
         "run": run.number,

@@ -46,7 +46,7 @@ async def main(run_id: str, meta: str) -> str:
         return said.decode().strip()
 
     supervisor = build.make_supervisor(build.Parts(project=Path.cwd(), mode="yes"))
-    publisher = supervisor._hook
+    publisher = supervisor.driver._hook
     assert isinstance(publisher, Publisher)
     down.supervisor = supervisor
     relay = Relay(down, os.environ[ADDRESS], publisher)

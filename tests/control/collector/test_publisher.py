@@ -282,7 +282,7 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
         inner = build.make_supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
-        publisher = inner._hook
+        publisher = inner.driver._hook
         assert isinstance(publisher, Publisher)
         down = Downward(Limits(), SystemClock())
         down.supervisor = inner

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
+    file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
         print(f"{safe.escape_line(str(file))} is not trusted.")
@@ -77,4 +77,4 @@ def _asked(file: Path, loose: list[str]) -> bool:
         *(f"  {safe.escape_line(line)}" for line in loose),
     ]
     print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return prompts.agreed("Trust it, until it changes?", default=False)
+    return prompts.ask_yes_no("Trust it, until it changes?", default=False)
