@@ -149,7 +149,7 @@ class Adoption:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question of the peer has no answer yet."""
+        """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
     def anchor(self, key: str, node: Run) -> None:
