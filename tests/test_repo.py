@@ -58,19 +58,15 @@ MECHANISMS = {
         {
             "agent/loop.py": 1,
             "log/failpoints.py": 1,
-            "sandbox/container_runtime.py": 1,
             "sandbox/container_sandbox.py": 1,
-            "sandbox/isolated.py": 2,
-            "sandbox/near.py": 1,
             "sandbox/process.py": 3,
-            "sandbox/programs.py": 1,
             "sandbox/proxy_socket.py": 2,
             "sandbox/tool_server.py": 1,
             "sandbox/tool_server_session.py": 5,
-            "sandbox/worker.py": 1,
             "supervisor/adoption.py": 2,
+            "supervisor/driver.py": 2,
             "supervisor/remote_driver.py": 1,
-            "supervisor/supervisor.py": 3,  # the driver of a run
+            "supervisor/run.py": 1,
         },
     ),
 }

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     printer = Printer(sys.stderr, level=level)
-    command = screen.command()
+    command = screen.find_command()
     project = _copy_of_the_sample()
     parts = build.Parts(
         project=project,

@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         trust.keep_answer(settings, text)
     except ConfigError as error:
-        screen.warn(f"{error}; `retinue run` will ask whether to trust {settings.name}")
+        screen.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
     for warning in load_project(folder).warnings:
-        screen.warn(warning)
+        screen.print_warning(warning)
     _print_next_steps(plan)
     return 0
 
@@ -186,7 +186,7 @@ def _write_files(texts: dict[Path, str]) -> None:
 
 
 def _print_next_steps(plan: Plan) -> None:
-    command = screen.command()
+    command = screen.find_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"

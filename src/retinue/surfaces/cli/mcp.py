@@ -160,13 +160,13 @@ async def _run_server(args: argparse.Namespace) -> int:
             if args.http:
                 from retinue.surfaces.mcp import http
 
-                await http.serve(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
+                await http.serve_http(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
             else:
                 if sys.stdin is not None and sys.stdin.isatty():
                     _say(AT_TERMINAL)
                 from retinue.surfaces.mcp import stdio
 
-                await stdio.serve(server, stop)
+                await stdio.serve_stdio(server, stop)
         finally:
             await server.close()
     return 0
@@ -212,7 +212,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
         parts=parts,
         profiles=tuple(start.project.all_profiles),
-        command=output.command(),
+        command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,

@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json(receipt)
     elif receipt["state"] == "too_late":
-        screen.complain(f"too late: {receipt['why']}")
+        screen.print_error(f"too late: {receipt['why']}")
     elif receipt["state"] == "elsewhere":
-        screen.complain(receipt["why"])
+        screen.print_error(receipt["why"])
     elif receipt["state"] == "delivered":
         print(f"delivered at turn {receipt['turn']}")
     else:

@@ -72,10 +72,10 @@ def check_control(look: Look) -> Iterator[Check]:
 
 def check_telemetry(_: Look) -> Iterator[Check]:
     """Check that spans can be sent. Settings and the environment decide whether they are."""
-    if not providers.installed():
+    if not providers.is_installed():
         yield Check("telemetry", "ok", f"not installed: {providers.INSTALL}")
         return
-    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.asked_for(os.environ) else "no collector is named"
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
     yield Check("telemetry", "ok", f"installed; {named}")
 
 
