@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, Caps
@@ -23,6 +24,7 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
 from retinue.core.rules import CODE_MODE
+from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
 from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
@@ -36,7 +38,6 @@ from retinue.sandbox.run_box import (
     find_output,
     has_own_workspace,
     make_box,
-    size_of,
 )
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
@@ -101,6 +102,7 @@ class Connection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
@@ -135,7 +137,7 @@ class Connection:
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
-        expiry = asyncio.ensure_future(execution.expired())
+        expiry = self._tasks.start(execution.expired())
         try:
             await asyncio.wait((request.answer, expiry), return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
@@ -194,7 +196,7 @@ class Connection:
 
     def _collect(self) -> None:
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._end_process())
+            self._ending = self._tasks.start(self._end_process())
 
     async def _end_process(self) -> None:
         """End what is left of the process; then it is known how it ended."""
@@ -258,7 +260,7 @@ class Connection:
             self._channel.send(frames.ToolReturned(frame.id, frame.number, TOO_MANY.value, TOO_MANY.error))
             return
         assert request.execution is not None
-        task = asyncio.get_running_loop().create_task(self._call_tool(request, request.execution, frame))
+        task = self._tasks.start(self._call_tool(request, request.execution, frame))
         request.program_calls.add(task)
         task.add_done_callback(request.program_calls.discard)
 
@@ -451,10 +453,11 @@ class _Started:
     def __init__(self, connection: Connection, box: Box, gate: Gate | None, starved: Starved | None) -> None:
         self.connection, self.box, self.gate, self.starved = connection, box, gate, starved
         self.is_used = False
-        self._watch = asyncio.get_running_loop().create_task(self._watch_size())
+        self._tasks = TaskOwner()
+        self._tasks.start(self._watch_size())
 
     async def stop(self) -> None:
-        self._watch.cancel()
+        self._tasks.cancel()
         try:
             await self.connection.stop()
         finally:
@@ -468,7 +471,7 @@ class _Started:
         while True:
             await asyncio.sleep(pause)
             before = loop.time()
-            used = await asyncio.to_thread(lambda: sum(map(size_of, folders)))
+            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
             if used > box.caps.workspace_bytes:
                 self.connection.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
                 return
@@ -477,7 +480,7 @@ class _Started:
 
 async def _open(wall: Wall, box: Box) -> Opening:
     """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
-    opening = asyncio.ensure_future(asyncio.to_thread(wall.open, box))
+    opening = TaskOwner().start_thread(lambda: wall.open(box))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
