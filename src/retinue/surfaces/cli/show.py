@@ -115,10 +115,8 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
     spawned, usage = view.spawned, view.usage
     took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
-    yield (
-        "state",
-        f"{tree.state_of(view)}, {took}, {format_count(view.turns, 'turn')}, {format_count(view.tool_count, 'tool call')}",
-    )
+    turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
+    yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
     whole = sum_subtree_bill(view)
     below = whole.usage.total_tokens - usage.total_tokens
     tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
