@@ -43,6 +43,7 @@ from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.workspaces.run_folders import RunFolders
 
 START_SECONDS = 60.0
+FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
 LOOK_SECONDS = 1.0
 LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 STOP_SECONDS = 2.0
@@ -130,14 +131,15 @@ class Connection:
         finally:
             self._requests.pop(number, None)
 
-    async def execute(self, tool: str, call: Call, execution: Execution) -> frames.Result:
+    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
         expiry = asyncio.ensure_future(execution.expired())
         try:
-            await asyncio.wait((request.answer, expiry), return_when=asyncio.FIRST_COMPLETED)
+            seconds = None if is_timed else FILE_SECONDS
+            await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
                 self._channel.send(frames.Cancel(number, "timeout"))
                 await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
@@ -325,7 +327,8 @@ class ToolServerSession:
         for may_repeat in (tool.spec.repeatable, False):
             started = await self._connect()
             try:
-                result = await started.connection.execute(tool.spec.name, call, execution)
+                is_timed = tool.time_limit(call) is not None
+                result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
                 self._lost = lost
                 if not may_repeat:
