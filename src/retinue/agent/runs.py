@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.local_tools import SandboxedTool, bind_tools
+from retinue.agent.local_tools import BoundTools, SandboxedTool
 from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
@@ -38,7 +38,7 @@ async def _run_local(job: Job, sandbox: Sandbox, link: Link) -> Ending:
     if session is None:
         return await run_agent(job, link)
     try:
-        job = msgspec.structs.replace(job, tools=bind_tools(job.plan, session), folders=session.folders)
+        job = msgspec.structs.replace(job, tools=BoundTools(job.plan, session), folders=session.folders)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None:

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -283,12 +284,6 @@ class ToolServerSession:
         assert isinstance(job.folders, RunFolders)
         self._kind, self._job, self._link, self._own = kind, job, link, job.folders
         self.folders = HostFolders(job.folders)
-        edits = has_own_workspace(job.folders)  # what is shared with the user is only read in a sandbox
-        self._tools = tuple(
-            name
-            for name in job.plan.by_name
-            if name in LOCAL and name not in job.plan.host and (edits or name not in EDITING)
-        )
         self._lock = asyncio.Lock()
         self._starts = 0
         self._started: _Started | None = None
@@ -298,6 +293,14 @@ class ToolServerSession:
 
     def runs_tool(self, name: str) -> bool:
         return name in self._tools
+
+    @cached_property
+    def _tools(self) -> tuple[str, ...]:
+        """The tools that run in the sandbox. What is shared with the user is only read there."""
+        plan, edits = self._job.plan, has_own_workspace(self._own)
+        return tuple(
+            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+        )
 
     async def make_workspace(self) -> None:
         """Do nothing: a workspace that is no copy is made with its folder."""
