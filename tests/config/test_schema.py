@@ -55,7 +55,7 @@ def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
 def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
     fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
-    example = st.just(parse_yaml(key.example, "example").plain()) if key.example else fits
+    example = st.just(parse_yaml(key.example, "example").to_plain()) if key.example else fits
     return mostly(mostly(example, fits), LEAVES)
 
 

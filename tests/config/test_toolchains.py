@@ -80,7 +80,7 @@ def test_what_is_written_loads_whichever_line_is_turned_on(
     one_each = [text[: found.start()] + found[1] + text[found.end() :] for found in off]
     for version in (text, *one_each, OFF.sub(r"\1", text)):
         parse_settings(version, Path("retinue.yaml"))
-        jsonschema.validate(parse_yaml(version, "retinue.yaml").plain(), settings_schema())
+        jsonschema.validate(parse_yaml(version, "retinue.yaml").to_plain(), settings_schema())
     settings = parse_settings(text, Path("retinue.yaml"))
     assert settings.model == model
     assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]

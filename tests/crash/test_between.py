@@ -103,7 +103,7 @@ async def test_a_cost_limit_without_a_price_does_not_go_on() -> None:
     async with crash.after(whole[:4]) as r:
         with pytest.raises(ConfigError, match=r"the price of model .* is not known"):
             await r.resume(whole[0].tree, profiles=[crash.profile], limits=Limits(cost=Decimal("0.01")))
-        assert r.control.supervisor.log.read(whole[0].tree) == whole[:4]
+        assert (await r.control.supervisor.log.read(whole[0].tree)) == whole[:4]
 
 
 async def test_a_long_text_comes_back_as_it_was(tmp_path: Path) -> None:

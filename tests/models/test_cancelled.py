@@ -34,7 +34,7 @@ async def cancelled(model: str, *answers: Answer) -> tuple[list[Event], Any]:
             elif isinstance(item.body, Warned):
                 await clock.advance(60)
         assert (await run.result()).status == "cancelled"
-        return r.control.supervisor.log.read(run.tree), account
+        return await r.control.supervisor.log.read(run.tree), account
 
 
 async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -> None:
@@ -113,7 +113,7 @@ async def test_a_wall_clock_that_jumps_breaks_no_fold_and_no_deadline() -> None:
         assert r.control.supervisor.trees
         await clock.advance(0.2)
         result = await asyncio.wait_for(run.result(), 5)
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert result.status == "timed_out" and 5000 <= result.duration_ms <= 5200
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert any(later.at < earlier.at for earlier, later in pairwise(events))

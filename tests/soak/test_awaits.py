@@ -122,7 +122,7 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
                 async for item in r.control.supervisor.watch(run.tree, deltas=True):
                     seen.append(item)
                 result = await run.result()
-            held = r.control.supervisor.log.read(run.tree)
+            held = await r.control.supervisor.log.read(run.tree)
     check(held, seen, result)
     await check_no_tasks(tasks)
     gc.collect()

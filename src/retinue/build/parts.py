@@ -41,7 +41,6 @@ class Parts:
     limits, timeouts    limits of the primary and its tree; bounds for what a model asks for
     skills              returns the part of a profile's system prompt that lists its skills
     setup               the command that prepares each new copied workspace
-    log_file            the log file to write; None: any free one
     telemetry           True sends spans as OpenTelemetry's variables say
     traced              puts new trees into the trace that TRACEPARENT names
     network             reachable hosts, "none" or "full"; `dialer` connects to them (no file can name it)
@@ -75,7 +74,6 @@ class Parts:
     workspace_max_mib: int | None = None
     clock: Clock | None = None
     prices: Prices | None = None
-    log_file: Path | None = None
     telemetry: bool | Telemetry = False
     traced: bool = False
     network: Sequence[str] | None = None

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
-from retinue.build.logs import open_log
 from retinue.build.models import LatePrices
 from retinue.build.parts import Parts
 from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
+from retinue.core.ports import Log
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.in_process import IN_PROCESS
@@ -44,10 +44,10 @@ def make_replay(
     return Replay(records, planner=planner, primary_profile=primary_profile)
 
 
-def make_replay_supervisor(replay: Replay, project: Path) -> Supervisor:
-    """Build the supervisor of a replay. Its log is in memory, and it calls no model and no tool."""
+def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Supervisor:
+    """Build the supervisor of a replay, which calls no model and no tool."""
     supervisor = Supervisor(
-        open_log(None),
+        log,
         planner=replay,
         state=StateFolder(None, project=project),
         clock=SystemClock(),

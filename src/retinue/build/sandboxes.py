@@ -89,7 +89,7 @@ def _make_proxies(parts: Parts, reach: str) -> Proxies | None:
     """Return the factory of network proxies, for runs that may reach some hosts."""
     if reach != "hosts":
         return None
-    from retinue.tools.proxy import Proxy
+    from retinue.sandbox.network_proxy import Proxy
 
     return partial(Proxy, dialer=parts.dialer or SystemDialer())
 

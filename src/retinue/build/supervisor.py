@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
-from retinue.build.logs import StoredLogs, open_observed_log
+from retinue.build.logs import open_observed_log
 from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
@@ -70,7 +70,6 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
-        stored_logs=None if parts.state is None else StoredLogs(parts.state),
         trace=trace,
         on_close=close,
     )

@@ -99,7 +99,7 @@ def _read_raw(path: Path) -> str:
 
 
 def _read_values(text: str, path: Path) -> Any:
-    return parse_yaml(text.replace("\r\n", "\n"), str(path)).plain() or {}
+    return parse_yaml(text.replace("\r\n", "\n"), str(path)).to_plain() or {}
 
 
 def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) -> dict[str, Any]:

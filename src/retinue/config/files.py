@@ -55,7 +55,7 @@ def exists(path: Path) -> bool:
     return True
 
 
-def subfolders(folder: Path) -> list[Path]:
+def list_subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, by name, without those that begin with `_` or `.`; none if it is not there."""
     try:
         found = [entry for entry in folder.iterdir() if not entry.name.startswith(("_", "."))]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from retinue.config.location import Place, meant, shown
+from retinue.config.location import Place, show_text, suggest
 from retinue.core.errors import ConfigError
 
 MAX_DEPTH = 64
@@ -31,7 +31,7 @@ class Node:
     def error(self, what: str) -> ConfigError:
         return self.place.error(what)
 
-    def wrong(self, expected: str) -> ConfigError:
+    def type_error(self, expected: str) -> ConfigError:
         return self.error(f"expected {expected}, got {_kind(self.value)}")
 
     def text(self) -> str:
@@ -56,18 +56,18 @@ class Node:
 
     def number(self, *, minimum: float | None = None, maximum: float | None = None) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            raise self.wrong("a number")
+            raise self.type_error("a number")
         self._check_range(self.value, minimum, maximum)
         return float(self.value)
 
     def flag(self) -> bool:
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.type_error("true or false")
         return self.value
 
     def items(self, *, what: str = "a list") -> tuple[Node, ...]:
         if not isinstance(self.value, tuple):
-            raise self.wrong(what)
+            raise self.type_error(what)
         return self.value
 
     def texts(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Node:
 
     def section(self, *, what: str = "a mapping") -> Section:
         if not isinstance(self.value, dict):
-            raise self.wrong(what)
+            raise self.type_error(what)
         return Section(self.place, self.value)
 
     def choice(self, options: tuple[S, ...]) -> S:
@@ -83,9 +83,11 @@ class Node:
         for option in options:
             if option == text:
                 return option
-        raise self.error(f"unknown value '{shown(text, 80)}'; there is {', '.join(options)}{meant(text, options)}")
+        raise self.error(
+            f"unknown value '{show_text(text, 80)}'; there is {', '.join(options)}{suggest(text, options)}"
+        )
 
-    def checked(self, check: Callable[[str], T]) -> T:
+    def parse(self, check: Callable[[str], T]) -> T:
         """What `check` makes of the text; its complaint gets our place."""
         text = self.text()
         try:
@@ -93,12 +95,12 @@ class Node:
         except ConfigError as error:
             raise self.error(str(error)) from None
 
-    def plain(self) -> Any:
+    def to_plain(self) -> Any:
         """The value without places: what `json.loads` would give."""
         if isinstance(self.value, tuple):
-            return [item.plain() for item in self.value]
+            return [item.to_plain() for item in self.value]
         if isinstance(self.value, dict):
-            return {key: item.plain() for key, item in self.value.items()}
+            return {key: item.to_plain() for key, item in self.value.items()}
         return self.value
 
     def _check_range(self, value: float, minimum: float | None, maximum: float | None) -> None:
@@ -123,45 +125,41 @@ class Section:
         self._asked[key] = None
         return self.entries.get(key)
 
-    def given(self, key: str) -> Node | None:
+    def get(self, key: str) -> Node | None:
         """The key's node, unless its value is null."""
         node = self.entry(key)
         return None if node is None or node.value is None else node
 
-    def need(self, key: str) -> Node:
-        node = self.given(key)
+    def require(self, key: str) -> Node:
+        node = self.get(key)
         if node is None:
             others = (other for other in self.entries if other not in self._asked)
-            raise self.place.error(f"the key '{key}' is missing{meant(key, others)}")
+            raise self.place.error(f"the key '{key}' is missing{suggest(key, others)}")
         return node
 
     def text(self, key: str) -> str | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.text()
 
     def integer(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.integer(minimum=minimum, maximum=maximum)
 
     def number(self, key: str, *, minimum: float | None = None, maximum: float | None = None) -> float | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.number(minimum=minimum, maximum=maximum)
 
     def flag(self, key: str) -> bool | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.flag()
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.texts()
 
     def section(self, key: str) -> Section | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.section()
-
-    def plain(self, key: str) -> Any:
-        node = self.given(key)
-        return None if node is None else node.plain()
 
     def finish(self, hints: Mapping[str, str] | None = None) -> None:
         """Raises for the first key nobody asked for; `hints` has better words for some of them."""
@@ -171,10 +169,10 @@ class Section:
             if hints and key in hints:
                 raise node.error(hints[key])
             allowed = ", ".join(sorted(self._asked)) or "none"
-            raise node.error(f"unknown key; allowed here: {allowed}{meant(key, self._asked)}")
+            raise node.error(f"unknown key; allowed here: {allowed}{suggest(key, self._asked)}")
 
 
-def node_of(value: object, place: Place) -> Node:
+def make_node(value: object, place: Place) -> Node:
     """A Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
@@ -182,17 +180,17 @@ def node_of(value: object, place: Place) -> Node:
         case None | bool():
             return Node(place, value)
         case str():
-            return Node(place, sound_text(value, place))
+            return Node(place, check_text(value, place))
         case int() | float():
-            return Node(place, sound_number(value, place))
+            return Node(place, check_number(value, place))
         case list() | tuple():
-            return Node(place, tuple(node_of(item, place.below(i)) for i, item in enumerate(value)))
+            return Node(place, tuple(make_node(item, place.child(i)) for i, item in enumerate(value)))
         case dict():
-            return Node(place, {_key(key, place): node_of(item, place.below(key)) for key, item in value.items()})
+            return Node(place, {_key(key, place): make_node(item, place.child(key)) for key, item in value.items()})
     raise place.error(f"expected a text, number, flag, list or dict, got {type(value).__name__}")
 
 
-def sound_text(text: str, place: Place) -> str:
+def check_text(text: str, place: Place) -> str:
     """The text, if it can be written as UTF-8."""
     try:
         text.encode()
@@ -201,7 +199,7 @@ def sound_text(text: str, place: Place) -> str:
     return text
 
 
-def sound_number(number: T, place: Place) -> T:
+def check_number(number: T, place: Place) -> T:
     """The number, if JSON can carry it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
@@ -213,7 +211,7 @@ def sound_number(number: T, place: Place) -> T:
 def _key(key: object, place: Place) -> str:
     if not isinstance(key, str):
         raise place.error(f"keys must be texts, got {type(key).__name__}")
-    return sound_text(key, place)
+    return check_text(key, place)
 
 
 def _kind(value: object) -> str:

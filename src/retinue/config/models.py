@@ -41,14 +41,14 @@ NO_MODEL = (
 )
 
 
-def no_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
+def explain_missing_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
     """What to say when nobody says which: all four ways, and why keys that are there do not say it."""
     keys = [provider.key for provider in PROVIDERS if provider.has_key(environ)]
     why = f" ({' and '.join(keys)} are set, so none is the default)" if len(keys) > 1 else ""
     return NO_MODEL.format(where=where, why=why)
 
 
-def default_model(environ: Mapping[str, str]) -> str | None:
+def find_default_model(environ: Mapping[str, str]) -> str | None:
     """The model that the environment means; None when it means none, or could mean two."""
     named = environ.get(VARIABLE, "").strip()
     if named:
@@ -57,7 +57,7 @@ def default_model(environ: Mapping[str, str]) -> str | None:
     return with_key[0].default if len(with_key) == 1 else None
 
 
-def install_command(name: str) -> str:
+def find_install_command(name: str) -> str:
     """How to get what this model needs; '' when it is there (or nobody here knows what it needs)."""
     prefix = name.partition(":")[0]
     for provider in PROVIDERS:

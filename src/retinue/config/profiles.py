@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, subfolders
+from retinue.config.files import exists, list_subfolders
 from retinue.config.frontmatter import parse_document, read_document
 from retinue.config.located import Node, Section
-from retinue.config.location import Place, meant, shown
+from retinue.config.location import Place, show_text, suggest
 from retinue.core.profiles import Profile, check_name
 
 BUILT_IN = "built in"
@@ -44,12 +44,12 @@ class Definition:
     skills: Place
 
 
-def discover(project: Path | None) -> list[Profile]:
+def find_profiles(project: Path | None) -> list[Profile]:
     """All profiles there are, by name; without a project the built-in ones."""
-    return [definition.profile for definition in definitions(project)]
+    return [definition.profile for definition in find_definitions(project)]
 
 
-def definitions(project: Path | None) -> list[Definition]:
+def find_definitions(project: Path | None) -> list[Definition]:
     """All profiles there are, by name, with their places."""
     found = _folder(BUILT_IN_FOLDER, None)
     if project is not None:
@@ -69,7 +69,7 @@ def parse_profile(text: str, *, file: str, source: str) -> Definition:
     return _definition(document.keys, document.body, source)
 
 
-def activate(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
+def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
     """The profiles a parent may use, and warnings.
 
     Without names: the four built-in ones, then every one the project defines itself. With names: those, in that
@@ -86,14 +86,13 @@ def activate(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[
 
 def _unknown(name: str, profiles: Iterable[Profile]) -> str:
     there = sorted((profile.name for profile in profiles), key=str.casefold)
-    return (
-        f"unknown subagent type '{shown(name, 80)}' in subagent_types; there is {', '.join(there)}{meant(name, there)}"
-    )
+    known = ", ".join(there)
+    return f"unknown subagent type '{show_text(name, 80)}' in subagent_types; there is {known}{suggest(name, there)}"
 
 
 def _folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
-    for path in (entry / FILE_NAME for entry in subfolders(folder)):
+    for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
         definition = load_profile(path, source=BUILT_IN if project is None else path.relative_to(project).as_posix())
@@ -107,14 +106,14 @@ def _definition(keys: Section, body: str, source: str) -> Definition:
     for key in ("name", "description", "skills", "expected_input"):
         keys.entry(key)
     keys.finish(_HINTS)
-    name = keys.need("name")
-    skills = keys.given("skills")
+    name = keys.require("name")
+    skills = keys.get("skills")
     profile = Profile(
-        name.checked(check_name),
+        name.parse(check_name),
         instructions=body,
-        description=keys.need("description").word(),
+        description=keys.require("description").word(),
         skills=() if skills is None else skills.texts(),
-        expected_input=_expected(keys.given("expected_input")),
+        expected_input=_expected(keys.get("expected_input")),
         source=source,
         wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retinue.config.files import exists, read_text
-from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
+from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
-from retinue.config.skills import Skill, find_skills, pick
+from retinue.config.skills import Skill, find_skill, find_skills
 from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
@@ -50,20 +50,20 @@ def find_project(start: Path) -> Path:
 def load_project(start: Path, *, config: Path | None = None) -> Project:
     """Everything the project's files say; `config` is read instead of the project's retinue.yaml, and trusted."""
     folder = find_project(start)
-    settings, ignored = (load_settings(config), ()) if config is not None else own_settings(folder)
+    settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
-    merged = merge(definitions(folder), settings)
+    merged = merge_profiles(find_definitions(folder), settings)
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
-    active, warnings = activate(everyone, settings.coordination.subagent_types)
+    active, warnings = choose_active(everyone, settings.coordination.subagent_types)
     warnings = [*warnings, *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
         warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
 
 
-def own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
+def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
     """What the project's own retinue.yaml says, as far as it is in force, and what of it is not."""
     file = folder / SETTINGS_FILE
     if not exists(file):
@@ -79,7 +79,7 @@ def _few(ignored: tuple[str, ...]) -> str:
     return ", ".join(ignored[:FEW]) + more
 
 
-def merge(found: Iterable[Definition], settings: Settings) -> list[Definition]:
+def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
     """The profiles of files and of retinue.yaml, by name. A file says who an agent is, retinue.yaml what it may do."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for key, given in settings.profiles.items():
@@ -131,6 +131,6 @@ def _allow(profile: Profile, given: ProfileSettings) -> Profile:
 def _check_skills(definition: Definition, skills: Mapping[str, Skill]) -> None:
     for name in definition.profile.skills:
         try:
-            pick(name, skills)
+            find_skill(name, skills)
         except ConfigError as error:
             raise definition.skills.error(str(error)) from None

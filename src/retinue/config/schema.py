@@ -29,7 +29,7 @@ class Loosening:
     key: str
     value: str
 
-    def below(self, key: str) -> Loosening:
+    def with_prefix(self, key: str) -> Loosening:
         """Return the same, with its key in the section or setting of that name."""
         return Loosening(f"{key}.{self.key}" if self.key else key, self.value)
 
@@ -153,7 +153,7 @@ def restrict_section(values: Any, _: Setting | None = None) -> tuple[Any, list[L
         if each.trust is None or value is each.unset:
             continue
         changes[each.name], found = each.trust.restrict(value, each)
-        loosened += [loosening.below(each.name) for loosening in found]
+        loosened += [loosening.with_prefix(each.name) for loosening in found]
     return replace(values, **changes), loosened
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from retinue.config.located import Node, Section, node_of
+from retinue.config.located import Node, Section, make_node
 from retinue.config.location import Place
 from retinue.config.yaml import read_yaml
 from retinue.core.scripts import Script, ScriptedCall, ScriptedReply, ScriptedUsage
@@ -35,12 +35,12 @@ def load_script(path: Path) -> Script:
 
 def parse_script(values: Mapping[str, Any]) -> Script:
     """The script of Python values, with the same checks; errors say `script: agents.main[0]: ...`."""
-    return _script(node_of(values, Place("script")))
+    return _script(make_node(values, Place("script")))
 
 
 def _script(node: Node) -> Script:
     section = node.section(what="a mapping with the key 'agents'")
-    agents = section.need("agents").section(what="a mapping of agents to lists of replies")
+    agents = section.require("agents").section(what="a mapping of agents to lists of replies")
     strict = section.flag("strict") or False
     section.finish()
     return Script({name: _replies(name, replies) for name, replies in agents.entries.items()}, strict)
@@ -63,7 +63,7 @@ def _reply(node: Node) -> ScriptedReply:
     reply = ScriptedReply(
         text=section.text("text") or "",
         thinking=section.text("thinking") or "",
-        tools=_calls(section.given("tools")),
+        tools=_calls(section.get("tools")),
         usage=_usage(section.section("usage")),
         delay=section.number("delay", minimum=0) or 0.0,
         chunks=section.integer("chunks", minimum=1, maximum=MAX_CHUNKS) or 1,
@@ -107,13 +107,13 @@ def _calls(node: Node | None) -> tuple[ScriptedCall, ...]:
 
 
 def _call(section: Section) -> ScriptedCall:
-    name = section.need("name").word()
-    args = section.given("args")
+    name = section.require("name").word()
+    args = section.get("args")
     section.finish()
     if args is None:
         return ScriptedCall(name)
     args.section(what="a mapping of arguments")
-    return ScriptedCall(name, args.plain())
+    return ScriptedCall(name, args.to_plain())
 
 
 def _usage(section: Section | None) -> ScriptedUsage:

@@ -32,8 +32,8 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), inherited, delegated
-    subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
+    subagent_runtime_mode: isolated              # where tools run: a sandbox, this process, or the host
+    subagent_host_launch_prefix: [nice]          # words before the command that starts a sandbox
     subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
     subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it goes on unseen
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
@@ -64,6 +64,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import UNSET, UnsetType
 
 from retinue.config.files import read_text
+from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
@@ -113,16 +114,7 @@ from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeNam
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
-LIMIT_KEYS = {
-    "turns": "max_turns",
-    "seconds": "timeout",
-    "depth": "max_depth",
-    "concurrent": "max_concurrent",
-    "tokens": "max_tokens",
-    "cost": "max_cost",
-    "stall": "stall",
-}
-_RULES = list_of(lambda node: node.checked(parse_rule), RULE_PATTERN, what="a list of rules")
+_RULES = list_of(lambda node: node.parse(parse_rule), RULE_PATTERN, what="a list of rules")
 _COST = Kind(lambda node: amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
@@ -336,7 +328,7 @@ def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
     """Read the profiles, by name in lower case."""
     found: dict[str, ProfileSettings] = {}
     for name, entry in node.section().entries.items():
-        Node(entry.place, name).checked(check_name)
+        Node(entry.place, name).parse(check_name)
         other = found.get(name.casefold())
         if other is not None:
             raise entry.error(f"is the same name as '{other.name}' on line {other.place.line}")
@@ -359,7 +351,7 @@ def _restrict_profiles(
     narrow, loosened = {}, []
     for key, profile in profiles.items():
         narrow[key], found = restrict_section(profile)
-        loosened += [loosening.below(profile.name) for loosening in found]
+        loosened += [loosening.with_prefix(profile.name) for loosening in found]
     return narrow, loosened
 
 
@@ -498,7 +490,7 @@ class Settings:
     @property
     def limits(self) -> Limits:
         """The limits of the primary and its tree; what the file does not say is not set."""
-        return Limits(**{limit: getattr(self, key) for limit, key in LIMIT_KEYS.items()})
+        return make_limits(self.__getattribute__)
 
     @property
     def rules(self) -> Rules:
@@ -518,7 +510,7 @@ def parse_settings(text: str, path: Path) -> Settings:
     keys = node.section(what="'key: value' lines")
     settings = read_section(Settings, keys, file=path)
     _check_timeouts(settings, keys)
-    for each in keys.need("profiles").section().entries.values() if settings.profiles else ():
+    for each in keys.require("profiles").section().entries.values() if settings.profiles else ():
         check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
     return settings
 
@@ -545,6 +537,6 @@ def _check_timeouts(settings: Settings, keys: Section) -> None:
     """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
     low, high = settings.coordination.subagent_min_timeout, settings.coordination.subagent_max_timeout
     if low > high:
-        coordination = keys.need("orchestrator").section().need("coordination").section()
-        node = coordination.given("subagent_max_timeout") or coordination.need("subagent_min_timeout")
+        coordination = keys.require("orchestrator").section().require("coordination").section()
+        node = coordination.get("subagent_max_timeout") or coordination.require("subagent_min_timeout")
         raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, sound_number, sound_text
+from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
@@ -86,7 +86,7 @@ def _check_bare(event: Any, place: Place) -> None:
 def _items(events: Iterator[Any], place: Place, first_line: int) -> Iterator[Node]:
     index = 0
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        yield _node(event, events, place.below(index, _line(event, first_line)), first_line)
+        yield _node(event, events, place.child(index, _line(event, first_line)), first_line)
         index += 1
 
 
@@ -95,7 +95,7 @@ def _entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, 
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         line = _line(event, first_line)
         key = _key(event, Place(place.file, line, place.keys))
-        below = place.below(key, line)
+        below = place.child(key, line)
         if key in entries:
             raise below.error(f"appears twice, first on line {entries[key].place.line}")
         entries[key] = _node(next(events), events, below, first_line)
@@ -118,7 +118,7 @@ def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
     """What a scalar means. Quoted and block scalars are always texts."""
     text: str = event.value
     if event.style is not None and event.style != "":
-        return sound_text(text, place)
+        return check_text(text, place)
     if text in _NULL:
         return None
     if text in _FLAGS:
@@ -126,12 +126,12 @@ def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
     if _INTEGER.fullmatch(text):
         if len(text) > 21:  # Python refuses to convert very long ones, and none of them fits
             raise place.error("the whole number does not fit in 64 bits")
-        return sound_number(int(text), place)
+        return check_number(int(text), place)
     if _FLOAT.fullmatch(text):
-        return sound_number(float(text), place)
+        return check_number(float(text), place)
     if _ODD_FLOAT.fullmatch(text):
         raise place.error(f"'{text}' is not a number that is allowed here")
-    return sound_text(text, place)
+    return check_text(text, place)
 
 
 def _line(event: Any, first_line: int) -> int:

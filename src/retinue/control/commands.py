@@ -193,6 +193,7 @@ class CommandHandlers:
         return protocol.ApplyReply(files=list(await self._control.apply(request.tree, request.run)))
 
     async def watch_tree(self, request: protocol.WatchRequest) -> AsyncIterator[bytes]:
+        await self._control.find_run(request.tree)  # raises NotFound before the response begins
         return _encode_items(self._control.watch(request.tree, after=request.after, deltas=request.deltas))
 
 

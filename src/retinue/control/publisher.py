@@ -35,7 +35,7 @@ from retinue.core.events import (
 )
 from retinue.core.ports import Log
 from retinue.core.secrets import hide
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol.reports import ROUTE, Sender, ending
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class _Reported:
             raise PostFailed(self._line.failure)
 
 
-class PublishedLog(Wrapped):
+class PublishedLog(ForwardingLog):
     """The log it is made of, with what is written to it reported. Closing it closes that log."""
 
     def __init__(self, log: Log, publisher: Publisher) -> None:

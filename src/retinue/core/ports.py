@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import Body, Delta, Event
+from retinue.core.errors import LogError
+from retinue.core.events import Body, Delta, Event, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
@@ -329,34 +330,146 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> Awaitable[None]: ...
 
 
-class Log(Protocol):
-    """The order of events, kept. One writer; any number of readers, none of whom it waits for. `ahead` says whether a
-    run may ask its model before its first event is written."""
+class StoredTree(msgspec.Struct, frozen=True, gc=False):
+    """One tree in a list: its first event, and the process that writes it now, if one does."""
+
+    first: Event
+    writer: int | None = None
+
+    @property
+    def tree(self) -> str:
+        return self.first.tree
+
+    @property
+    def spawned_at(self) -> float:
+        return self.first.at
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether another process shows the tree too, as runs of a tree of its own."""
+        return isinstance(self.first.body, RunSpawned) and bool(self.first.body.reported)
+
+    @property
+    def origin(self) -> str:
+        """The tree whose primary this one continues, or nothing."""
+        return self.first.body.origin if isinstance(self.first.body, RunSpawned) else ""
+
+
+class TreeStatus(msgspec.Struct, frozen=True, gc=False):
+    """The newest event of a tree, whether the tree has ended, and the process that writes it now, if one does."""
+
+    last_seq: int
+    last_at: float
+    ended: bool
+    writer: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.writer is not None
+
+
+class StoredLine(msgspec.Struct, frozen=True, gc=False):
+    """One event as it is stored: its number in the tree, and its JSON with unknown fields and all."""
+
+    seq: int
+    line: bytes
+
+
+class Removal(msgspec.Struct):
+    """The outcome of removing trees. `held` names the parts of the log that another process writes just now: their
+    trees stay."""
+
+    removed: list[str] = []
+    held: list[str] = []
+    problems: list[str] = []
+    freed_bytes: int = 0
+
+
+OnProblem = Callable[[LogError], object]
+
+
+def ignore_problem(_: LogError) -> None:
+    """Read what can be read, and say nothing of the rest."""
+
+
+class LogReader(Protocol):
+    """Reads the trees of a project, whichever process writes them, and removes old ones. It waits for no writer, and
+    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read."""
+
+    @property
+    def location(self) -> str:
+        """The place of the log, for messages."""
+        ...
+
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+        """Return every tree, the newest first. The order is the log's, not that of the ids."""
+        ...
+
+    async def find_tree(self, tree: str) -> StoredTree | None: ...
+
+    async def read_status(self, tree: str) -> TreeStatus:
+        """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
+        NotFound."""
+        ...
+
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
+        ...
+
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
+        """Return the same as they are stored."""
+        ...
+
+    def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+        """Yield the events of one kind of all trees; those of a tree in their order."""
+        ...
+
+    async def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    ) -> Removal:
+        """Remove the events of trees whose newest event is the one given. `discard` is called for each while nobody
+        can write it, and keeps it by returning False. With `dry_run` no event is removed."""
+        ...
+
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        """Check all that is stored; return what there is in a few words, empty for nothing."""
+        ...
+
+
+class Log(LogReader, Protocol):
+    """The log of one process: it also appends, and shows what is appended to watchers of this process, none of whom it
+    waits for. Each tree has one writing process. `ahead` says whether a run may ask its model before its first event
+    is written.
+
+    A wait that ends in LogError may be followed by one that succeeds: what could not be written is written later, in
+    order. After LogLost nothing is written any more."""
 
     @property
     def ahead(self) -> bool: ...
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        """Takes an event. With `wait`, what comes back (if anything) is done when the event is written."""
+        """Take an event. With `wait`, the awaitable that comes back (if any) is done when the event is written."""
         ...
 
     def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        """`append` for the events of that tree, for whoever has many of them."""
+        """Return `append` for the events of one tree, for callers that have many of them."""
+        ...
+
+    async def claim(self, tree: str) -> None:
+        """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
         ...
 
     def show(self, delta: Delta) -> None:
-        """Shows a delta to whoever watches now."""
+        """Show a delta to those who watch now."""
         ...
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """What is in the log after that place, then what happens, without a seam; ends with the tree."""
+        """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
         ...
 
-    def read(self, tree: str, *, after: int = 0) -> list[Event]: ...
-
-    def trees(self) -> list[str]: ...
-
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Write what is left and give up the right to write. Raises LogError for events that are lost."""
+        ...
 
 
 class Collector(Protocol):

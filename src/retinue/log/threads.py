@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from retinue.core.errors import LogError
@@ -24,13 +24,14 @@ from retinue.core.events import (
 )
 from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
 from retinue.core.plans import Past
-from retinue.core.ports import Outcome
+from retinue.core.ports import LogReader, Outcome
 
 BROKEN_OFF = (
     "The run was ended before this call had a result, so nobody knows whether it took effect. "
     "Look at how things are before you make it again."
 )
 NOT_RUN = "The run was ended before this call was allowed: it was not run."
+Histories = Mapping[str, Sequence[Event]]  # events by tree
 
 
 class Thread:
@@ -137,19 +138,31 @@ def thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) ->
     return found.turns()
 
 
-def before(read: Callable[[str], Sequence[Event]], tree: str, spawned: RunSpawned) -> list[Turn]:
-    """What a run had in its thread before its own task: the thread of the run it continues, and of all before that."""
+async def read_histories(log: LogReader, tree: str) -> Histories:
+    """Read the events of a tree and of all trees that its runs continue, directly or not."""
+    found: dict[str, list[Event]] = {}
+    wanted = [tree]
+    while wanted:
+        name = wanted.pop()
+        if name not in found and (events := await log.read(name)):
+            found[name] = events
+            wanted += [e.body.origin for e in events if isinstance(e.body, RunSpawned) and e.body.origin]
+    return found
+
+
+def before(histories: Histories, tree: str, spawned: RunSpawned) -> list[Turn]:
+    """Return the turns a run had before its own task: the thread of the run it continues, and of all before that."""
     chain: list[tuple[str, int]] = []
     while spawned.continues is not None:
         tree, run = spawned.origin or tree, spawned.continues
-        found = [e.body for e in read(tree) if e.run == run and isinstance(e.body, RunSpawned)]
+        found = [e.body for e in histories.get(tree, ()) if e.run == run and isinstance(e.body, RunSpawned)]
         if not found or (tree, run) in chain:
             raise LogError(f"the thread begins with that of {tree}/{run}, which is not in the log any more")
         chain.append((tree, run))
         spawned = found[0]
     turns: list[Turn] = []
     for tree, run in reversed(chain):
-        turns = thread(read(tree), run, before=turns)
+        turns = thread(histories[tree], run, before=turns)
     return turns
 
 

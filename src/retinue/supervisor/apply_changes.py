@@ -156,7 +156,7 @@ def plan(runs: Sequence[Copied], target: str) -> Plan:
 def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
     """Makes the changes, all or none, and remembers it."""
     if made.conflicts:
-        raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.refusal()))
+        raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.describe_conflicts()))
     if made.changes:
         swapping.apply_changes(
             made.target, made.changes, tree_workspaces.find_store(runs[0].workspace.own), aside=aside

@@ -13,23 +13,25 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.ports import Order
 from retinue.core.profiles import Task
 from retinue.log.runs import Runs
-from retinue.log.threads import before, thread
+from retinue.log.threads import Histories, before, thread
 from retinue.supervisor import caller_limits as called
 from retinue.supervisor.budgets import open_account
 from retinue.supervisor.nodes import After, Node
 from retinue.supervisor.rebuilt import Plans
-from retinue.supervisor.resume import Ground, Revival, read, task_of
+from retinue.supervisor.resume import Ground, Revival, task_of
 from retinue.supervisor.trees import Tree
 from retinue.workspaces.run_folders import resolve_context_paths
 
 NOT_HERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
 
-def continue_run(ground: Ground, tree: str, run: int, text: str, given: ResumeOverrides) -> Node:
+def continue_run(ground: Ground, tree: str, run: int, text: str, histories: Histories, given: ResumeOverrides) -> Node:
     """The new run. Raises before anything is written when it cannot be."""
     if not text.strip():
         raise ConfigError("there is nothing to go on with: the text is empty")
-    host, events = ground.supervisor, read(ground, tree)
+    host, events = ground.supervisor, histories.get(tree)
+    if not events:
+        raise NotFound(f"there is no tree '{tree}' in the log")
     live = host.trees.get(tree)
     views = Runs.of(tree, events) if live is None else live.runs
     old = views.runs.get(run)
@@ -42,7 +44,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: ResumeOv
     if old.spawned.server:
         raise ConfigError(NOT_HERE.format(who=f"{tree}/{run}", server=old.spawned.server))
     called.check_depth(f"{tree}/{run}")
-    said = thread(events, run, before=before(ground.read, tree, old.spawned))
+    said = thread(events, run, before=before(histories, tree, old.spawned))
     plans = Plans(ground.planner, tree, views.runs[0].spawned, given.profiles, given.model, given.runtime)
     if old.spawned.parent is None:
         plan = plans.of(old, None)
@@ -51,7 +53,7 @@ def continue_run(ground: Ground, tree: str, run: int, text: str, given: ResumeOv
         task = structs.replace(task, timeout_seconds=given.seconds)
         limits = given.limits.over(old.spawned.limits) if old.spawned.limits is not None else given.limits
         return host.spawn(plan.profile, task, limits=limits, after=After(tree, run, said))
-    home = live or Revival(ground, events, given).tree(given, planned=old.spawned.parent)
+    home = live or Revival(ground, tree, histories).tree(given, planned=old.spawned.parent)
     words = structs.replace(task_of(old.spawned), text=text, timeout_seconds=given.seconds)
     return _below(ground, home, home.nodes[run], words, said_after=After("", run, said), plans=plans, files=given.files)
 

@@ -109,17 +109,14 @@ class LocalControl:
         return ClientHandle(self, node.ref, leave=leave)
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.resume(tree, overrides))
+        return self.handle_of(await self.supervisor.resume(tree, overrides))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
-        if run != 0:  # a primary is continued in a tree of its own
-            self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.continue_run(tree, run, text, overrides))
+        return self.handle_of(await self.supervisor.continue_run(tree, run, text, overrides))
 
     def handle_of(self, node: Node, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
@@ -157,7 +154,7 @@ class LocalControl:
         node = self._find_live(tree, run)
         if node is not None:
             return await _wait(node)
-        view = self._find_view(tree, run)
+        view = await self._find_view(tree, run)
         if view.ended is None:
             raise ConfigError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
         return view.result(tree)
@@ -166,44 +163,53 @@ class LocalControl:
         node = self._find_live(tree, run)
         if node is not None:
             return node.result() if node.finished else None
-        view = self._find_view(tree, run)
+        view = await self._find_view(tree, run)
         return None if view.ended is None else view.result(tree)
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        return row_of(self._find_view(tree, run), tree)
+        return row_of(await self._find_view(tree, run), tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        at_work = self.supervisor.trees
-        names = [tree for tree in self.supervisor.log.trees() if tree not in at_work]
-        found = [] if live else [_describe(Runs.of(name, self.supervisor.read_stored(name)), None) for name in names]
-        found += [_describe(tree.runs, os.getpid()) for tree in at_work.values()]
+        log, at_work = self.supervisor.log, self.supervisor.trees
+        found = [_describe(tree.runs, os.getpid()) for tree in at_work.values()]
+        stored = [] if live else [stored.tree for stored in await log.list_trees() if stored.tree not in at_work]
+        for tree in stored:
+            status = await log.read_status(tree)
+            pid = None if status.ended or status.writer == os.getpid() else status.writer
+            found.append(_describe(Runs.of(tree, await log.read(tree)), pid))
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:
         tree, _, number = name.partition("/")
         run = int(number) if number.isascii() and number.isdigit() else 0
-        view = self._find_view(tree, run)
+        view = await self._find_view(tree, run)
         return RunRef(tree, run, view.path, view.label, view.agent, view.spawned.subagent_id)
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         if tree in self.supervisor.trees:
             return self.supervisor.watch(tree, after=after, deltas=deltas)
-        return _replay(self._read(tree), after)
+        return self._replay(tree, after)
+
+    async def _replay(self, tree: str, after: int) -> AsyncGenerator[Event | Delta]:
+        """Yield the events of a tree that nobody runs here: what is written of it is all there will be."""
+        for event in await self._read(tree):
+            if event.seq > after:
+                yield event
 
     def _find_live(self, tree: str, run: int) -> Node | None:
         found = self.supervisor.trees.get(tree)
         return None if found is None or not 0 <= run < len(found.nodes) else found.nodes[run]
 
-    def _find_view(self, tree: str, run: int) -> RunView:
+    async def _find_view(self, tree: str, run: int) -> RunView:
         live = self.supervisor.trees.get(tree)
-        runs = Runs.of(tree, self._read(tree)) if live is None else live.runs
+        runs = Runs.of(tree, await self._read(tree)) if live is None else live.runs
         view = runs.runs.get(run)
         if view is None:
             raise NotFound(f"{tree} has no run {run}")
         return view
 
-    def _read(self, tree: str) -> Sequence[Event]:
-        events = self.supervisor.read_stored(tree)
+    async def _read(self, tree: str) -> Sequence[Event]:
+        events = await self.supervisor.log.read(tree)
         if not events:
             raise NotFound(f"there is no tree '{tree}' in the log")
         return events
@@ -211,20 +217,20 @@ class LocalControl:
     # Changes
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        copied = self._find_copied(tree, run, ended=True)
+        copied = await self._find_copied(tree, run, ended=True)
         return await asyncio.to_thread(apply_changes.describe, copied)
 
     async def diff(self, tree: str, run: int = 0) -> str:
-        copied, node = self._find_copied(tree, run, ended=False), self._find_live(tree, run)
+        copied, node = await self._find_copied(tree, run, ended=False), self._find_live(tree, run)
         live = node is not None and not node.finished
         shown = await asyncio.to_thread(apply_changes.diff, copied, "-p", "-M", live=live)
         return shown.decode("utf-8", "backslashreplace")
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await asyncio.to_thread(apply_changes.take_over, self._find_copied(tree, run, ended=True))
+        return await asyncio.to_thread(apply_changes.take_over, await self._find_copied(tree, run, ended=True))
 
-    def _find_copied(self, tree: str, run: int, *, ended: bool) -> apply_changes.Copied:
-        view, node = self._find_view(tree, run), self._find_live(tree, run)
+    async def _find_copied(self, tree: str, run: int, *, ended: bool) -> apply_changes.Copied:
+        view, node = await self._find_view(tree, run), self._find_live(tree, run)
         if ended and node is not None and not node.finished:
             raise RetinueError(f"{view.path} has not ended yet")
         copied = apply_changes.copied(str(self.supervisor.state.folder), tree, run)
@@ -240,13 +246,6 @@ async def _wait(node: Node) -> Result[Any]:
     if not node.finished:
         await node.join()
     return node.result()
-
-
-async def _replay(events: Sequence[Event], after: int) -> AsyncGenerator[Event | Delta]:
-    """Yield the events of a tree that nobody runs here: what is written of it is all there will be."""
-    for event in events:
-        if event.seq > after:
-            yield event
 
 
 def _describe(runs: Runs, pid: int | None) -> TreeInfo:

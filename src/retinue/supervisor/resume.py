@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.control import ResumeOverrides
-from retinue.core.errors import ConfigError, NotFound
+from retinue.core.errors import ConfigError
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
     UNKNOWN_AFTER_CRASH_TEXT,
@@ -38,7 +38,7 @@ from retinue.core.profiles import Task
 from retinue.core.rules import sealed
 from retinue.log.resume_state import interrupted, standing
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import before
+from retinue.log.threads import Histories, before
 from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import steering
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
@@ -68,7 +68,6 @@ class Ground:
 
     supervisor: Supervisor
     log: Log
-    read: Callable[[str], Sequence[Event]]
     planner: Planner
     state: StateFolder
     clock: Clock
@@ -77,36 +76,29 @@ class Ground:
     drive: Callable[[Tree, Node, Awaitable[None] | None], None]
 
 
-def resume(ground: Ground, tree: str, given: ResumeOverrides) -> Node:
+def resume(ground: Ground, tree: str, histories: Histories, given: ResumeOverrides) -> Node:
     """Goes on with a dead tree; its root run. Raises before anything is written when it cannot."""
     if tree in ground.supervisor.trees:
         raise ConfigError(f"{tree} is at work here already")
-    revival = Revival(ground, read(ground, tree), given)
+    revival = Revival(ground, tree, histories)
     if not revival.going_on:
         status = revival.runs.runs[0].status
         raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
     return revival.go_on(given)
 
 
-def read(ground: Ground, tree: str) -> Sequence[Event]:
-    events = ground.read(tree)
-    if not events:
-        raise NotFound(f"there is no tree '{tree}' in the log")
-    return events
-
-
 class Revival:
     """A stored tree on its way back to life."""
 
-    def __init__(self, ground: Ground, events: Sequence[Event], given: ResumeOverrides) -> None:
+    def __init__(self, ground: Ground, tree: str, histories: Histories) -> None:
         self.ground = ground
-        self.id = events[0].tree
+        self.id, events = tree, histories[tree]
         self.runs = Runs.of(self.id, events)
         without_end = [view for view in self.runs.runs.values() if view.ended is None]
         self.going_on = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.runs.runs.values()}
         began_with = {
-            run: before(ground.read, self.id, body) for run, body in spawned.items() if body.continues is not None
+            run: before(histories, self.id, body) for run, body in spawned.items() if body.continues is not None
         }
         self.known = interrupted(events, before=began_with)
         self._events = events

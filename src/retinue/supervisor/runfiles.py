@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ import msgspec
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
-from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
@@ -38,8 +37,8 @@ class _Kept(NamedTuple):
 class RunFiles:
     """Keeps the files of the runs it was told of, one watching task a tree."""
 
-    def __init__(self, log_of: Callable[[str], Log], state: StateFolder) -> None:
-        self._log_of = log_of
+    def __init__(self, watch: Callable[[str], AsyncGenerator[Event | Delta]], state: StateFolder) -> None:
+        self._watch = watch
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._owner = TaskOwner()
@@ -76,7 +75,7 @@ class RunFiles:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
         try:
-            async for event in self._log_of(tree).watch(tree):
+            async for event in self._watch(tree):
                 if isinstance(event, Delta):
                     continue
                 runs.apply(event)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import UNSET
 
@@ -28,6 +28,7 @@ from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Rece
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status
 from retinue.files.private import make_private_folder
+from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.runtime import RemoteRuntime
 from retinue.remote.validator import Bounds
@@ -54,14 +55,6 @@ from retinue.workspaces.run_folders import StateFolder, resolve_context_paths
 DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
 LABEL_CHARACTERS = 30
 _LOG = logging.getLogger(__name__)
-
-
-class StoredLogs(Protocol):
-    """The logs of earlier processes of the project."""
-
-    def read(self, tree: str) -> Sequence[Event]: ...
-
-    def open(self, tree: str) -> Log: ...
 
 
 def require_set(value: Any) -> Any:
@@ -99,7 +92,6 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
-        stored_logs: StoredLogs | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -110,14 +102,12 @@ class Supervisor:
         self.trees: dict[str, Tree] = {}
         self.servers: ToolServers | None = None
         self.control: Control = None  # type: ignore[assignment]  # set by the Control that owns the supervisor
-        self.others: dict[str, Log] = {}  # the logs of trees that were taken up from a file that is not ours
         self._planner = planner
         self.state = self._state = state
         self._clock = clock
         self._limits = limits.over(DEFAULTS)
         self._timeouts = timeouts
-        self._stored_logs = stored_logs
-        self.files = RunFiles(self.log_of, state)
+        self.files = RunFiles(self.watch, state)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._trace, self._on_close, self.caller = trace, on_close, NOBODY
@@ -270,16 +260,21 @@ class Supervisor:
             return None
         return Adoption(found, peer, remote, clock=self._clock, state=self._state, desk=self.desk, bounds=bounds)
 
-    def resume(self, tree: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
-        """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot."""
-        return going_on.resume(self._ground(tree), tree, given)
+    async def resume(self, tree: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
+        """Goes on with a tree whose process is gone; the run it ends with. A ConfigError says why it cannot, LogHeld
+        that another process has the right to write it."""
+        await self.log.claim(tree)
+        return going_on.resume(self._ground(), tree, await read_histories(self.log, tree), given)
 
-    def continue_run(self, tree: str, run: int, text: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
+    async def continue_run(self, tree: str, run: int, text: str, given: ResumeOverrides = NO_OVERRIDES) -> Node:
         """A new run that begins with the thread of one that has ended, and these words."""
-        return continued.continue_run(self._ground(tree), tree, run, text, given)
+        histories = await read_histories(self.log, tree)
+        if run != 0 and tree in histories:  # a primary is continued in a tree of its own
+            await self.log.claim(tree)
+        return continued.continue_run(self._ground(), tree, run, text, histories, given)
 
-    def _ground(self, tree: str) -> Ground:
-        of_tree = self.log_of(tree), self.read_stored, self._planner, self._state, self._clock, self._limits
+    def _ground(self) -> Ground:
+        of_tree = self.log, self._planner, self._state, self._clock, self._limits
         return Ground(self, *of_tree, self.files.keep, self._go)
 
     def _go(self, tree: Tree, node: Node, written: Awaitable[None] | None) -> None:
@@ -436,20 +431,7 @@ class Supervisor:
                 node.task.cancel()
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self.log_of(tree).watch(tree, after=after, deltas=deltas)
-
-    def read_stored(self, tree: str) -> Sequence[Event]:
-        """Return the events of a tree, in whatever log of the project it is."""
-        events = self.log_of(tree).read(tree)
-        return events if events or self._stored_logs is None else self._stored_logs.read(tree)
-
-    def open_stored(self, tree: str) -> None:
-        """Take the log that a tree of an earlier process is in, to write it."""
-        if self._stored_logs is not None and tree not in self.log_of(tree).trees():
-            self.others[tree] = self._stored_logs.open(tree)
-
-    def log_of(self, tree: str) -> Log:
-        return self.others.get(tree, self.log)
+        return self.log.watch(tree, after=after, deltas=deltas)
 
     async def close(self) -> None:
         """Cancels what still runs, waits for the endings, and lets the log go."""
@@ -465,6 +447,5 @@ class Supervisor:
                 await self._on_close()
         finally:
             await self.files.close()
-            for log in {id(log): log for log in (self.log, *self.others.values())}.values():
-                await log.close()
+            await self.log.close()
             self._state.remove_temporary()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import random
-import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 
 from retinue.core.events import Body, Event, RunSpawned
 from retinue.core.ports import Clock, Log
@@ -14,20 +12,21 @@ from retinue.log.runs import FOLDS, Runs
 from retinue.supervisor.nodes import Node
 from retinue.supervisor.slots import Slots
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_PAIRS = [tens + ones for tens in _DIGITS for ones in _DIGITS]
-_counter = itertools.count(random.getrandbits(20))
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_random = random.Random()  # not the module's own, which a program may seed
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def new_tree_id() -> str:
-    """Ten characters that sort by time: the second, then a count that starts at a random place in each process."""
-    count = next(_counter)
-    return _second(int(time.time())) + _PAIRS[count // 1296 % 1296] + _PAIRS[count % 1296]
-
-
-@lru_cache(1)
-def _second(now: int) -> str:
-    return _PAIRS[now // 1296**2 % 1296] + _PAIRS[now // 1296 % 1296] + _PAIRS[now % 1296]
+    """Return twelve random characters: unique across processes and machines without asking any, and different from the
+    first one on, since people type only the beginning."""
+    bits = _random.getrandbits(60)
+    high = bits >> 30
+    return (
+        _PAIRS[bits & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits >> 20 & 1023]
+        + _PAIRS[high & 1023] + _PAIRS[high >> 10 & 1023] + _PAIRS[high >> 20 & 1023]
+    )  # fmt: skip
 
 
 class Tree:

@@ -21,7 +21,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.events import Event
 from retinue.core.ports import Log
 from retinue.core.traces import traceparent_of
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.telemetry.providers import Providers
 from retinue.telemetry.recorder import Recorder
 
@@ -38,7 +38,7 @@ def current_trace() -> str:
     return traceparent_of(os.environ.get("TRACEPARENT", ""))
 
 
-class Observed(Wrapped):
+class Observed(ForwardingLog):
     """The log it is made of, whose trees are also told to OpenTelemetry. Closing it closes that log."""
 
     def __init__(self, log: Log, providers: Providers) -> None:

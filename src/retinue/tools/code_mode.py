@@ -79,13 +79,13 @@ class ExecutePython:
         )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_asked(call)[0])
+        return reveal_text(_read_arguments(call)[0])
 
     def time_limit(self, call: Call) -> float | None:
-        return _asked(call)[1]
+        return _read_arguments(call)[1]
 
     async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        code, seconds = _asked(call)
+        code, seconds = _read_arguments(call)
         folders = execution.folders
         sources = {module.name: module.source for module in self._modules}
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
@@ -123,7 +123,7 @@ class ExecutePython:
         return make_outcome(group, said, notes, late=late)
 
 
-def _asked(call: Call) -> tuple[str, float]:
+def _read_arguments(call: Call) -> tuple[str, float]:
     code, seconds = (
         read_argument(call, "code", str),
         read_argument(call, "executionTimeout", float, float(DEFAULT_SECONDS)),
@@ -137,15 +137,15 @@ def _asked(call: Call) -> tuple[str, float]:
     return code, min(seconds, float(MAX_SECONDS))
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """One call as a program asks for it."""
+class _ProgramCall(msgspec.Struct, frozen=True):
+    """A call as a program asks for it."""
 
     id: int
     tool: str
     args: dict[str, Any]
 
 
-_DECODER = msgspec.json.Decoder(_Asked)
+_DECODER = msgspec.json.Decoder(_ProgramCall)
 
 
 class _Running:
@@ -162,7 +162,7 @@ class _Running:
     async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, execution: Execution) -> bool:
         """Return True when the program has ended by itself; raise what a call of it raised that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        writer.write(_frame(start))
+        writer.write(_encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
         self._tasks.start(self._serve(reader, writer, execution.call_tool))
         self._tasks.start(self._expire(execution))
@@ -178,7 +178,7 @@ class _Running:
             await asyncio.wait((exited,))
 
     async def stop(self) -> None:
-        """Gives up the calls it still waits for."""
+        """Cancel the calls that the program still waits for."""
         self._over.cancel()
         await self._tasks.close(STOP_SECONDS)
 
@@ -192,7 +192,7 @@ class _Running:
             self._over.set_result(None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Calls) -> None:
-        """Takes its calls, as many at once as there is room for, until it closes its end."""
+        """Serve the program's calls, as many at once as there is room for, until it closes its end."""
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(HEAD), "big")
@@ -206,7 +206,7 @@ class _Running:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._end(f"[ended: it broke the channel to its tools: {error}]")
 
-    async def _answer(self, asked: _Asked, writer: asyncio.StreamWriter, make: Calls) -> None:
+    async def _answer(self, asked: _ProgramCall, writer: asyncio.StreamWriter, make: Calls) -> None:
         try:
             made = await make(asked.tool, asked.args)
         except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
@@ -218,18 +218,18 @@ class _Running:
         if made.note:
             self.notes.append(made.note[:NOTE_CHARACTERS])
         answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
-        writer.write(_frame(answer))
+        writer.write(_encode_frame(answer))
         if writer.transport.get_write_buffer_size() > KEPT_BYTES:
             self._end("[ended: it does not read the answers of its tools]")
 
 
-def _frame(value: Any) -> bytes:
+def _encode_frame(value: Any) -> bytes:
     try:
         body = msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
-        body = msgspec.json.encode(_whole(value))
+        body = msgspec.json.encode(_replace_surrogates(value))
     return len(body).to_bytes(HEAD, "big") + body
 
 
-def _whole(value: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(value: dict[str, Any]) -> dict[str, Any]:
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}

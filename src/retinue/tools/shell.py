@@ -54,10 +54,10 @@ class Shell:
         self._sandboxed = sandboxed
 
     def time_limit(self, call: Call) -> float | None:
-        return _asked(call)[1]
+        return _read_arguments(call)[1]
 
     async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        command, seconds = _asked(call)
+        command, seconds = _read_arguments(call)
         folders = execution.folders
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
         env = build_environment(os.environ, run=execution.path)
@@ -78,10 +78,10 @@ class Shell:
         return make_outcome(group, said, notes, late="" if in_time else f"[timed out after {seconds:g}s]")
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_asked(call)[0])
+        return reveal_text(_read_arguments(call)[0])
 
 
-def _asked(call: Call) -> tuple[str, float]:
+def _read_arguments(call: Call) -> tuple[str, float]:
     command, seconds = read_argument(call, "command", str), read_argument(call, "timeout", float, DEFAULT_SECONDS)
     if not command.strip():
         raise ToolError(f"{call.name}: 'command' is empty")

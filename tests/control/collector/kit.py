@@ -46,8 +46,8 @@ class Hall:
     def server(self, name: str = "reviewers") -> "Server":
         return Server(self, name, dict(self.collector.environment(name)))
 
-    def events(self) -> list[Event]:
-        return self.supervisor.log.read(self.tree)
+    async def events(self) -> list[Event]:
+        return await self.supervisor.log.read(self.tree)
 
     async def until(self, kind: str, count: int = 1) -> list[Event]:
         """Waits until so many events of that kind are in the log of the tree; all of it."""

@@ -28,7 +28,7 @@ async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = 
     with publisher.calling("run-1"):
         node = supervisor.spawn(Profile("reviewer", "You review.", model=scripted(script)), Task("look"))
     await node.join()
-    result, events = node.result(), supervisor.log.read(node.ref.tree)
+    result, events = node.result(), await supervisor.log.read(node.ref.tree)
     await supervisor.close()
     assert [event.kind for event in events].count("run.ended") == 1
     return result.status, result.error_details or "", events

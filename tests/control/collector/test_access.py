@@ -50,7 +50,7 @@ async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
         for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"):
             refused = await server.send(body, method=method)
             assert (refused.status, refused.headers["Allow"]) == (405, "POST")
-        assert list(runs_of(h.events())) == ["main"]
+        assert list(runs_of(await h.events())) == ["main"]
 
 
 @pytest.mark.requirement("CPE-63")

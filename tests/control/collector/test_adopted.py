@@ -210,7 +210,7 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
         assert endings[runs["deeper"]].status == below
         h.main.stop("cancelled")
         await h.main.join()
-        assert sum(event.kind == "run.ended" for event in h.events()) == 3
+        assert sum(event.kind == "run.ended" for event in await h.events()) == 3
 
 
 async def test_a_run_that_is_cancelled_here_is_refused_from_then_on(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_words_for_a_run_elsewhere_do_not_reach_it_and_it_cannot_be_contin
         await server.post(run_id, "subagent_end")
         await h.until("run.ended")
         with pytest.raises(ConfigError, match="ran in the MCP server 'reviewers': it cannot be continued"):
-            h.supervisor.continue_run(h.tree, run, "go on")
+            await h.supervisor.continue_run(h.tree, run, "go on")
 
 
 async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
         await server.post(run_id, "subagent_start")
         h.main.stop("cancelled")
         await h.main.join()
-        events = h.events()
+        events = await h.events()
         assert [event.run for event in events if isinstance(event.body, RunEnded)] == [1, 0]
         assert (await server.post(run_id, "thought_trace", payload="x")).status == 409
         assert (await server.post(server.call(), "subagent_start")).status == 409
@@ -388,14 +388,14 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
         run_id = server.call()
         await server.post(run_id, "tool_call", toolName="x", tokenUsage={"inputTokens": 1000})
         await h.until("tool.call")
-        tree, before = h.tree, h.events()
+        tree, before = h.tree, await h.events()
     parts = build.Parts(project=tmp_path, mode="yes")
     supervisor = build.make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
-    node = supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    node = await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
     try:
-        events = supervisor.log.read(tree)
+        events = await supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"
         at = {event.kind: event.seq for event in events if event.kind == "run.resumed" or event.run == 1}
         assert at["run.resumed"] < at["run.ended"]  # or the time without a process would be taken for work

@@ -281,7 +281,7 @@ def test_detached_goes_on_alone(project: Project) -> None:
     finally:
         os.umask(before)
     tree = done.stdout.strip()
-    assert (done.returncode, done.stderr, len(tree)) == (0, "", 10)
+    assert (done.returncode, done.stderr, len(tree)) == (0, "", 12)
     [question] = waiting(project)
     pid = int(str(question["pid"]))
     assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)

@@ -15,14 +15,14 @@ from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Log
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.memory import MemoryLog
 from retinue.models.scripted import ScriptedModel
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import call, spawn
 
 
-class SlowDisk(Wrapped):
+class SlowDisk(ForwardingLog):
     """Has first events written when the test says so."""
 
     def __init__(self, log: Log | None = None) -> None:
@@ -141,7 +141,7 @@ async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
     assert not (tmp_path / ".retinue" / "runs").exists()
 
 
-class RefusesOne(Wrapped):
+class RefusesOne(ForwardingLog):
     """Takes all but the first event of run 2."""
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:

@@ -45,7 +45,7 @@ async def test_half_a_character_hurts_nobody(tmp_path: Path) -> None:
         kinds = [event.kind async for event in run.events()]
         assert (await run.result()).status == "done"
         assert (await r.run(main({"main": [{"text": "after"}]}), "go")).final_response == "after"
-        stored = r.control.supervisor.log.read(run.tree)
+        stored = await r.control.supervisor.log.read(run.tree)
     assert [event.kind for event in stored] == kinds
     assert [body.task for body in bodies(stored, RunSpawned)] == ["?", "? x"]
 
@@ -59,7 +59,7 @@ async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path)
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         run = await r.spawn(Profile("agent", call=agent), "go")
         assert (await run.result()).status == "done"
-        stored = r.control.supervisor.log.read(run.tree)
+        stored = await r.control.supervisor.log.read(run.tree)
     assert [event.seq for event in stored] == list(range(1, len(stored) + 1))
     assert [body.text for body in bodies(stored, Message)] == ["42"]
 
@@ -134,7 +134,7 @@ async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> No
             await run.result()
             assert (
                 seen
-                == [event.seq for event in r.control.supervisor.log.read(run.tree)]
+                == [event.seq for event in await r.control.supervisor.log.read(run.tree)]
                 == list(range(1, len(seen) + 1))
             )
     finally:
@@ -231,7 +231,7 @@ async def test_the_approver_cannot_change_what_was_asked() -> None:
     async with retinue.open(approver=sly) as r:
         run = await r.spawn(main({"main": [call("shell", command="echo this"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "this\n"
-        assert bodies(r.control.supervisor.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
+        assert bodies(await r.control.supervisor.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
 
 
 async def test_a_function_that_asks_when_nobody_is_there_ends_its_run() -> None:
@@ -274,7 +274,7 @@ async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(main(script, tools=[busy]), "go")
         result = await run.result()
-        _, first, second, _ = thread(r.control.supervisor.log.read(run.tree), 0)
+        _, first, second, _ = thread(await r.control.supervisor.log.read(run.tree), 0)
     assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
     assert (result.tool_count, len(result.tool_logs)) == (1, 1)
 
@@ -294,7 +294,7 @@ async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
     async with retinue.open() as r:
         run = await r.spawn(Profile("main", model=Repeating(), tools=[echo]), "go")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
     assert [t.text for t in thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
@@ -392,4 +392,4 @@ async def test_denying_without_words_is_fine(tmp_path: Path) -> None:
     async with retinue.open(tmp_path / ".retinue", approver=silent) as r:
         run = await r.spawn(main({"main": [call("shell", command="x"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "The user denied this call."
-        assert r.control.supervisor.log.read(run.tree)[-1].kind == "run.ended"
+        assert (await r.control.supervisor.log.read(run.tree))[-1].kind == "run.ended"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
-from retinue.log.listing import listing
-from retinue.log.lookup import at_home
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
 from retinue.supervisor.continued import NOT_HERE
 from retinue.surfaces.cli import output as screen
@@ -27,9 +28,9 @@ A run that is at work is told something with `retinue send`; an interrupted tree
 exit codes: as `retinue run`
 
 examples:
-  retinue continue toje555k2w "now write the tests too"
+  retinue continue 7jw4p2xk9mtb "now write the tests too"
   retinue continue /main/explorer-1 @question.md
-  retinue continue toje - --json"""
+  retinue continue 7jw4 - --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
-    archive, found = screen.look_up(args.name)
-    tree = listing(archive, found.stored)
-    old = tree.runs.runs[found.run]
-    if old.spawned.server:
-        home = at_home(archive, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
-    if not tree.live and not tree.ended:
-        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
-    if old.ended is None:
-        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    project, tree, found = asyncio.run(_find_ended(args.name))
     copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
     if copy is not None and copy.open:
         screen.warn(
@@ -68,10 +59,26 @@ def run(args: argparse.Namespace) -> int:
     return run_in_tree(
         args,
         start,
-        archive,
+        project,
         tree,
         lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, overrides),
         lambda client, unattended: client.continue_run(
             tree.tree, found.run, text, ResumeOverrides(model=start.model, unattended=unattended)
         ),
     )
+
+
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+    """Find the run of that name, which must have ended, here."""
+    project, found = await screen.look_up(name)
+    tree = await load_listing(project.log, found.tree)
+    old = tree.runs.runs[found.run]
+    if old.spawned.server:
+        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
+    if not tree.live and not tree.ended:
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
+    if old.ended is None:
+        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    return project, tree, found

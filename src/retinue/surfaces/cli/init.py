@@ -13,7 +13,7 @@ from pathlib import Path
 from retinue.build.sandboxes import find_exposed_paths
 from retinue.config import trust
 from retinue.config.files import exists
-from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
+from retinue.config.models import PROVIDERS, VARIABLE, Provider, find_install_command
 from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
 from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.config.template import render_settings, render_subagent
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = screen.checked(_folder(args.folder))
+    folder = screen.check_folder(_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
@@ -107,7 +107,7 @@ def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
     if model is not None and not all(model.partition(":")):
         raise ConfigError(f"'{model}' is no model: write PROVIDER:NAME or scripted:FILE")
     notes.append(f"model    {model or 'none'} ({why})")
-    command = install_command(model) if model and not model.startswith("scripted:") else ""
+    command = find_install_command(model) if model and not model.startswith("scripted:") else ""
     if command:
         notes.append(f"         it needs a package that is not installed: {command}")
     found = find_toolchains(folder)

@@ -7,7 +7,7 @@ it, so that a terminal that does not take its text holds up no run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
-Begin = Callable[[Supervisor], Node]
+Begin = Callable[[Supervisor], Node | Awaitable[Node]]
 WRITTEN_SECONDS = 10.0
 
 
@@ -73,7 +73,8 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         try:
             if control and parts.state is not None:
                 await open_control(servers, supervisor, parts.state, printer.show_note)
-            node = begin(supervisor)
+            begun = begin(supervisor)
+            node = begun if isinstance(begun, Node) else await begun
             if after:
                 printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
             if announce is not None:
@@ -138,7 +139,7 @@ class _Screen:
         printing = self._tasks.start(self._print())
         signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
-        if not self._ending_is_written():
+        if not await self._ending_is_written():
             printing.cancel()
         killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,11 +180,11 @@ class _Screen:
         else:
             self._thread.submit(self._printer.show_note, text)
 
-    def _ending_is_written(self) -> bool:
+    async def _ending_is_written(self) -> bool:
         """A log that takes no more never shows the ending, and then there is nothing to wait for."""
         ref = self._node.ref
         shown = self._runs.runs.get(ref.run)
         if shown is not None and shown.ended is not None:
             return True
-        rest = self._supervisor.log_of(ref.tree).read(ref.tree, after=self._seq)
+        rest = await self._supervisor.log.read(ref.tree, after=self._seq)
         return any(event.run == ref.run and isinstance(event.body, RunEnded) for event in rest)

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    from retinue.config.project import find_project, own_settings
+    from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
 
     install = importlib.import_module("retinue.surfaces.mcp.install")
@@ -111,7 +111,7 @@ def _install(args: argparse.Namespace) -> int:
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = own_settings(folder)[0].coordination.subagent_default_timeout
+    seconds = load_own_settings(folder)[0].coordination.subagent_default_timeout
     installation = install.Installation(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
         print(safe.escape_line(install.write_entry(installation)))
@@ -181,13 +181,13 @@ def _make_options(args: argparse.Namespace) -> tuple[Any, Any]:
     from retinue import build
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
-    from retinue.surfaces.cli.options import limits_of
+    from retinue.surfaces.cli.options import parse_limits
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
 
     host = importlib.import_module("retinue.surfaces.mcp.host")
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
-    limits = limits_of(args)
+    limits = parse_limits(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
     start = prepare(args, folder=args.project, limits=limits, interactive=False)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
+from pathlib import Path
 
 from retinue.control.address_files import find_address
+from retinue.core.errors import LogError
 from retinue.log.accounts import cost_text
-from retinue.log.archive import Archive
-from retinue.log.listing import LATEST, Listing, listings
+from retinue.log.listing import LATEST, Listing, load_listings
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import control_folder
 from retinue.surfaces.cli.options import age
 from retinue.surfaces.printer import safe
 
@@ -43,17 +44,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
+    project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
-    found, left_out = listings(archive, everything=args.all, since=since)
-    screen.warn_of_problems(archive)
+    problems: list[LogError] = []
+    found, left_out = asyncio.run(load_listings(project.log, problems.append, everything=args.all, since=since))
+    for problem in problems:
+        screen.warn(problem)
     if args.json:
         screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
         return 0
     if not found:
         friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
-        friendly = UNREAD if archive.problems else friendly
+        friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
     table = [HEADS, *(row for each in found for row in _rows(each, now))]
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(screen.table(table[0], table[1:], right=NUMBERS)))
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.in_order()):
-            print(f"\n{_process(archive, each)}")
+            print(f"\n{_process_line(project.state, each)}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")
@@ -71,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _process(archive: Archive, listing: Listing) -> str:
+def _process_line(state: Path, listing: Listing) -> str:
     """Which process runs a tree, and whether it can be told something."""
-    address = find_address(control_folder(archive), listing.pid or 0)
+    address = find_address(state / "control", listing.pid or 0)
     how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
-from retinue.log.archive import Archive
-from retinue.log.listing import Listing, listing
-from retinue.log.lookup import find
+from retinue.core.ports import LogReader
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import find_run
 from retinue.protocol.outbox import asked_id, request_name
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -26,8 +27,8 @@ exit codes: as `retinue run`
 
 examples:
   retinue resume
-  retinue resume toje555k2w --yes
-  retinue resume toje --model anthropic:NAME --json"""
+  retinue resume 7jw4p2xk9mtb --yes
+  retinue resume 7jw4 --model anthropic:NAME --json"""
 
 ERRAND = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
@@ -45,16 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     start = prepare(args)
-    archive = screen.open_archive()
-    try:
-        found = interrupted(archive, args.name)
-    finally:
-        screen.warn_of_problems(archive)
+    project = screen.open_project_log()
+    found = asyncio.run(find_interrupted(project.log, args.name))
     _tell_of_errand(start.project.folder / ".retinue", found)
     return run_in_tree(
         args,
         keep_runtime(args, start, found),
-        archive,
+        project,
         found,
         lambda supervisor: supervisor.resume(found.tree, make_overrides(args, start)),
         lambda client, unattended: client.resume(found.tree, ResumeOverrides(model=start.model, unattended=unattended)),
@@ -69,14 +67,14 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
         screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
-def interrupted(archive: Archive, name: str | None) -> Listing:
-    """The tree of that name, if it has no ending and no process; without a name the latest such tree."""
+async def find_interrupted(log: LogReader, name: str | None) -> Listing:
+    """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in archive.trees():
-            if not archive.has_ended(stored) and not archive.is_live(stored):
-                return listing(archive, stored)
+        for stored in await log.list_trees(screen.warn):
+            if stored.writer is None and not (await log.read_status(stored.tree)).ended:
+                return await load_listing(log, stored.tree)
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
-    found = listing(archive, find(archive, name).stored)
+    found = await load_listing(log, (await find_run(log, name, screen.warn)).tree)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(

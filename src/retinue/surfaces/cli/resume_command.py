@@ -1,4 +1,4 @@
-"""Shared by `resume` and `continue`: run in a tree that exists, here or in the process that writes its log file."""
+"""Shared by `resume` and `continue`: run in a tree that exists, here or in the process that may write it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from retinue import build
-from retinue.control.address_files import find_address
 from retinue.control.client import ControlClient
 from retinue.core.control import ResumeOverrides, RunHandle
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, LogHeld
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
-from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
-from retinue.log.locks import HeldElsewhere, holder
+from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
 from retinue.supervisor import client_run as clients
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.foreground import print_answer, run_tree
 from retinue.surfaces.cli.live import Begin, Shown
+from retinue.surfaces.cli.output import ProjectLog
 from retinue.surfaces.cli.startup import StartUp, make_printer
 
 Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
@@ -47,49 +46,50 @@ def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> Sta
 def run_in_tree(
     args: argparse.Namespace,
     start: StartUp,
-    archive: Archive,
+    project: ProjectLog,
     found: Listing,
     begin: Begin,
     through: Through,
 ) -> int:
-    """Run in a tree here if no process writes its file, else through the control server of that process."""
-    here = replace(start, parts=replace(start.parts, log_file=found.stored.file))
+    """Run in a tree here, or through the control server of the process that has the right to write it."""
     try:
-        return run_tree(args, here, begin, after=found.last_seq)
-    except HeldElsewhere:
+        return run_tree(args, start, begin, after=found.last_seq)
+    except LogHeld as held:
         unattended = (start.parts.mode or start.parts.rules.mode) == "yes"
-        has_limits = start.limits != Limits()
-        running = _run_elsewhere(args, archive, found, lambda client: through(client, unattended), limits=has_limits)
-        return asyncio.run(running)
+        client = _find_holder(project, found.tree, held.pid, limits=start.limits)
+        return asyncio.run(_run_elsewhere(args, project, found, held.pid, through(client, unattended)))
+
+
+def _find_holder(project: ProjectLog, tree: str, pid: int, *, limits: Limits) -> ControlClient:
+    """Return a client of the process that writes the tree's log. That process takes no limits."""
+    client = control_clients.find_client(project, pid)
+    if client is None:
+        raise ConfigError(
+            f"the log of {tree} is being written by process {pid}, which has no control server: try later"
+        )
+    if limits != Limits():
+        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: it takes no limits from here")
+    return client
 
 
 async def _run_elsewhere(
     args: argparse.Namespace,
-    archive: Archive,
+    project: ProjectLog,
     found: Listing,
-    through: Callable[[ControlClient], Awaitable[RunHandle]],
-    *,
-    limits: bool,
+    pid: int,
+    starting: Awaitable[RunHandle],
 ) -> int:
-    """Start the run in the process that writes the tree's log, and show it here. That process takes no limits."""
-    pid = (holder(found.stored.file) or (0, 0))[0]
-    address = find_address(control_clients.control_folder(archive), pid)
-    if address is None:
-        raise ConfigError(
-            f"the log of {found.tree} is being written by process {pid}, which has no control server: try later"
-        )
-    if limits:
-        raise ConfigError(f"process {pid} writes the log of {found.tree} and runs it: it takes no limits from here")
-    begun = await through(ControlClient(address))
+    """Start the run in the process that writes the tree's log, and show it here."""
+    begun = await starting
     if args.detach:
         print(begun.tree)
         return 0
     printer = make_printer(args)
     printer.show_note(f"{begun.tree} runs in process {pid}, which writes its log; that process decides what asks")
     runs = Runs(found.tree)
-    async with aclosing(archive.follow(found.stored)) as lines:
-        async for line in lines:
-            event = event_of(line, found.stored.file)
+    async with aclosing(follow_lines(project.log, found.tree)) as lines:
+        async for stored in lines:
+            event = decode_stored(stored.line, project.log)
             runs.apply(event)
             (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from retinue.core.results import ToolLog
 from retinue.log.accounts import cost_text, subtree_bill
 from retinue.log.audit import actions
-from retinue.log.listing import INTERRUPTED, Listing, listing
+from retinue.log.listing import INTERRUPTED, Listing, load_listing
+from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.transcripts import transcript
 from retinue.supervisor.apply_changes import copied, listed, why_not
@@ -25,10 +28,10 @@ RUN_HELP = (
 EPILOG = """\
 examples:
   retinue show                      the latest tree's primary
-  retinue show toje555k2w/3         run 3 of a tree (`retinue ps` lists them)
+  retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
   retinue show /main/explorer-1     by path
   retinue show "look at src"        by label
-  retinue show toje --json | jq .usage
+  retinue show 7jw4 --json | jq .usage
   retinue show --tools shell,edit   what ran, what changed, who approved
   retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "
@@ -55,30 +58,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name, everything=args.all)
+    return asyncio.run(_show(args))
+
+
+async def _show(args: argparse.Namespace) -> int:
+    project, found = await screen.look_up(args.name, everything=args.all)
     if args.tools is not None:
-        called = actions(archive.events(found.stored), path=found.path, tools=args.tools)
+        called = actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
         if args.json:
             screen.print_json(as_json(called))
         else:
             print("\n".join(page(called)) if called else f"No such tool ran in {found.name}.")
         return 0
     if args.markdown:
-        text = transcript(event for event in archive.events(found.stored) if event.run == found.run)
+        events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
+        text = transcript(events)
         print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
         return 0
-    tree = listing(archive, found.stored)
+    tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
         screen.print_json(tree.result(view, now))
         return 0
-    print("\n".join(_page(tree, view, now)))
+    print("\n".join(_page(project.state, tree, view, now)))
     return 0
 
 
-def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
+def _page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
     yield f"{tree.tree}/{view.number}  {safe.escape_line(view.path)}  [{safe.escape_line(view.label)}]"
-    for name, value in _facts(tree, view, now):
+    for name, value in _facts(state, tree, view, now):
         yield f"{INDENT}{name:<11} {safe.escape_line(value)}"
     yield from _part("task", view.spawned.task)
     if view.spawned.task_context:
@@ -99,7 +107,7 @@ def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
             yield f"{INDENT}{name}  {tree.state(child):<12}  {who}"
 
 
-def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
+def _facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
     took = screen.duration(tree.seconds(view, now))
     yield "agent", view.agent
@@ -123,7 +131,7 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
     if spawned.workspace:
         yield "workspace", spawned.workspace
     if view.ended is not None and view.ended.changed_count:
-        yield "changes", _takeover(tree, view.number)
+        yield "changes", _describe_changes(state, tree, view.number)
     yield "subagent_id", spawned.subagent_id
     yield (
         "started",
@@ -139,9 +147,9 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         yield "warning", warning
 
 
-def _takeover(tree: Listing, run: int) -> str:
-    """Whether somebody took them over, and how to."""
-    one = copied(str(tree.stored.file.parent.parent), tree.tree, run)
+def _describe_changes(state: Path, tree: Listing, run: int) -> str:
+    """Say whether the changes of a run were applied, and how to apply them."""
+    one = copied(str(state), tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"

@@ -16,14 +16,14 @@ from pathlib import Path
 from retinue import build
 from retinue.build.sandboxes import build_image, find_container_engine
 from retinue.config import trust as answers
-from retinue.config.location import meant
-from retinue.config.models import no_model
+from retinue.config.location import suggest
+from retinue.config.models import explain_missing_model
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.surfaces.cli import output, prompts, trust
-from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, limits_of, model_of
+from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_limits, parse_model
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
 
@@ -72,11 +72,11 @@ def prepare(
         trust.ask_trust()
     detached = getattr(args, "detach", False)
     wait = args.wait_approvals
-    limits = limits_of(args) if limits is None else limits
+    limits = parse_limits(args) if limits is None else limits
     parts, project = build.load_project_parts(
         folder or Path.cwd(),
         config=args.config,
-        model=model_of(args),
+        model=parse_model(args),
         mode="yes" if args.yes else None,
         limits=limits,
         wait_approvals=DETACHED_WAIT_SECONDS if wait is None and detached else wait,
@@ -85,17 +85,17 @@ def prepare(
         default_runtime="isolated",
         outbox=args.delegation_directory,
     )
-    output.checked(project.folder)
+    output.check_folder(project.folder)
     for warning in project.warnings:
         output.warn(warning)
     asks = interactive and not detached and prompts.at_terminal()
-    return StartUp(parts=parts, project=project, limits=limits, model=model_of(args), asks=asks)
+    return StartUp(parts=parts, project=project, limits=limits, model=parse_model(args), asks=asks)
 
 
 def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
     """Raise ConfigError if neither the project nor one of the profiles names a model."""
     if start.parts.model is None and all(profile.model is None for profile in profiles):
-        raise ConfigError(no_model(start.settings_file))
+        raise ConfigError(explain_missing_model(start.settings_file))
 
 
 def choose_profile(project: Project, name: str | None) -> Profile:
@@ -106,7 +106,7 @@ def choose_profile(project: Project, name: str | None) -> Profile:
         if profile.name.casefold() == name.casefold():
             return profile
     there = [profile.name for profile in project.all_profiles]
-    raise NotFound(f"unknown profile '{name}'; there is {', '.join(there)}{meant(name, there)}")
+    raise NotFound(f"unknown profile '{name}'; there is {', '.join(there)}{suggest(name, there)}")
 
 
 def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
+    file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
         print(f"{safe.escape_line(str(file))} is not trusted.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from collections.abc import Iterable
 
+from retinue.core.events import Event, UsageReported
+from retinue.core.ports import LogReader, OnProblem
 from retinue.log.accounts import BY, NO_BILL, Bill, bills, cost_text
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import age
@@ -31,10 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
+    log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
-    found = bills(archive.usage(), by=args.by, since=since)
-    screen.warn_of_problems(archive)
+    problems: dict[str, None] = {}
+    events = asyncio.run(_read_usage(log, lambda problem: problems.setdefault(str(problem))))
+    found = bills(events, by=args.by, since=since)
+    for problem in problems:
+        screen.warn(problem)
     whole = sum(found.values(), NO_BILL)
     if args.json:
         rows = [{args.by: name, **bill.to_json()} for name, bill in found.items()]
@@ -46,6 +52,12 @@ def run(args: argparse.Namespace) -> int:
     lines = [*found.items(), ("total", whole)]
     print("\n".join(screen.table((args.by.upper(), *HEADS), list(_rows(lines)), right=frozenset(HEADS))))
     return 0
+
+
+async def _read_usage(log: LogReader, on_problem: OnProblem) -> list[Event]:
+    """Read the `usage` events of all trees, but those that another process has in its own trees too."""
+    reported = {stored.tree for stored in await log.list_trees(on_problem) if stored.is_reported}
+    return [event async for event in log.read_kind(UsageReported.kind, on_problem) if event.tree not in reported]
 
 
 def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:

@@ -22,7 +22,7 @@ from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import Delta, Event, ToolCall, ToolResult
 from retinue.core.limits import Limits, Timeouts, clamp_asked
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Outcome, Ticket
+from retinue.core.ports import LogReader, Outcome, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.log.runs import RunView
@@ -190,14 +190,17 @@ class Backend:
         """Start the primary of a tree of its own."""
         return LiveRun(self._supervisor.spawn(profile, task))
 
-    def continue_run(self, tree: str, run: int, text: str, *, seconds: float | None) -> LiveRun:
+    async def continue_run(self, tree: str, run: int, text: str, *, seconds: float | None) -> LiveRun:
         """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for."""
-        if run != 0:  # a primary is continued in a tree of its own
-            self._supervisor.open_stored(tree)
         if seconds is not None:
             seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
-        return LiveRun(self._supervisor.continue_run(tree, run, text, overrides))
+        return LiveRun(await self._supervisor.continue_run(tree, run, text, overrides))
+
+    @property
+    def log(self) -> LogReader:
+        """The log of the project, with the trees of other processes too."""
+        return self._supervisor.log
 
     def find_live_run(self, tree: str, run: int) -> LiveRun | None:
         found = self._supervisor.trees.get(tree)

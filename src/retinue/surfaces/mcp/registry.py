@@ -3,7 +3,6 @@ ones. Each is described as an entry of a reply."""
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import time
 from collections.abc import Mapping
@@ -14,9 +13,8 @@ from typing import Any
 from retinue.core.errors import NotFound
 from retinue.core.messages import RunRef
 from retinue.core.ports import Ticket
-from retinue.log.archive import Archive
-from retinue.log.listing import INTERRUPTED, listing, listings
-from retinue.log.lookup import find
+from retinue.log.listing import INTERRUPTED, load_listing, load_listings
+from retinue.log.lookup import find_run
 from retinue.log.runs import RunView
 from retinue.protocol.subagents import status_word
 from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend, ClientRun, LiveRun
@@ -119,7 +117,6 @@ class RunRegistry:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._archive = Archive(backend.state)
 
     async def find_run(self, name: str, client: ClientRun | None, others: Mapping[str, LiveRun]) -> KnownRun:
         """Find a subagent below `client`, among `others`, or in the project's logs. Raises NotFound."""
@@ -127,18 +124,18 @@ class RunRegistry:
             return KnownRun.of(own)
         if name in others:
             return KnownRun.of(others[name])
-        found = await asyncio.to_thread(find, self._archive, name)
-        live = self._backend.find_live_run(found.stored.tree, found.run)
+        found = await find_run(self._backend.log, name)
+        live = self._backend.find_live_run(found.tree, found.run)
         if live is not None:
             return KnownRun.of(live)
-        if found.run == 0 and found.stored.first.agent == CLIENT_NAME:
+        if found.run == 0 and found.agent == CLIENT_NAME:
             raise NotFound(f"'{name}' is an MCP client, no subagent; list_subagents says what there is")
-        stored = await asyncio.to_thread(listing, self._archive, found.stored)
+        stored = await load_listing(self._backend.log, found.tree)
         return KnownRun(stored.tree, stored.runs.runs[found.run], stored.live)
 
     async def list_earlier_runs(self, known: set[str]) -> tuple[list[KnownRun], int]:
         """Return the newest runs of the project but for those `known`, and how many more there are."""
-        trees, _ = await asyncio.to_thread(listings, self._archive)
+        trees, _ = await load_listings(self._backend.log)
         found = [
             KnownRun(tree.tree, view, tree.live)
             for tree in trees

@@ -212,7 +212,7 @@ class ToolHandlers:
         self.get_client().check_rules(catalog.CONTINUE, catalog.SPAWN, args)
 
         async def run() -> Outcome:
-            started = self._backend.continue_run(known.tree, known.view.number, message, seconds=seconds)
+            started = await self._backend.continue_run(known.tree, known.view.number, message, seconds=seconds)
             self._add_primary(call_id, started)
             await started.wait()
             return self.get_client().make_reply(catalog.SPAWN, [(started.result(), started.ticket)])

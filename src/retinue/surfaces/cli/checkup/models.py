@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from retinue.build.models import LatePrices, ModelSource
-from retinue.config.models import PROVIDERS, Provider, default_model, install_command
+from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
@@ -25,7 +25,7 @@ def check_models(look: Look) -> Iterator[Check]:
         yield _provider(provider)
     if look.project is None:
         return
-    chosen = look.project.settings.model or default_model(os.environ)
+    chosen = look.project.settings.model or find_default_model(os.environ)
     if chosen is None:
         yield _none()
     for model, limits in _models(look.project, chosen).items():
@@ -35,7 +35,7 @@ def check_models(look: Look) -> Iterator[Check]:
 def _provider(provider: Provider) -> Check:
     key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
     if not provider.installed():
-        command = install_command(provider.default)
+        command = find_install_command(provider.default)
         wanted = provider.has_key(os.environ)
         return Check("provider", "warn" if wanted else "ok", f"{provider.name}: {key}; not installed: {command}",
                      command if wanted else "")  # fmt: skip
@@ -79,5 +79,5 @@ def _model(look: Look, model: str, limits: list[Limits], prices: LatePrices) -> 
 def _cure(model: str) -> str:
     provider = next((one for one in PROVIDERS if model.partition(":")[0].startswith(one.name)), None)
     if provider is None or provider.has_key(os.environ):
-        return install_command(model) or f"correct 'model:' in {SETTINGS_FILE}"
-    return install_command(model) or f"export {provider.key}=..."
+        return find_install_command(model) or f"correct 'model:' in {SETTINGS_FILE}"
+    return find_install_command(model) or f"export {provider.key}=..."

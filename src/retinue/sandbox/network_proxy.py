@@ -1,8 +1,8 @@
-"""The way out of a walled run that may reach some hosts: an HTTP proxy on a unix socket, one for each run.
+"""The HTTP proxy of a sandboxed run that may reach some hosts: one for each run, on a unix socket.
 
-It lives with the supervisor and knows one list of hosts. CONNECT and plain `http://` requests are taken; names are
-resolved and addresses judged here, as for `web_fetch`, so nothing inside needs DNS and nothing gets to a private
-address. What is inside a tunnel is not looked at. Who opens it closes it, and with it every connection.
+Runs in the supervisor's process and knows one list of hosts. Takes CONNECT and plain `http://` requests. Names are
+resolved and addresses checked here, as for `web_fetch`, so the sandbox needs no DNS and reaches no private address. The
+content of a tunnel is not looked at. Whoever opens the proxy closes it, and with it all connections.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.network import Hosts, allows, canonical
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
-from retinue.tools.dialer import Dialer, Hidden, Streams, dial
+from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
 
 TOOL = "network"
 HEAD_SECONDS = 20.0
 DIAL_SECONDS = 30.0
 IDLE_SECONDS = 300.0
-CONNECTIONS = 64
-CHUNK = 64 * 1024
+MAX_CONNECTIONS = 64
+CHUNK_BYTES = 64 * 1024
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/?#\\]+)(?::([0-9]{1,5}))?")
 _URL = re.compile(r"http://([^/?#]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
 # Headers of one connection, and headers that the proxy sets itself.
 _DROPPED = {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "trailer", "upgrade", "host"}
-TOO_MANY = HttpError(503, f"more than {CONNECTIONS} connections at once")
+TOO_MANY = HttpError(503, f"more than {MAX_CONNECTIONS} connections at once")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Route:
 
 
 class Proxy:
-    """Serves one run's hosts on a socket. `refused` is told why somebody was not reached."""
+    """Serves one run's hosts on a socket. `refused` is told why a host was not reached."""
 
     def __init__(self, hosts: Hosts, refused: Callable[[str], None], *, dialer: Dialer) -> None:
         self._hosts, self._dialer, self._refused = hosts, dialer, refused
@@ -57,16 +57,16 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     async def open(self, path: Path) -> None:
-        """Listens at the path, for nobody but us; raises OSError. Paths may be longer than a socket's name."""
+        """Listen at a path that only this user can open. It may be longer than a socket's name. Raises OSError."""
         if not hasattr(os, "O_PATH"):
-            raise OSError("hosts can be reached from behind a wall on Linux only")
+            raise OSError("hosts can be reached from a sandbox on Linux only")
         path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX)
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
             listening.bind(f"/proc/self/fd/{folder}/{path.name}")
             path.chmod(0o600)
-            self._server = await asyncio.start_unix_server(self._take, sock=listening, limit=MAX_HEAD_BYTES)
+            self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=MAX_HEAD_BYTES)
         except BaseException:
             listening.close()
             raise
@@ -78,9 +78,9 @@ class Proxy:
             self._server.close()
         await self._tasks.close(None)
 
-    def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        full = len(self._tasks) >= CONNECTIONS
-        if len(self._tasks) >= 2 * CONNECTIONS:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        full = len(self._tasks) >= MAX_CONNECTIONS
+        if len(self._tasks) >= 2 * MAX_CONNECTIONS:
             writer.transport.abort()
             return
         connection = ServerConnection(reader, writer)
@@ -122,8 +122,8 @@ class Proxy:
             raise self._deny(f"{target} is not among the hosts that this run may reach")
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                return await dial(self._dialer, host, port, tls=False, tool=TOOL)
-        except Hidden as error:
+                return await dial_host(self._dialer, host, port, tls=False, tool=TOOL)
+        except PrivateAddress as error:
             raise self._deny(str(error).removeprefix(f"{TOOL}: ")) from None
         except (ToolError, TimeoutError) as error:
             raise HttpError(502, str(error) or f"{target} did not answer in time") from None
@@ -199,7 +199,7 @@ async def _pump(
     """Copy one side's bytes to the other: all of them, or `limit`."""
     try:
         while limit is None or limit > 0:
-            data = await reader.read(CHUNK if limit is None else min(CHUNK, limit))
+            data = await reader.read(CHUNK_BYTES if limit is None else min(CHUNK_BYTES, limit))
             if not data:
                 break
             mark_activity()

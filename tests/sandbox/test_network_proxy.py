@@ -1,4 +1,4 @@
-"""The proxy of a walled run: which requests go where, and that no wording of one goes anywhere else."""
+"""The proxy of a sandboxed run: which requests go where, and that no form of a request goes anywhere else."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from retinue import ConfigError, Profile
 from retinue.core.network import FULL, allows, canonical, meet, parse_hosts
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, parse_head
-from retinue.tools import proxy as proxying
+from retinue.sandbox import network_proxy
+from retinue.sandbox.network_proxy import MAX_CONNECTIONS, Proxy, plan_route
 from retinue.tools.dialer import Streams
-from retinue.tools.proxy import CONNECTIONS, Proxy, plan_route
 from tests.tools.web.kit import Web, answer, moved
 
 HOSTS = ("a.com", "*.b.com", "c.com:8443", "private.com")
@@ -223,7 +223,7 @@ async def test_a_host_that_is_not_there_is_told(folder: Path) -> None:
 async def test_so_many_connections_and_no_more_and_all_are_gone_with_the_run(folder: Path) -> None:
     async with Web({"/": [None]}) as web:
         async with proxied(folder, web) as client:
-            held = [await client.connect() for _ in range(CONNECTIONS)]
+            held = [await client.connect() for _ in range(MAX_CONNECTIONS)]
             assert (await client.ask("CONNECT a.com:443 HTTP/1.1")).startswith(b"HTTP/1.1 503 ")
             held[0][1].write(b"CONNECT a.com:443 HTTP/1.1\r\nHost: a.com\r\n\r\n")
             assert await held[0][0].readuntil(b"\r\n\r\n") == ESTABLISHED
@@ -239,8 +239,8 @@ async def test_so_many_connections_and_no_more_and_all_are_gone_with_the_run(fol
 
 
 async def test_a_connection_on_which_nothing_happens_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxying, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(proxying, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(network_proxy, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(network_proxy, "HEAD_SECONDS", 0.05)
     async with Web({"/": [None]}) as web, proxied(folder, web) as client:
         assert (await client.send(b"GET ht")).startswith(b"HTTP/1.1 408 ")
         assert await client.ask("GET http://a.com/ HTTP/1.1") == b""
