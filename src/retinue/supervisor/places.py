@@ -26,7 +26,7 @@ def folders_of(
     """The primary shares the project unless told; a child has a folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
-    sandboxed = started is not None and bool(started.walls)
+    sandboxed = started is not None and bool(started.sandbox)
     kind = plan.profile.workspace or default_kind(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     folders_above = None if parent is None else parent.folders

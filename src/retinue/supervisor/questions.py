@@ -13,7 +13,7 @@ from retinue.core.ports import Timer
 from retinue.core.rules import FILES, Verdict, derive, is_a
 from retinue.core.secrets import clean, clean_value
 from retinue.supervisor.nodes import Node
-from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
+from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.trees import Tree
 
 GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
@@ -62,7 +62,7 @@ class Question:
 def judged(node: Node, spec: ToolSpec, call: Call) -> Verdict:
     """What the policy of the run says of the call."""
     policy = node.policy
-    if spec.name in IN_WALLS and not spec.host and spec.name not in node.plan.host and _is_walled_in(node):
+    if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in node.plan.host and _is_sandboxed(node):
         policy = inside(policy)
     return policy.judge(spec, call.args, primary=node.parent is None, workspace=node.folders.path)
 
@@ -73,11 +73,11 @@ def current(node: Node, spec: ToolSpec) -> ToolSpec:
     return now
 
 
-def _is_walled_in(node: Node) -> bool:
-    """Whether what it changes is in a folder of its own, with a wall around it that is closed to the network."""
+def _is_sandboxed(node: Node) -> bool:
+    """Tell whether what it changes is in a folder of its own, in a sandbox that is closed to the network."""
     started = node.plan.runtime.started
-    walls = () if started is None else started.walls
-    return bool(walls) and "full_network" not in walls and node.folders.path.startswith(f"{node.folders.own}/")
+    sandbox = () if started is None else started.sandbox
+    return bool(sandbox) and "full_network" not in sandbox and node.folders.path.startswith(f"{node.folders.own}/")
 
 
 def minted(tree: Tree, node: Node) -> str:

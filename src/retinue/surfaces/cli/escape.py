@@ -100,9 +100,9 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
         raise NotTried(f"runtime {runtime!r} is no wall")
     with plant_escape_attempts(runtime) as (made, parts):
         started = build.make_placement(parts).runtime(runtime, "hosts").started
-        walls = () if started is None else started.walls
-        if not set(walls) >= NEEDED:
-            raise NotTried(f"of its walls only these stand: {', '.join(walls)}")
+        sandbox = () if started is None else started.sandbox
+        if not set(sandbox) >= NEEDED:
+            raise NotTried(f"of its walls only these stand: {', '.join(sandbox)}")
         result = await play(parts, made.model)
         if not made.model.stands:
             raise NotTried(f"from inside the wall is not seen to stand ({result.error_details or made.model.said})")
