@@ -129,4 +129,4 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     look(ProfileSettings, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("the same in US dollars")
-    assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")
+    assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

@@ -79,7 +79,7 @@ async def test_a_profile_from_the_log_reaches_no_more_hosts_than_it_did(tmp_path
         whole = [event async for event in run.events()]
     async with crash.after(whole[:2], **options) as r:
         run = await r.resume(whole[0].tree)
-        assert r.control.supervisor.trees[run.tree].nodes[0].plan.network == ()
+        assert r.control.supervisor.trees[run.tree].runs[0].plan.network == ()
         await run.result()
 
 
@@ -92,7 +92,7 @@ async def test_words_for_the_network_are_read_back_from_the_log(tmp_path: Path) 
             whole = [event async for event in (await r.spawn(profile, "go")).events()]
         async with crash.after(whole[:2], network="full") as r:
             run = await r.resume(whole[0].tree)
-            assert r.control.supervisor.trees[run.tree].nodes[0].plan.network == hosts
+            assert r.control.supervisor.trees[run.tree].runs[0].plan.network == hosts
             await run.result()
 
 

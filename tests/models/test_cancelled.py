@@ -27,7 +27,7 @@ async def cancelled(model: str, *answers: Answer) -> tuple[list[Event], Any]:
     clock = ManualClock()
     async with serving(*answers), retinue.open(clock=clock, limits=Limits(tokens=10**6)) as r:
         run = await r.spawn(Profile("main", model=model, tools=[]), "hello" * 40)
-        account = r.control.supervisor.trees[run.tree].nodes[0].account
+        account = r.control.supervisor.trees[run.tree].runs[0].account
         async for item in r.control.supervisor.watch(run.tree, deltas=True):
             if isinstance(item, Delta):
                 await run.cancel()

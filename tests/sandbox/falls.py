@@ -144,7 +144,7 @@ def tool_servers() -> list[int]:
 
 async def kill_in_command(owner: Supervisor, tree: str) -> None:
     """Kill the tool server when the command of its call is at work."""
-    workspace = Path(owner.trees[tree].nodes[0].folders.path)
+    workspace = Path(owner.trees[tree].runs[0].folders.path)
     async with asyncio.timeout(30):
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)
@@ -172,7 +172,7 @@ async def stubborn_tool(runtime: str) -> Facts:
     """It does not hear SIGTERM, and has left the group, the session and its parent."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
-        workspace = Path(owner.trees[tree].nodes[0].folders.path)
+        workspace = Path(owner.trees[tree].runs[0].folders.path)
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)
         assert await owner.cancel(tree)

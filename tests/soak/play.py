@@ -72,7 +72,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
         profiles=KIDS,
         clock=clock,
     ) as r:
-        r.control.supervisor.log = tee = Tee(r.control.supervisor.log)
+        r.control.supervisor.trees.log = tee = Tee(r.control.supervisor.log)
         if trip is not None:
             tee.at, tee.turns = trip.at, trip.turns
         run = await r.spawn(witness.primary(), "go", limits=None if trip is None else trip.limits)

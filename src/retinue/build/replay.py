@@ -15,7 +15,8 @@ from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
-from retinue.supervisor.approvals import Terms
+from retinue.supervisor.approvals import ApprovalTerms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
@@ -53,11 +54,12 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         clock=SystemClock(),
         policy=replay,
         approver=replay,
-        terms=Terms(),
+        terms=ApprovalTerms(),
         book=None,
         limits=replay.limits,
         timeouts=Timeouts(),
         prices=LatePrices(),
     )
+    LocalControl(supervisor)
     replay.answer = supervisor.answer
     return supervisor

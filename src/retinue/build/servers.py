@@ -53,7 +53,7 @@ class NoReporting:
         return log
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.caller = travel.inherited(os.environ)
+        supervisor.bind_caller(travel.inherited(os.environ))
 
     async def close(self) -> None:
         """Nothing was opened."""

@@ -19,9 +19,8 @@ from retinue.core.messages import RunRef
 from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
-from retinue.supervisor.approvals import Terms
+from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.local_control import LocalControl
-from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
@@ -65,20 +64,20 @@ def make_supervisor(parts: Parts) -> Supervisor:
         clock=clock,
         policy=policy,
         approver=parts.approver,
-        terms=Terms(parts.approval_timeout, parts.wait_approvals),
+        terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
         book=book,
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        servers=servers,
         trace=trace,
         on_close=close,
     )
-    supervisor.servers = servers
     LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
-        return lasting_path(supervisor.trees[ref.tree].nodes[ref.run])
+        return supervisor.trees[ref.tree].runs[ref.run].lasting_path()
 
     wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor

@@ -41,7 +41,7 @@ class Node:
         return self.value
 
     def word(self) -> str:
-        """A text that says something."""
+        """Return a text that is not blank."""
         text = self.text()
         if not text.strip():
             raise self.error("expected a text, got an empty one")
@@ -88,7 +88,7 @@ class Node:
         )
 
     def parse(self, check: Callable[[str], T]) -> T:
-        """What `check` makes of the text; its complaint gets our place."""
+        """Return what `check` makes of the text; its error gets our place."""
         text = self.text()
         try:
             return check(text)
@@ -96,7 +96,7 @@ class Node:
             raise self.error(str(error)) from None
 
     def to_plain(self) -> Any:
-        """The value without places: what `json.loads` would give."""
+        """Return the value without places, as `json.loads` would."""
         if isinstance(self.value, tuple):
             return [item.to_plain() for item in self.value]
         if isinstance(self.value, dict):
@@ -121,12 +121,12 @@ class Section:
     _asked: dict[str, None] = field(default_factory=dict)
 
     def entry(self, key: str) -> Node | None:
-        """The key's node, also when its value is null."""
+        """Return the key's node, also when its value is null."""
         self._asked[key] = None
         return self.entries.get(key)
 
     def get(self, key: str) -> Node | None:
-        """The key's node, unless its value is null."""
+        """Return the key's node, unless its value is null."""
         node = self.entry(key)
         return None if node is None or node.value is None else node
 
@@ -162,7 +162,7 @@ class Section:
         return None if node is None else node.section()
 
     def finish(self, hints: Mapping[str, str] | None = None) -> None:
-        """Raises for the first key nobody asked for; `hints` has better words for some of them."""
+        """Raise for the first key that was not read; `hints` has better words for some keys."""
         for key, node in self.entries.items():
             if key in self._asked:
                 continue
@@ -173,7 +173,7 @@ class Section:
 
 
 def make_node(value: object, place: Place) -> Node:
-    """A Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
+    """Return a Node of Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
     match value:
@@ -191,7 +191,7 @@ def make_node(value: object, place: Place) -> Node:
 
 
 def check_text(text: str, place: Place) -> str:
-    """The text, if it can be written as UTF-8."""
+    """Return the text, if it can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -200,7 +200,7 @@ def check_text(text: str, place: Place) -> str:
 
 
 def check_number(number: T, place: Place) -> T:
-    """The number, if JSON can carry it."""
+    """Return the number, if JSON can carry it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
     if isinstance(number, int) and number not in INTEGERS:

@@ -1,4 +1,4 @@
-"""SUBAGENT.md files into Profiles: who an agent is. What it may do stands in retinue.yaml (`settings.py`).
+"""Profiles from SUBAGENT.md files, which say who an agent is; retinue.yaml says what it may do (`settings.py`).
 
 Built-in ones live beside this file, a project's own in `.agent/subagent_types/*/`; a project's wins over a built-in
 one of the same name. Which of them a parent may use is `activate`.
@@ -37,7 +37,7 @@ _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "works
 
 @dataclass(frozen=True)
 class Definition:
-    """A profile and where its skills are named, for whoever finds that one of them does not exist."""
+    """A profile, and the places of its name and its skills for error messages."""
 
     profile: Profile
     place: Place
@@ -45,12 +45,12 @@ class Definition:
 
 
 def find_profiles(project: Path | None) -> list[Profile]:
-    """All profiles there are, by name; without a project the built-in ones."""
+    """Return all profiles by name; without a project the built-in ones."""
     return [definition.profile for definition in find_definitions(project)]
 
 
 def find_definitions(project: Path | None) -> list[Definition]:
-    """All profiles there are, by name, with their places."""
+    """Return all profiles by name, with their places."""
     found = _folder(BUILT_IN_FOLDER, None)
     if project is not None:
         found |= _folder(project / PROJECT_FOLDER, project)
@@ -58,19 +58,19 @@ def find_definitions(project: Path | None) -> list[Definition]:
 
 
 def load_profile(path: Path, *, source: str) -> Definition:
-    """The profile of one SUBAGENT.md; `source` says to people where it came from."""
+    """Read the profile of one SUBAGENT.md; `source` tells people where it comes from."""
     document = read_document(path)
     return _definition(document.keys, document.body, source)
 
 
 def parse_profile(text: str, *, file: str, source: str) -> Definition:
-    """The profile of a text in the format of SUBAGENT.md."""
+    """Read the profile of a text in the format of SUBAGENT.md."""
     document = parse_document(text, file)
     return _definition(document.keys, document.body, source)
 
 
 def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
-    """The profiles a parent may use, and warnings.
+    """Return the profiles a parent may use, and warnings.
 
     Without names: the four built-in ones, then every one the project defines itself. With names: those, in that
     order; an unknown one is a warning. `round_evaluator` and `novelty` are active only when named or overridden."""

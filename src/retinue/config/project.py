@@ -1,4 +1,4 @@
-"""A project as its files say it: folder, settings, profiles and skills put together. Starts nothing, writes nothing."""
+"""A project as its files describe it: folder, settings, profiles and skills. Starts nothing and writes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHO_IT_IS = ("description", "instructions", "skills")
 class Project:
     """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them.
 
-    `ignored` is what retinue.yaml loosens and nobody has trusted it with, in words."""
+    `ignored` are the settings of retinue.yaml that need trust and do not have it."""
 
     folder: Path
     settings: Settings
@@ -39,7 +39,7 @@ class Project:
 
 
 def find_project(start: Path) -> Path:
-    """The nearest folder, from `start` upward, that has one of our marks or git's; `start` when none has."""
+    """Return the nearest folder, from `start` upward, with a mark of ours or git's; `start` if there is none."""
     here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         if any(os.path.lexists(folder / mark) for mark in MARKS):
@@ -48,7 +48,7 @@ def find_project(start: Path) -> Path:
 
 
 def load_project(start: Path, *, config: Path | None = None) -> Project:
-    """Everything the project's files say; `config` is read instead of the project's retinue.yaml, and trusted."""
+    """Read the project around `start`. `config` is read instead of its retinue.yaml, and trusted."""
     folder = find_project(start)
     settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
@@ -64,7 +64,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
 
 
 def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
-    """What the project's own retinue.yaml says, as far as it is in force, and what of it is not."""
+    """Return the project's own settings as far as they are in force, and the loosened ones that are not."""
     file = folder / SETTINGS_FILE
     if not exists(file):
         return Settings(), ()
@@ -80,7 +80,7 @@ def _few(ignored: tuple[str, ...]) -> str:
 
 
 def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
-    """The profiles of files and of retinue.yaml, by name. A file says who an agent is, retinue.yaml what it may do."""
+    """Merge profiles of files and retinue.yaml, by name: a file says who an agent is, retinue.yaml what it may do."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for key, given in settings.profiles.items():
         known = by_name.get(key)
@@ -114,7 +114,7 @@ def _define(given: ProfileSettings, settings: Settings) -> Definition:
 
 
 def _allow(profile: Profile, given: ProfileSettings) -> Profile:
-    """The profile with what retinue.yaml lets it do."""
+    """Return the profile with the rights that retinue.yaml gives it."""
     return replace(
         profile,
         model=given.model or profile.model,

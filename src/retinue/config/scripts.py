@@ -1,4 +1,4 @@
-"""Script files of the scripted model: YAML or Python values into a core Script. Plays nothing; `models` does.
+"""Script files of the scripted model: turns YAML or Python values into a core Script. `models` plays it.
 
 strict: false                # true: a run that asks for more replies than it has gets an error
 agents:
@@ -29,12 +29,12 @@ _WITH_FAULT = {"error": "status", "cut": "chunks"}
 
 
 def load_script(path: Path) -> Script:
-    """The script of a YAML file; errors name file, line and key."""
+    """Read the script of a YAML file; errors name file, line and key."""
     return _script(read_yaml(path))
 
 
 def parse_script(values: Mapping[str, Any]) -> Script:
-    """The script of Python values, with the same checks; errors say `script: agents.main[0]: ...`."""
+    """Read a script from Python values, with the same checks; errors say `script: agents.main[0]: ...`."""
     return _script(make_node(values, Place("script")))
 
 
@@ -75,20 +75,20 @@ def _reply(node: Node) -> ScriptedReply:
         hang=section.flag("hang") or False,
     )
     section.finish()
-    _check_company(section, fault)
+    _check_fault_keys(section, fault)
     return reply
 
 
 def _fault(section: Section) -> str | None:
-    """The reply's one fault. `hang: false` is none."""
+    """Return the reply's one fault, if it has one. `hang: false` is none."""
     faults = [name for name in FAULTS if (node := section.entry(name)) is not None and node.value is not False]
     if len(faults) > 1:
         raise section.place.error(f"a reply has at most one fault, this one has {', '.join(faults)}")
     return faults[0] if faults else None
 
 
-def _check_company(section: Section, fault: str | None) -> None:
-    """What may stand beside a fault: usage, delay and thinking; a status with error; chunks with cut."""
+def _check_fault_keys(section: Section, fault: str | None) -> None:
+    """Check the keys beside a fault: allowed are usage, delay and thinking; a status with error; chunks with cut."""
     if fault is None:
         if "status" in section.entries:
             raise section.entries["status"].error("only goes with 'error'")

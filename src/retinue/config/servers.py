@@ -173,7 +173,7 @@ def _read_server(name: str, node: Node) -> McpServer:
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
-    """A project starts or reaches no server by itself."""
+    """Drop all servers: a project starts or reaches none by itself."""
     return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
 
 

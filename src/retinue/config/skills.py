@@ -22,7 +22,7 @@ FILE_NAME = "SKILL.md"
 
 @dataclass(frozen=True)
 class Skill:
-    """What a system prompt says of a skill; `path` is its SKILL.md, absolute."""
+    """A skill as a system prompt lists it; `path` is its SKILL.md, absolute."""
 
     name: str
     description: str
@@ -30,7 +30,7 @@ class Skill:
 
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
-    """All skills by name; a project's wins over a built-in one of the same name in any case."""
+    """Return all skills by name; a project's wins over a built-in one of the same name in any case."""
     found = _folder(BUILT_IN_FOLDER)
     if project is not None:
         found |= _folder(project / PROJECT_FOLDER)
@@ -38,7 +38,7 @@ def find_skills(project: Path | None) -> dict[str, Skill]:
 
 
 def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
-    """The part of a system prompt that names these skills; empty when there are none. Raises for an unknown one."""
+    """Return the part of a system prompt that lists these skills; empty without skills. Raises for an unknown one."""
     if not profile_skills:
         return ""
     chosen = [find_skill(name, skills) for name in dict.fromkeys(profile_skills)]
@@ -47,7 +47,7 @@ def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skil
 
 
 def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
-    """The skill of that name in any case; raises with those there are."""
+    """Return the skill of that name in any case; the error lists those there are."""
     for skill in skills.values():
         if skill.name.casefold() == name.casefold():
             return skill

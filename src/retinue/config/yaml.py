@@ -30,12 +30,12 @@ _NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 
 
 def read_yaml(path: Path) -> Node:
-    """The one document of a file."""
+    """Read the one document of a file."""
     return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, file: str, *, first_line: int = 1) -> Node:
-    """The one document of a text that begins on that line of the file; an empty text is null."""
+    """Read the one document of a text that begins on that line of the file; an empty text is null."""
     bad = _NOT_YAML.search(text)
     if bad is not None:
         line = text.count("\n", 0, bad.start()) + first_line
@@ -63,7 +63,7 @@ def _document(events: Iterator[Any], root: Place, first_line: int) -> Node:
 
 
 def _node(event: Any, events: Iterator[Any], place: Place, first_line: int) -> Node:
-    """The node that begins with this event; takes its other events."""
+    """Return the node that begins with this event; consumes its other events."""
     _check_bare(event, place)
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
@@ -103,7 +103,7 @@ def _entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, 
 
 
 def _key(event: Any, place: Place) -> str:
-    """The text of a mapping's key. Looked at before anything below it is, so that keys in keys cannot nest."""
+    """Return the text of a mapping's key. It is checked before anything below it, so that keys in keys cannot nest."""
     _check_bare(event, place)
     if not isinstance(event, yaml.ScalarEvent):
         raise place.error("a list or mapping cannot be a key")
@@ -115,7 +115,7 @@ def _key(event: Any, place: Place) -> str:
 
 
 def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
-    """What a scalar means. Quoted and block scalars are always texts."""
+    """Return the value of a scalar. Quoted and block scalars are always texts."""
     text: str = event.value
     if event.style is not None and event.style != "":
         return check_text(text, place)

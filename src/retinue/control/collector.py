@@ -262,7 +262,7 @@ class Collector(Listener):
             tree = supervisor.trees.get(run.tree)
             if tree is None:
                 return None
-            adoption.anchor(run.parent, tree.nodes[int(run.parent.removeprefix(OURS))])
+            adoption.anchor(run.parent, tree.runs[int(run.parent.removeprefix(OURS))])
         return adoption
 
 

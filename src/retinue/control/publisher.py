@@ -40,9 +40,9 @@ from retinue.protocol.reports import ROUTE, Sender, ending
 
 if TYPE_CHECKING:
     from retinue.core.results import Status
-    from retinue.supervisor.nodes import Node
+    from retinue.supervisor.run import Run
     from retinue.supervisor.supervisor import Supervisor
-    from retinue.supervisor.trees import Tree
+    from retinue.supervisor.tree import Tree
 
 AGAIN_SECONDS = 5.0
 FAILED = "cannot report to the collector: {why}"
@@ -145,7 +145,7 @@ class Publisher:
             return written
         return _Reported(written, sent, line if not isinstance(body, RunEnded) else None)
 
-    async def settle(self, node: Node) -> None:
+    async def settle(self, node: Run) -> None:
         """Until all that the run did is reported; raises PostFailed when something could not be."""
         line = self._lines.get(node.ref.tree, {}).get(node.ref.run)
         if line is not None and line.last is not None:
@@ -209,17 +209,17 @@ class Publisher:
     def _stop(self, line: _Line, event: Event, status: Status, why: str) -> None:
         line.failure = why
         tree = self._tree(event)
-        node = None if tree is None else tree.nodes[event.run]
+        node = None if tree is None else tree.runs[event.run]
         if node is not None and not node.ending and node.stopping is None:
-            node.failure = why if status == "failed" else ""
+            node.set_failure(why if status == "failed" else "")
             node.stop(status)
 
     def _warn(self, event: Event, text: str) -> None:
         tree = self._tree(event)
-        if tree is None or tree.nodes[event.run].ended:
+        if tree is None or tree.runs[event.run].ended:
             _LOG.warning("%s", text)
         else:
-            tree.write(tree.nodes[event.run], Warned(text, code="unreported"))
+            tree.write(tree.runs[event.run], Warned(text, code="unreported"))
 
     def _tree(self, event: Event) -> Tree | None:
         return None if self.supervisor is None else self.supervisor.trees.get(event.tree)

@@ -33,12 +33,12 @@ class Reporting:
         return log if self.publisher is None else PublishedLog(log, self.publisher)
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.caller = travel.inherited(os.environ)
+        supervisor.bind_caller(travel.inherited(os.environ))
         self._down.supervisor = supervisor
         if self.publisher is not None:
             self.publisher.supervisor = supervisor
             if self.publisher.strict:
-                supervisor.settle = self.publisher.settle
+                supervisor.driver.wait_before_ending(self.publisher.settle)
 
     async def close(self) -> None:
         await self.collector.close()

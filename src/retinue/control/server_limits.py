@@ -41,9 +41,9 @@ class Downward:
     def left(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
         """What is left to that run, which is reported as `parent_id`; of one that is not at work, nothing."""
         tree = self.supervisor.trees.get(ref.tree)
-        if tree is None or not 0 <= ref.run < len(tree.nodes):
+        if tree is None or not 0 <= ref.run < len(tree.runs):
             return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
-        found = left_to(tree, tree.nodes[ref.run], self._clock)
+        found = left_to(tree, tree.runs[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
         return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))

@@ -1,4 +1,4 @@
-"""The log of some runs as files, for callers whose replies name them: a view of the log like any screen.
+"""Files of some runs, for callers whose replies name them: a view of the log like any screen.
 
 `live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
 and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary.json` is the tree's.
@@ -35,7 +35,7 @@ class _Kept(NamedTuple):
 
 
 class RunFiles:
-    """Keeps the files of the runs it was told of, one watching task a tree."""
+    """The files of the runs that are kept, written by one watching task per tree."""
 
     def __init__(self, watch: Callable[[str], AsyncGenerator[Event | Delta]], state: StateFolder) -> None:
         self._watch = watch
@@ -54,11 +54,11 @@ class RunFiles:
         return run in self._kept.get(tree, ())
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these new runs are there, but not for ever: they are a convenience."""
+        """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
         await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these ended runs are complete."""
+        """Wait until the files of these ended runs are complete."""
         await self._wait([kept.ended for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def _wait(self, events: list[asyncio.Event]) -> None:
@@ -132,7 +132,7 @@ class RunFiles:
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
-    """What status.json says."""
+    """Return the content of status.json."""
     return {
         "tree": tree,
         "run": run.number,

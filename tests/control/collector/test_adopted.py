@@ -268,7 +268,7 @@ async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None
         assert h.main.account is not None and h.main.account.spent.tokens == 0
         spent = [event.body.cost for event in events if isinstance(event.body, UsageReported)]
         assert spent == [Decimal("99.5")] * 3
-        assert [view.cost for view in tree.runs.runs.values()][1:] == [Decimal("99.5")] * 3
+        assert [view.cost for view in tree.view.runs.values()][1:] == [Decimal("99.5")] * 3
 
 
 async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ async def test_results_find_their_calls_without_ids(tmp_path: Path) -> None:
             (event.body.name, event.body.call_id) for event in events if isinstance(event.body, ToolCall | ToolResult)
         ]
         assert ids == [("a", "call-1"), ("b", "call-2"), ("b", "call-2"), ("a", "call-1")]
-        assert h.supervisor.trees[h.tree].runs.runs[1].calls == ()
+        assert h.supervisor.trees[h.tree].view.runs[1].calls == ()
 
 
 async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
 
 async def test_what_is_reported_keeps_a_stalled_parent_alive(tmp_path: Path) -> None:
     async with hall(tmp_path, limits=Limits(stall=1000)) as h:
-        stall = h.main.stall
+        stall = h.main.stall_timer
         assert stall is not None
         before = stall._last
         server = h.server()

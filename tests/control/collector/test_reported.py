@@ -16,7 +16,7 @@ from retinue.log.listing import load_listings
 from retinue.log.lookup import find_run
 from retinue.log.opening import open_reader
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
@@ -28,7 +28,7 @@ TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_token
 
 def begin(
     folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any]
-) -> tuple[Supervisor, Node]:
+) -> tuple[Supervisor, Run]:
     """A run of a server in that folder, reported to the address."""
     monkeypatch.setenv(ADDRESS, address)
     supervisor = build.make_supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))

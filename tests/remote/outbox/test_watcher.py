@@ -234,7 +234,7 @@ async def test_words_reach_a_run_as_those_of_the_side_that_asked(
         (there.outbox / "steer_other_0000.json").write_text("{}")
         ask(there.outbox, "a-1", workspace=str(work))
         await until(lambda: bool(there.trees))
-        node = there.supervisor.trees[there.trees[0]].nodes[0]
+        node = there.supervisor.trees[there.trees[0]].runs[0]
         write(there.outbox / "steer_a-1_0000.json")
         await until(lambda: not (there.outbox / "steer_a-1_0000.json").is_file())
         put(there.outbox, "steer_a-1_0001.json", b'{"run": 0, "text": "go"}')

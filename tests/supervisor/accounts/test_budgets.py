@@ -47,7 +47,7 @@ async def test_a_tree_never_spends_more_than_one_call_over_its_budget(unit: str,
     kids = [Profile(name) for name in ("lead", "half", "leaf")]
     async with retinue.open(mode="yes", profiles=kids, prices=prices, limits=limits) as r:
         run = await r.spawn(Profile("main", model=model), "go")
-        account = r.control.supervisor.trees[run.tree].nodes[0].account
+        account = r.control.supervisor.trees[run.tree].runs[0].account
         await run.result()
         events = await r.control.supervisor.log.read(run.tree)
     total = spent(events)

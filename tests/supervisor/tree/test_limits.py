@@ -205,7 +205,7 @@ async def test_time_a_person_takes_does_not_count_for_the_run_or_its_parents() -
         run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go", limits=Limits(seconds=20))
         await asked.wait()
         await clock.advance(3600)
-        assert r.control.supervisor.trees[run.tree].nodes[1].view.state == "waiting_approval"
+        assert r.control.supervisor.trees[run.tree].runs[1].view.state == "waiting_approval"
         answer.set()
         await until(run, ToolResult, number=1)
         await clock.advance(10.1)

@@ -3,7 +3,7 @@
 import os
 import re
 
-from retinue.supervisor.trees import new_tree_id
+from retinue.supervisor.tree import new_tree_id
 
 
 def test_ids_are_unique_and_differ_in_their_first_letters() -> None:

@@ -15,7 +15,7 @@ from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn
 from retinue.log.blocks import Blocks
 from retinue.log.runs import Runs
 from retinue.log.threads import thread
-from retinue.supervisor.questions import GIVEN_UP
+from retinue.supervisor.approvals import GIVEN_UP
 from tests.supervisor.tree.kit import bodies, main, spawn
 from tests.tools.code_mode.kit import NAME, TOOLS, program, report, run, said, served
 

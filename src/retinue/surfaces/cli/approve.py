@@ -104,7 +104,7 @@ async def answer_all(name: str, decision: Decision) -> int:
         printer = Printer(sys.stderr)
         for each in meant:
             printer.show_question(each.approval)
-        if not prompts.agreed(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
+        if not prompts.ask_yes_no(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
             raise ConfigError("nothing was answered")
     return max([await _give(project.log, each, decision) for each in meant])
 

@@ -1,4 +1,4 @@
-"""`retinue continue RUN TEXT`: a new run that begins with the thread of one that has ended, and new words."""
+"""`retinue continue RUN TEXT`: a new run that starts with the conversation of one that has ended, and a new message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
-from retinue.supervisor.continued import NOT_HERE
+from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -20,10 +20,10 @@ from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
-is; a subagent goes on in its own tree, beside the old run. A subagent_id then names the newest of them.
-One that worked in a copy begins with a new copy: `retinue apply` takes over what the old run changed.
-A run that is at work is told something with `retinue send`; an interrupted tree goes on with `retinue resume`.
+The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the old one;
+a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them.
+A run that worked in a copy starts with a new copy: `retinue apply` applies the changes of the old one first.
+To talk to a run at work use `retinue send`; for an interrupted tree use `retinue resume`.
 
 exit codes: as `retinue run`
 
@@ -34,7 +34,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on from a run that has ended, with new words, and print the answer."
+    parser.description = "Continue a run that has ended, with a new message, and print the answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
     parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
@@ -76,9 +76,9 @@ async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
     if old.spawned.server:
         home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
         where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
-        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
     if old.ended is None:
         raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
     return project, tree, found

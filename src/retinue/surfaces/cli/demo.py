@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the scratch folder, runs the demo in it, and says how to look closer."""
+    """Run the demo in a scratch folder and say how to look closer."""
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     printer = Printer(sys.stderr, level=level)
@@ -99,7 +99,7 @@ def _opening(project: Path, terminal: bool) -> str:
 
 
 def _close(printer: Printer, shown: Shown) -> None:
-    """The answer on stdout, the tree on stderr."""
+    """Print the answer on stdout and the tree on stderr."""
     result = shown.result
     if result.status == "done":
         printer.add_blank_line()
@@ -127,7 +127,7 @@ def _look_closer(command: str, project: Path, runs: Runs) -> str:
 
 @contextmanager
 def _own_python_first() -> Iterator[None]:
-    """The checks run with the Python that runs us, also where no other is on the path."""
+    """Put the Python that runs us first on the PATH, for the checks of the sample project."""
     before = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
     try:

@@ -12,7 +12,8 @@ from typing import Any
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.surfaces.cli import detach, output
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.detach import detach
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_printer
 from retinue.surfaces.printer import colors, safe
@@ -34,7 +35,7 @@ def run_tree(
     """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
     if args.detach and args.no_control and not args.yes:
         raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
-    away = detach.leave() if args.detach else None
+    away = detach() if args.detach else None
     if isinstance(away, int):
         return away
     printer = make_printer(args, color=False if away else None)

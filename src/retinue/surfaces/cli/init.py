@@ -1,4 +1,4 @@
-"""`retinue init`: a retinue.yaml and a first agent, made for what is found here: keys, git, toolchains."""
+"""`retinue init`: write a retinue.yaml and a first agent, based on keys, git and toolchains found here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_GIT = "not in a git repository: runs work in a copy of the folder"
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be written. `notes` say what was found and chosen, a line each."""
+    """The files to write. `notes` say what was found and chosen, a line each."""
 
     folder: Path
     profile: str
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder(given: Path | None) -> Path:
-    """The folder that was named, else the root of the git repository around us (not the home folder), else this one."""
+    """Return the folder that was named, else the root of the git repository (not the home folder), else this one."""
     if given is not None:
         if not given.is_dir():
             raise ConfigError(f"{given} is not a folder")
@@ -118,12 +118,12 @@ def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
     exposed = tuple(find_exposed_paths(programs, folder, os.environ))
     if exposed and asks and not _may_show(exposed):
         exposed = ()
-    notes += [f"shown    {path} can be read behind the wall (expose_paths)" for path in exposed]
+    notes += [f"shown    {path} can be read in the sandbox (expose_paths)" for path in exposed]
     return Plan(folder, profile, model, tests, allowed, exposed, tuple(notes))
 
 
 def _model(*, asks: bool) -> tuple[str | None, str]:
-    """The model to write down, and why."""
+    """Return the model to write down, and why."""
     named = os.environ.get(VARIABLE, "").strip()
     with_key = [provider for provider in PROVIDERS if provider.has_key(os.environ)]
     ready = [provider for provider in with_key if provider.installed()] or with_key
@@ -148,14 +148,14 @@ def _why(provider: Provider, with_key: list[Provider]) -> str:
 
 def _may_test(tests: tuple[str, ...]) -> bool:
     commands = " and ".join(f"`{test}`" for test in tests)
-    return prompts.agreed(f"May agents run {commands} without asking you?", default=True)
+    return prompts.ask_yes_no(f"May agents run {commands} without asking you?", default=True)
 
 
 def _may_show(paths: tuple[str, ...]) -> bool:
     shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
-    print(f"Runs see nothing of this machine but the system and their own folder. Tools they need are in:{shown}",
+    print(f"Sandboxed runs see only the system and their own folder. The tools they need are in:{shown}",
           file=sys.stderr)  # fmt: skip
-    return prompts.agreed("May they read that?", default=True)
+    return prompts.ask_yes_no("May they read that?", default=True)
 
 
 def _tested(one: Toolchain, *, allowed: bool) -> str:
@@ -165,7 +165,7 @@ def _tested(one: Toolchain, *, allowed: bool) -> str:
 
 
 def _write(texts: dict[Path, str]) -> None:
-    """All of them or none; nothing that is there is touched."""
+    """Write all of them or none; no existing file is touched."""
     made: list[Path] = []
     try:
         for file, text in texts.items():

@@ -21,22 +21,22 @@ from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.cli.telemetry import overheard
+from retinue.surfaces.cli.telemetry import catch_telemetry_warnings
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
-Begin = Callable[[Supervisor], Node | Awaitable[Node]]
-WRITTEN_SECONDS = 10.0
+Begin = Callable[[Supervisor], Run | Awaitable[Run]]
+LOGGED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of a tree. `stuck` says that the screen took no more text; `log_error` what the log did not take."""
+    """The outcome of a tree. `stuck` says that the screen took no more text; `log_error` is why the log failed."""
 
     result: Result[Any]
     runs: Runs
@@ -52,7 +52,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     terminal: bool = False,
     control: bool = True,
     after: int = 0,
-    announce: Callable[[Node], None] | None = None,
+    announce: Callable[[Run], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
@@ -68,20 +68,22 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         await supervisor.close()
         raise
     shown: Shown | None = None
-    with Signals(supervisor) as signals, overheard() as telemetry:
+    with Signals(supervisor) as signals, catch_telemetry_warnings() as telemetry:
         servers = AsyncExitStack()
         try:
             if control and parts.state is not None:
                 await open_control(servers, supervisor, parts.state, printer.show_note)
             begun = begin(supervisor)
-            node = begun if isinstance(begun, Node) else await begun
+            node = begun if isinstance(begun, Run) else await begun
             if after:
-                printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
+                printer.show_note(
+                    f"{node.ref.tree} continues after event {after}; `retinue tail` shows the earlier ones"
+                )
             if announce is not None:
-                await _written(supervisor, node)
+                await _wait_until_logged(supervisor, node)
                 announce(node)
-            shown = await _Screen(supervisor, node, printer, in_thread=not terminal, after=after).to_the_end(signals)
-            await _others(supervisor, signals, printer)
+            shown = await _Screen(supervisor, node, printer, in_thread=not terminal, after=after).show_to_end(signals)
+            await _wait_for_other_trees(supervisor, signals, printer)
         finally:
             try:
                 await servers.aclose()
@@ -95,12 +97,12 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     return shown
 
 
-async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) -> None:
-    """Trees that other terminals had go on here are waited for, until Ctrl-C."""
+async def _wait_for_other_trees(supervisor: Supervisor, signals: Signals, printer: Printer) -> None:
+    """Wait for trees that other terminals resumed here, until Ctrl-C."""
     while supervisor.trees and not signals.killed.is_set():
         tree = next(iter(supervisor.trees.values()))
         assert tree.root is not None
-        printer.show_note(f"{tree.id} still goes on here, for another terminal; Ctrl-C cancels it")
+        printer.show_note(f"{tree.id} still runs here, for another terminal; Ctrl-C cancels it")
         signals.aim(tree.id, printer.show_note, tree.root.ref.run)
         await tree.root.join()
 
@@ -115,16 +117,16 @@ async def open_control(
         say(f"warning: no control server for other terminals: {error}")
 
 
-async def _written(supervisor: Supervisor, node: Node) -> None:
-    """Until somebody who looks for the run finds it; a log that takes nothing is told of elsewhere."""
+async def _wait_until_logged(supervisor: Supervisor, node: Run) -> None:
+    """Wait until the run can be found in the log. A log that fails is reported elsewhere."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(WRITTEN_SECONDS):
+        async with asyncio.timeout(LOGGED_SECONDS):
             async for _ in supervisor.watch(node.ref.tree):
                 return
 
 
 class _Screen:
-    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool, after: int) -> None:
+    def __init__(self, supervisor: Supervisor, node: Run, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
@@ -135,11 +137,11 @@ class _Screen:
         self._seq = 0
         self._tasks = TaskOwner()
 
-    async def to_the_end(self, signals: Signals) -> Shown:
+    async def show_to_end(self, signals: Signals) -> Shown:
         printing = self._tasks.start(self._print())
         signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
-        if not await self._ending_is_written():
+        if not await self._is_ending_logged():
             printing.cancel()
         killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,8 +182,8 @@ class _Screen:
         else:
             self._thread.submit(self._printer.show_note, text)
 
-    async def _ending_is_written(self) -> bool:
-        """A log that takes no more never shows the ending, and then there is nothing to wait for."""
+    async def _is_ending_logged(self) -> bool:
+        """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
         ref = self._node.ref
         shown = self._runs.runs.get(ref.run)
         if shown is not None and shown.ended is not None:

@@ -15,27 +15,27 @@ from typing import Any, NoReturn
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
-    "resume": "go on with a tree whose process is gone",
-    "continue": "go on from a run that has ended, with new words",
-    "demo": "see a whole tree of agents at work: no key, no network",
-    "ps": "list runs and where they stand",
+    "resume": "resume a tree whose process is gone",
+    "continue": "continue a run that has ended, with a new message",
+    "demo": "watch a tree of agents at work; needs no key and no network",
+    "ps": "list runs and their states",
     "show": "show everything about one run",
-    "tail": "print the events of a tree, also while they happen",
-    "replay": "run a recorded tree again, without a model, and compare",
-    "send": "tell a run something while it works",
-    "cancel": "stop a run and everything below it",
-    "approvals": "list the questions that wait for an answer",
-    "approve": "say yes to a question",
-    "deny": "say no to a question, and why",
-    "diff": "show what a run changed in its copy of the project",
-    "apply": "take over what a run changed in its copy of the project",
-    "mcp": "give subagents to MCP clients such as Claude Code",
-    "watch": "run what agents in containers ask for through a shared folder",
-    "usage": "say what models have spent",
+    "tail": "print the events of a tree, or follow them live",
+    "replay": "replay a recorded tree without a model, and compare",
+    "send": "send a message to a run at work",
+    "cancel": "cancel a run and everything below it",
+    "approvals": "list pending approvals",
+    "approve": "approve a tool call",
+    "deny": "deny a tool call, with a reason",
+    "diff": "show the changes of a run in its copy of the project",
+    "apply": "apply the changes of a run to the project",
+    "mcp": "offer subagents to MCP clients such as Claude Code",
+    "watch": "run the subagents that containers request through a shared folder",
+    "usage": "show tokens and cost",
     "gc": "remove old trees and their folders",
-    "profiles": "list the agents there are",
-    "trust": "let this project's retinue.yaml loosen what agents may do",
-    "doctor": "check that everything retinue needs is there",
+    "profiles": "list the available agents",
+    "trust": "trust this project's retinue.yaml",
+    "doctor": "check the installation and the project",
     "completion": "print a completion script for your shell",
 }
 MODULES = {"continue": "continue_"}
@@ -63,7 +63,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line and where to read more."""
+    """An argument parser whose errors are one line that says where to read more."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
-    """The whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
+    """Return the whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
@@ -88,7 +88,7 @@ def parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
 
 
 def version() -> str:
-    """Our version; `import retinue` here would stand for everything that retinue offers."""
+    """Return our version, without importing everything that `retinue` offers."""
     number: str = sys.modules["retinue"].__version__
     return number
 
@@ -98,7 +98,7 @@ def module(command: str) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and gives its exit code. Nothing leaves here as a traceback unless RETINUE_TRACEBACK is set."""
+    """Run one command and return its exit code. Errors become one line, unless RETINUE_TRACEBACK is set."""
     _mend_streams()
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
@@ -134,7 +134,7 @@ def _run(argv: list[str]) -> int:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever the text holds."""
+    """Print one line on stderr, whatever the text holds."""
     from retinue.surfaces.printer import safe
 
     print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
@@ -159,7 +159,7 @@ def _meant(word: str) -> str:
 
 
 def _mend_streams() -> None:
-    """A stream that was closed goes nowhere; a character that the terminal's encoding lacks becomes an escape."""
+    """Replace closed streams by /dev/null, and escape characters that the terminal's encoding lacks."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
@@ -170,7 +170,7 @@ def _mend_streams() -> None:
 
 
 def _drop_output() -> None:
-    """What is still buffered has no reader; without this the interpreter would complain about it at exit."""
+    """Drop buffered output that nobody reads; the interpreter would complain about it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,4 @@
-"""`retinue resume [TREE]`: a tree whose process is gone goes on, seen live like any run."""
+"""`retinue resume [TREE]`: resume a tree whose process is gone, shown live like any run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, ru
 from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
-stays spent, questions are asked again, and answers that were given take effect. A tool that was running when the
+Every run without an ending continues where its events stop: running children come back at any depth, spending is kept,
+open questions are asked again, and answers that were given take effect. A tool that was running when the
 process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is told.
 Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
 
@@ -37,7 +37,7 @@ ERRAND = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on with a tree whose process is gone, and print its answer."
+    parser.description = "Resume a tree whose process is gone, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
     add_live_options(parser)
@@ -78,7 +78,7 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(
-            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` goes on from it"
+            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` continues it"
         )
     if found.live:
         raise ConfigError(

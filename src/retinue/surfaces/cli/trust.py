@@ -77,4 +77,4 @@ def _asked(file: Path, loose: list[str]) -> bool:
         *(f"  {safe.escape_line(line)}" for line in loose),
     ]
     print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return prompts.agreed("Trust it, until it changes?", default=False)
+    return prompts.ask_yes_no("Trust it, until it changes?", default=False)

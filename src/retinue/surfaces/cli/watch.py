@@ -25,7 +25,7 @@ from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
-A retinue inside a container asks for subagents by writing into DIR; this command runs each behind a wall of this
+A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
 machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this project
 and no others. A run gets copies of the folders it was asked to work on, which must lie below an --allow-root; what it
 changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C cancels what runs, answers
@@ -37,7 +37,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run what agents in containers ask for through a shared folder, behind a wall of this machine."
+    parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
         "--outbox", metavar="DIR", type=Path, required=True, help="the folder shared with the container"

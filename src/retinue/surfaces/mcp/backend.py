@@ -18,8 +18,8 @@ from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import narrower
 from retinue.core.control import ResumeOverrides
-from retinue.core.errors import RetinueError, ToolError
-from retinue.core.events import Delta, Event, ToolCall, ToolResult
+from retinue.core.errors import ToolError
+from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits, Timeouts, clamp_asked
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import LogReader, Outcome, Ticket
@@ -28,48 +28,46 @@ from retinue.core.results import Result
 from retinue.log.runs import RunView
 from retinue.protocol import inherited_limits
 from retinue.supervisor import caller_limits, client_run
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.places import ticket_of
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 
 CLIENT_NAME = client_run.NAME
 ANSWERED_BY = "mcp client"
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
-_GIVEN_UP = "given up by the client"
 
 
 class LiveRun:
     """A run that this process has. `view` is how it stands now."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     @property
     def ref(self) -> RunRef:
-        return self._node.ref
+        return self._run.ref
 
     @property
     def view(self) -> RunView:
-        return self._node.view
+        return self._run.view
 
     @property
     def is_at_work(self) -> bool:
-        return not self._node.finished
+        return not self._run.finished
 
     @property
     def ticket(self) -> Ticket:
-        return ticket_of(self._node)
+        return self._run.ticket()
 
     def cancel(self) -> bool:
         """Stop the run and all below it. False if it has ended, or is stopping already."""
-        return self._node.stop("cancelled")
+        return self._run.stop("cancelled")
 
     def wait(self) -> asyncio.Future[None]:
         """Return a future that is done when the run has ended. It may be cancelled."""
-        return self._node.join()
+        return self._run.join()
 
     def result(self) -> Result[Any]:
-        return self._node.result()
+        return self._run.result()
 
 
 class ClientRun:
@@ -77,61 +75,46 @@ class ClientRun:
 
     def __init__(self, supervisor: Supervisor, about: str) -> None:
         self._client = client_run.Client(supervisor, about, _CLIENT_LIMITS)
-        self._node = self._client.node
+        self._run = self._client.run
 
     @property
     def tree(self) -> str:
-        return self._node.ref.tree
+        return self._run.ref.tree
 
     @property
     def is_at_work(self) -> bool:
         """Whether it can still make calls: it has not left, and was not cancelled from elsewhere."""
-        return self._client.here
+        return self._client.is_here
 
     def list_runs(self) -> list[LiveRun]:
         """Return all runs below the client, in the order they were made."""
-        link = self._node.link
-        return [] if link is None else [LiveRun(node) for node in link.tree.nodes[1:]]
+        return [LiveRun(run) for run in self._client.list_runs()]
 
     def list_made(self, call_id: str) -> list[LiveRun]:
         """Return the runs that one call made."""
-        return [LiveRun(node) for node in self._node.children if node.view.spawned.call_id == call_id]
+        return [LiveRun(run) for run in self._run.children if run.view.spawned.call_id == call_id]
 
     def check_rules(self, tool: str, spawn_tool: str, args: dict[str, Any]) -> None:
         """Raise ToolError if a rule forbids the call. Nobody is asked: the client has asked its user."""
-        node = self._node
-        spec = node.plan.by_name[spawn_tool].spec
-        verdict = node.policy.judge(spec, args, primary=True, workspace=node.folders.path)
+        run = self._run
+        spec = run.plan.by_name[spawn_tool].spec
+        verdict = run.policy.judge(spec, args, primary=True, workspace=run.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {tool}")
 
     async def run_spawn_tool(self, call: Call) -> Outcome:
         """Run the tool that models spawn with, as a call of the client."""
-        tool: Any = self._node.plan.by_name[call.name]
-        outcome: Outcome = await tool(call, self._node.folders, self._node.link)
-        return outcome
+        return await self._client.run_tool(call)
 
     def make_reply(self, spawn_tool: str, results: list[tuple[Result[Any], Ticket]]) -> Outcome:
         """Make the reply that the spawn tool gives for these results."""
-        tool: Any = self._node.plan.by_name[spawn_tool]
-        outcome: Outcome = tool.reply(results, self._node.folders)
+        tool: Any = self._run.plan.by_name[spawn_tool]
+        outcome: Outcome = tool.reply(results, self._run.folders)
         return outcome
 
     async def record_call(self, call: Call, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        """Run a call, and log it with its result."""
-        node, clock = self._node, asyncio.get_running_loop().time
-        node.link.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
-        begun, text, success = clock(), _GIVEN_UP, False
-        try:
-            outcome = await run()
-            text, success = outcome.text, outcome.success
-            return outcome
-        except RetinueError as error:
-            text = str(error)
-            raise
-        finally:
-            if node.link is not None:
-                node.link.emit(ToolResult(call.id, call.name, text, success, round((clock() - begun) * 1000)))
+        """Run a call; the supervisor logs it with its result."""
+        return await self._client.record_call(call, run)
 
     async def leave(self) -> None:
         """End the run, and with it all below it."""
@@ -203,8 +186,8 @@ class Backend:
         return self._supervisor.log
 
     def find_live_run(self, tree: str, run: int) -> LiveRun | None:
-        found = self._supervisor.trees.get(tree)
-        return LiveRun(found.nodes[run]) if found is not None and run < len(found.nodes) else None
+        found = self._supervisor.trees.find_run(tree, run)
+        return None if found is None else LiveRun(found)
 
     def list_pending(self) -> list[Approval]:
         return self._supervisor.pending()

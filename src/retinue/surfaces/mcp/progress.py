@@ -1,4 +1,4 @@
-"""What happens in a client's trees, for calls that wait: the latest of it on one line, and the numbered questions."""
+"""Progress of a client's trees, for calls that wait: the latest event on one line, and the numbered questions."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _none() -> Check:
 
 
 def _models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
-    """The models this project runs on, with the limits that hold for each."""
+    """Return the models this project runs on, with the limits that hold for each."""
     found: dict[str, list[Limits]] = {} if chosen is None else {chosen: [project.settings.limits]}
     for profile in project.profiles:
         model = profile.model or chosen

@@ -1,15 +1,15 @@
-"""What the log keeps of a run, made into a plan again. What it cannot keep (functions, models and types made in Python)
-has to be given again; without it there is a clear error, and nothing runs with less than it had.
+"""Plans of restored runs, made from what the log keeps of them. What it cannot keep (functions, models and types made
+in Python) has to be given again; without it a ConfigError says so, and nothing runs with less than it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 
+from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -51,27 +51,25 @@ class _Tool(msgspec.Struct, frozen=True):
     name: str
 
 
-class Plans:
-    """Makes the plans of one tree's runs. `profiles` are those given for it; `model` replaces the primary's wherever
-    that one was used; `runtime` is where its runs live from now on, if that was said."""
+class PlanRestorer:
+    """The plans of one tree's runs. The overrides give profiles, the model instead of the primary's, and the runtime of
+    its runs from now on."""
 
     def __init__(
         self,
         planner: Planner,
         tree: str,
         primary: RunSpawned,
-        profiles: Sequence[Profile],
-        model: str | None,
-        runtime: RuntimeName | None,
+        overrides: ResumeOverrides,
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles = profiles
-        self._model = primary.model, model
-        self._runtime = runtime
+        self._profiles = overrides.profiles
+        self._model = primary.model, overrides.model
+        self._runtime = overrides.runtime
 
-    def of(self, view: RunView, parent: Plan | None) -> Plan:
-        """The plan of a run that goes on."""
+    def restore(self, view: RunView, parent: Plan | None) -> Plan:
+        """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
         spawned = view.spawned
         try:
             plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
@@ -80,7 +78,7 @@ class Plans:
         return plan
 
     def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
-        """The profile of that name: one the parent has, one that was given, one of the project, or what the log has."""
+        """Return the profile of that name: the parent's, one given, one of the project, or what the log has."""
         kept = _read(spawned.profile, _Kept)
         known = {profile.name.casefold(): profile for profile in self._profiles}
         known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
@@ -103,8 +101,8 @@ class Plans:
         return self._placed(Profile(**fields, tools=tools), kept.runtime, primary=parent is None)
 
     def _placed(self, profile: Profile, runtime: RuntimeName, *, primary: bool) -> Profile:
-        """Where it ran, unless something else is said now; a profile that says less of a wall does not do that. The
-        primary is what asks for delegated runs, and stays where it is."""
+        """Return the profile with the runtime that the run had, unless an override says otherwise. A laxer runtime of
+        the profile does not loosen it. The primary asks for delegated runs itself, and stays where it is."""
         said = None if primary and self._runtime == DELEGATED else self._runtime
         wanted = said or profile.runtime or runtime
         if said is None and runtime in RUNTIMES:
@@ -112,7 +110,7 @@ class Plans:
         return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
-        """The narrowest plan that has all the tools the run had."""
+        """Return the narrowest plan that has all the tools the run had."""
         wanted = {tool.name for tool in _read(spawned.tools, list[_Tool])}
         missing: set[str] = set()
         for given in (False, True):
@@ -146,26 +144,40 @@ class Plans:
         return instead if instead is not None and spawned.model == primary else spawned.model
 
     def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
-        """The task as far as a plan needs it: with the model's name, if it has one that can be looked up."""
+        """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
         wanted = self._wanted(spawned)
         return Task(spawned.task, model=wanted if named and ":" in wanted else None)
 
 
 def _of_servers(name: str) -> bool:
-    """Whether it comes and goes with MCP servers: what lacks of those is told by the plan."""
+    """Return whether a tool comes and goes with MCP servers: the plan reports those that lack."""
     return name.startswith(PREFIX) or name == CODE_MODE
 
 
-def placed(profile: Profile, spawned: RunSpawned) -> Profile:
-    """The profile with the kind of workspace that the run was given, whatever it is given now."""
+def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
+    """Return the profile with the kind of workspace that the run had, whatever it says now."""
     kept = _read(spawned.profile, _Kept)
     return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
 
 
-def plan_of_ended(view: RunView) -> Plan:
-    """For a run that will do nothing any more."""
+def make_ended_plan(view: RunView) -> Plan:
+    """Return a plan for a run that has ended and does nothing any more."""
     profile = Profile(view.agent)
-    return Plan(profile, "", None, "", (), (), {}, {}, (), NO_JSON, NO_JSON, IN_PROCESS, RUNTIMES[-1])
+    return Plan(
+        profile=profile,
+        system="",
+        model=None,
+        model_name="",
+        tools=(),
+        specs=(),
+        by_name={},
+        host={},
+        children=(),
+        profile_json=NO_JSON,
+        tools_json=NO_JSON,
+        runtime=IN_PROCESS,
+        floor=RUNTIMES[-1],
+    )
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
