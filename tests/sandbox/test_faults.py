@@ -108,7 +108,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
         monkeypatch.setattr(tool_server_session, name, seconds)
     wall = NoWallAtAll(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
-    owner._planner._runtimes._made["isolated"] = Counted(wall), ()  # type: ignore[attr-defined, arg-type]
+    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(wall))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
     node = owner.spawn(profile, Task("go"))
