@@ -61,7 +61,7 @@ class Rejected(Exception):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one peer may say below one run of ours."""
+    """Limits of what one peer may say below one run of ours."""
 
     runs: int = 1000
     reports: int = 200_000
@@ -70,7 +70,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PeerRun:
-    """What is known of one run of the peer. `depth` counts from the run of ours above it."""
+    """State of one run of the peer. `depth` is that of the run in our tree."""
 
     __slots__ = ("depth", "ended", "has_started", "is_cut", "seq", "turn")
 

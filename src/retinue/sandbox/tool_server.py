@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, Caps
 from retinue.core.messages import Call
@@ -107,6 +108,7 @@ class ToolServer:
         self._ready = asyncio.Event()
         self._tools: dict[str, LocalTool] = {}
         self._executions: dict[int, _Execution] = {}
+        self._owner = TaskOwner()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reading: int, writing: int) -> None:
@@ -124,7 +126,7 @@ class ToolServer:
             case frames.Start():
                 self._begin(frame)
             case frames.Preview() | frames.Call():
-                task = asyncio.get_running_loop().create_task(self._answer(frame))
+                task = self._owner.start(self._answer(frame))
                 self._tasks[frame.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
             case frames.Cancel():

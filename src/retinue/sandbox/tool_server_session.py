@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, Caps
@@ -24,6 +25,7 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
 from retinue.core.rules import CODE_MODE
+from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
 from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
@@ -37,7 +39,6 @@ from retinue.sandbox.run_box import (
     find_output,
     has_own_workspace,
     make_box,
-    size_of,
 )
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
@@ -103,6 +104,7 @@ class Connection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
@@ -137,7 +139,7 @@ class Connection:
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
-        expiry = asyncio.ensure_future(execution.expired())
+        expiry = self._tasks.start(execution.expired())
         try:
             seconds = None if is_timed else FILE_SECONDS
             await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -197,7 +199,7 @@ class Connection:
 
     def _collect(self) -> None:
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._end_process())
+            self._ending = self._tasks.start(self._end_process())
 
     async def _end_process(self) -> None:
         """End what is left of the process; then it is known how it ended."""
@@ -261,7 +263,7 @@ class Connection:
             self._channel.send(frames.ToolReturned(frame.id, frame.number, TOO_MANY.value, TOO_MANY.error))
             return
         assert request.execution is not None
-        task = asyncio.get_running_loop().create_task(self._call_tool(request, request.execution, frame))
+        task = self._tasks.start(self._call_tool(request, request.execution, frame))
         request.program_calls.add(task)
         task.add_done_callback(request.program_calls.discard)
 
@@ -457,10 +459,11 @@ class _Started:
     def __init__(self, connection: Connection, box: Box, gate: Gate | None, starved: Starved | None) -> None:
         self.connection, self.box, self.gate, self.starved = connection, box, gate, starved
         self.is_used = False
-        self._watch = asyncio.get_running_loop().create_task(self._watch_size())
+        self._tasks = TaskOwner()
+        self._tasks.start(self._watch_size())
 
     async def stop(self) -> None:
-        self._watch.cancel()
+        self._tasks.cancel()
         try:
             await self.connection.stop()
         finally:
@@ -474,7 +477,7 @@ class _Started:
         while True:
             await asyncio.sleep(pause)
             before = loop.time()
-            used = await asyncio.to_thread(lambda: sum(map(size_of, folders)))
+            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
             if used > box.caps.workspace_bytes:
                 self.connection.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
                 return
@@ -483,7 +486,7 @@ class _Started:
 
 async def _open(wall: Wall, box: Box) -> Opening:
     """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
-    opening = asyncio.ensure_future(asyncio.to_thread(wall.open, box))
+    opening = TaskOwner().start_thread(lambda: wall.open(box))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -17,7 +17,7 @@ from retinue.build import make_supervisor as built
 from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.rules import Verdict
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
@@ -68,7 +68,7 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
     script = {"main": [spawn({"task": "a"}), {"text": "end", "delay": 0.2}], "*": [{"text": "k"}]}
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.supervisor.log
-        log._db.set_busy_timeout(1)  # type: ignore[attr-defined]
+        log._own._db.set_busy_timeout(1)  # type: ignore[attr-defined]
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted)
         blocker = apsw.Connection(str(log.path))  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ async def test_watchers_leave_nothing_behind(tmp_path: Path) -> None:
             run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
             assert [event.kind async for event in run.events()][-1] == "run.ended"
         await asyncio.sleep(0)
-        assert r.control.supervisor.log._feeds == {}  # type: ignore[attr-defined]
+        assert r.control.supervisor.log._own._feeds == {}  # type: ignore[attr-defined]
 
 
 async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> None:
@@ -274,7 +274,7 @@ async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(main(script, tools=[busy]), "go")
         result = await run.result()
-        _, first, second, _ = thread(await r.control.supervisor.log.read(run.tree), 0)
+        _, first, second, _ = fold_thread(await r.control.supervisor.log.read(run.tree), 0)
     assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
     assert (result.tool_count, len(result.tool_logs)) == (1, 1)
 
@@ -296,7 +296,7 @@ async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
         await run.result()
         events = await r.control.supervisor.log.read(run.tree)
     assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
-    assert [t.text for t in thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
+    assert [t.text for t in fold_thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
