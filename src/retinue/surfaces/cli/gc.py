@@ -13,7 +13,7 @@ from retinue.log.opening import open_reader
 from retinue.log.retention import Report, remove_old_trees
 from retinue.supervisor.apply_changes import unapplied
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import AGES, age
+from retinue.surfaces.cli.options import AGES, parse_age
 
 EPILOG = """\
 A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
@@ -32,7 +32,9 @@ FAILED = 1
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Remove old trees: their events and their folders."
     parser.epilog = EPILOG
-    parser.add_argument("--older-than", metavar="AGE", type=age, help="30d, 12h (`retention_days` in retinue.yaml)")
+    parser.add_argument(
+        "--older-than", metavar="AGE", type=parse_age, help="30d, 12h (`retention_days` in retinue.yaml)"
+    )
     parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
     parser.add_argument("--force", action="store_true", help="also trees with changes that nobody took over")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")

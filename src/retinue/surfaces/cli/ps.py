@@ -12,7 +12,7 @@ from retinue.core.errors import LogError
 from retinue.log.accounts import format_cost
 from retinue.log.listing import LATEST, Listing, load_listings
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import age
+from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 EPILOG = f"""\
@@ -39,7 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
-    parser.add_argument("--since", metavar="AGE", type=age, help="every tree begun since then, or live: 1d, 12h, 30min")
+    parser.add_argument(
+        "--since", metavar="AGE", type=parse_age, help="every tree begun since then, or live: 1d, 12h, 30min"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 

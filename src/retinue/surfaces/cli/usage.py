@@ -11,7 +11,7 @@ from retinue.core.events import Event, UsageReported
 from retinue.core.ports import LogReader, OnProblem
 from retinue.log.accounts import BY, NO_BILL, Bill, fold_bills, format_cost
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import age
+from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
@@ -28,7 +28,7 @@ HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens and cost, by day, model, profile, tree or run."
     parser.epilog = EPILOG
-    parser.add_argument("--since", metavar="AGE", type=age, help="only what was spent since then: 7d, 12h, 30min")
+    parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
     parser.add_argument("--by", metavar="|".join(BY), choices=list(BY), default="day", help="one line for each (day)")
     parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
 

@@ -17,7 +17,7 @@ from retinue.control import address_files
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import RuntimeName
 from retinue.surfaces.cli.checkup.check import Check, Look
-from retinue.surfaces.cli.main import version
+from retinue.surfaces.cli.main import get_version
 from retinue.telemetry import providers
 
 OLDEST_PYTHON = (3, 11)
@@ -34,7 +34,7 @@ def check_system(look: Look) -> Iterator[Check]:
     new_enough = sys.version_info >= OLDEST_PYTHON
     cure = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
     yield Check("python", "ok" if new_enough else "fail", f"{platform.python_version()} at {sys.executable}", cure)
-    yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parents[1]}")
+    yield Check("retinue", "ok", f"{get_version()} at {Path(build.__file__).parents[1]}")
     yield _check_sqlite()
     yield _check_git()
     yield _check_shell()
