@@ -18,7 +18,7 @@ from retinue.core.messages import USERS_OWN, Call, ToolSpec
 from retinue.core.plans import SETUP, Job, JobRunner, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
 from retinue.core.results import Ending
-from retinue.tools.answer import output_of, plain
+from retinue.tools.answer import make_output, to_plain
 from retinue.tools.functions import as_text
 from retinue.tools.shell import Shell
 
@@ -63,8 +63,8 @@ async def _run_callable(job: Job) -> Ending:
         value = await value
     if job.plan.profile.output is None:
         return Ending("done", as_text(value))
-    output = output_of(job.plan.profile.output)
-    checked = output.check(plain(value))
+    output = make_output(job.plan.profile.output)
+    checked = output.check(to_plain(value))
     return Ending("done", msgspec.json.encode(checked).decode(), structured=checked)
 
 

@@ -14,9 +14,11 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Limits, Profile, Task, tool
 from retinue.build import Parts
 from retinue.build import make_supervisor as built
-from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
+from retinue.core.errors import LogLost
+from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.rules import Verdict
+from retinue.log.sqlite import SqliteLog
 from retinue.log.threads import fold_thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
@@ -78,6 +80,37 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
         await run.result()
         blocker.close()
     assert seen == list(range(1, len(seen) + 1))
+
+
+async def test_a_run_whose_process_lost_the_log_fails_and_nothing_is_written_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    @retinue.tool(tier="observe")
+    async def take() -> str:
+        """Has another process take the log."""
+        calls.append("take")
+        lock = tmp_path / ".retinue/logs/0001.lock"
+        lock.unlink()
+        taken.append(SqliteLog(lock.parent))
+        return "taken"
+
+    @retinue.tool(tier="confirm")
+    async def act() -> str:
+        """Must be on disk before it runs."""
+        calls.append("act")
+        return "done"
+
+    taken: list[SqliteLog] = []
+    script = {"main": [call("take"), call("act"), {"text": "end"}]}
+    with pytest.raises(LogLost, match="events are lost"):
+        async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+            run = await r.spawn(main(script, tools=[take, act]), "go")
+            result = await run.result()
+            assert (result.status, calls) == ("failed", ["take"])
+            assert "may no longer write the log" in str(result.error_details)
+    events = await taken[0].read(run.tree)
+    assert not any(isinstance(event.body, RunEnded) for event in events)
+    await taken[0].close()
 
 
 @pytest.mark.parametrize("trouble", [SystemExit(2), asyncio.CancelledError(), ValueError("x")])
