@@ -138,7 +138,7 @@ class RunView(Struct, eq=False):
             ended.changed_files,
             ended.changed_count,
             "inherited" if place is None else place.runtime,
-            () if place is None else place.walls,
+            () if place is None else place.sandbox,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
 
@@ -172,6 +172,8 @@ def _apply_call(run: RunView, _: Event, body: ToolCall) -> None:
 
 
 def _apply_tool_result(run: RunView, _: Event, body: ToolResult) -> None:
+    if body.sandbox and run.place is not None:  # what really stood, where that was seen
+        run.place = structs.replace(run.place, sandbox=body.sandbox)
     call = _take_call(run, body.call_id)
     about, shown = "", body.name
     if call is not None:

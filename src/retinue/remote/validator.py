@@ -164,8 +164,7 @@ class ReportValidator:
                 if known.has_started:
                     return []
                 known.has_started = True
-                sandbox = tuple(part[:ID_CHARACTERS] for part in body.walls[:MOST_SANDBOX_PARTS])
-                return [msgspec.structs.replace(body, walls=sandbox)]
+                return [msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox))]
             case TurnStarted(turn=turn):
                 if not known.turn < turn <= MOST_TURNS:
                     return [Gap(1, f"{self._who} counts its turns backwards")]
@@ -177,9 +176,15 @@ class ReportValidator:
             case RunEnded():
                 known.ended = True
                 return [_sound_ending(_short(body))]
+            case ToolResult(sandbox=(_, *_)):
+                return [_short(msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox)))]
             case _ if not isinstance(body, SAID):
                 return []
         return [_short(body)]
+
+
+def _short_sandbox(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part[:ID_CHARACTERS] for part in parts[:MOST_SANDBOX_PARTS])
 
 
 def clean_name(text: str) -> str:

@@ -21,9 +21,12 @@ class HostFolders:
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
-        self._lent = f"{os.path.realpath(folders.own)}/lent"
         self._user: tuple[int, int] | None = None
-        self._spilled = len(os.listdir(self._lent)) if os.path.isdir(self._lent) else 0  # noqa: PTH112, PTH208
+        self._spilled: int | None = None
+
+    @property
+    def _lent(self) -> str:
+        return f"{os.path.realpath(self._folders.own)}/lent"
 
     @property
     def workspace(self) -> Path:
@@ -38,8 +41,11 @@ class HostFolders:
         return self._folders.searched
 
     def spill(self, name: str) -> Path:
+        folder = make_private_folder(self._lent)
+        if self._spilled is None:
+            self._spilled = len(list(folder.iterdir()))
         self._spilled += 1
-        path = make_private_folder(self._lent) / f"{self._spilled:03d}-{name}"
+        path = folder / f"{self._spilled:03d}-{name}"
         fd = open_private_file(path, exclusive=True)
         try:
             if self._user is not None:

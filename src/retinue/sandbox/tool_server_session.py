@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.workspaces.run_folders import RunFolders
 
 START_SECONDS = 60.0
+FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
 LOOK_SECONDS = 1.0
 LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 STOP_SECONDS = 2.0
@@ -132,14 +134,15 @@ class Connection:
         finally:
             self._requests.pop(number, None)
 
-    async def execute(self, tool: str, call: Call, execution: Execution) -> frames.Result:
+    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
         expiry = self._tasks.start(execution.expired())
         try:
-            await asyncio.wait((request.answer, expiry), return_when=asyncio.FIRST_COMPLETED)
+            seconds = None if is_timed else FILE_SECONDS
+            await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
                 self._channel.send(frames.Cancel(number, "timeout"))
                 await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
@@ -283,12 +286,6 @@ class ToolServerSession:
         assert isinstance(job.folders, RunFolders)
         self._kind, self._job, self._link, self._own = kind, job, link, job.folders
         self.folders = HostFolders(job.folders)
-        edits = has_own_workspace(job.folders)  # what is shared with the user is only read in a sandbox
-        self._tools = tuple(
-            name
-            for name in job.plan.by_name
-            if name in LOCAL and name not in job.plan.host and (edits or name not in EDITING)
-        )
         self._lock = asyncio.Lock()
         self._starts = 0
         self._started: _Started | None = None
@@ -298,6 +295,14 @@ class ToolServerSession:
 
     def runs_tool(self, name: str) -> bool:
         return name in self._tools
+
+    @cached_property
+    def _tools(self) -> tuple[str, ...]:
+        """The tools that run in the sandbox. What is shared with the user is only read there."""
+        plan, edits = self._job.plan, has_own_workspace(self._own)
+        return tuple(
+            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+        )
 
     async def make_workspace(self) -> None:
         """Do nothing: a workspace that is no copy is made with its folder."""
@@ -327,7 +332,8 @@ class ToolServerSession:
         for may_repeat in (tool.spec.repeatable, False):
             started = await self._connect()
             try:
-                result = await started.connection.execute(tool.spec.name, call, execution)
+                is_timed = tool.time_limit(call) is not None
+                result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
                 self._lost = lost
                 if not may_repeat:

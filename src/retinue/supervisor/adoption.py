@@ -217,7 +217,7 @@ class Adoption:
                 node.end(ending, partial=body.partial)
             case RunEnded():
                 return body
-            case RunStarted(walls=sandbox):
+            case RunStarted(sandbox=sandbox):
                 self._write(node, RunStarted(self._peer.runtime, sandbox))
             case Inbox(source=source) if source == ASKER and self._words.get(report.run):
                 self._confirm(report.run, node)

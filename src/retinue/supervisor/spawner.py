@@ -363,7 +363,7 @@ def make_folders(
     folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
-    sandboxed = started is not None and bool(started.walls)
+    sandboxed = started is not None and bool(started.sandbox)
     kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     folders_above = None if parent is None else parent.folders

@@ -30,7 +30,7 @@ COMMANDS = {
     "diff": "show the changes of a run in its copy of the project",
     "apply": "apply the changes of a run to the project",
     "mcp": "offer subagents to MCP clients such as Claude Code",
-    "watch": "run the subagents that containers request through a shared folder",
+    "watch": "run subagents that containers ask for in a shared folder",
     "usage": "show tokens and cost",
     "gc": "remove old trees and their folders",
     "profiles": "list the available agents",

@@ -54,7 +54,7 @@ def check_sandboxes(look: Look) -> Iterator[Check]:
         except RetinueError as error:
             yield Check("sandbox", "warn", f"runtime `{name}` is not possible here: {error}")
         else:
-            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.walls if started else ())}")
+            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
     yield _check_network(parts.network or ())
 
 
