@@ -63,7 +63,7 @@ def list_subfolders(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _unreadable(folder, error) from None
+        raise _make_read_error(folder, error) from None
 
 
 def _read_bytes(path: Path, *, follow: bool) -> bytes:
@@ -75,8 +75,8 @@ def _read_bytes(path: Path, *, follow: bool) -> bytes:
     except RefusedFile as error:
         raise place.error(_REFUSALS.get(error.reason, error.text)) from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _make_read_error(path, error) from None
 
 
-def _unreadable(path: Path, error: OSError) -> ConfigError:
+def _make_read_error(path: Path, error: OSError) -> ConfigError:
     return Place(str(path)).error(_REASONS.get(error.errno or 0) or error.strerror or "cannot be read")

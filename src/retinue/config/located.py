@@ -32,12 +32,12 @@ class Node:
         return self.place.error(what)
 
     def type_error(self, expected: str) -> ConfigError:
-        return self.error(f"expected {expected}, got {_kind(self.value)}")
+        return self.error(f"expected {expected}, got {_describe_kind(self.value)}")
 
     def text(self) -> str:
         if not isinstance(self.value, str):
             hint = " (quote it to make it a text)" if isinstance(self.value, (bool, int, float)) else ""
-            raise self.error(f"expected a text, got {_kind(self.value)}{hint}")
+            raise self.error(f"expected a text, got {_describe_kind(self.value)}{hint}")
         return self.value
 
     def word(self) -> str:
@@ -49,7 +49,7 @@ class Node:
 
     def integer(self, *, minimum: int | None = None, maximum: int | None = None) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            got = str(self.value) if isinstance(self.value, float) else _kind(self.value)
+            got = str(self.value) if isinstance(self.value, float) else _describe_kind(self.value)
             raise self.error(f"expected a whole number, got {got}")
         self._check_range(self.value, minimum, maximum)
         return self.value
@@ -186,7 +186,9 @@ def make_node(value: object, place: Place) -> Node:
         case list() | tuple():
             return Node(place, tuple(make_node(item, place.child(i)) for i, item in enumerate(value)))
         case dict():
-            return Node(place, {_key(key, place): make_node(item, place.child(key)) for key, item in value.items()})
+            return Node(
+                place, {_check_key(key, place): make_node(item, place.child(key)) for key, item in value.items()}
+            )
     raise place.error(f"expected a text, number, flag, list or dict, got {type(value).__name__}")
 
 
@@ -208,13 +210,13 @@ def check_number(number: T, place: Place) -> T:
     return number
 
 
-def _key(key: object, place: Place) -> str:
+def _check_key(key: object, place: Place) -> str:
     if not isinstance(key, str):
         raise place.error(f"keys must be texts, got {type(key).__name__}")
     return check_text(key, place)
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     match value:
         case None:
             return "nothing"

@@ -59,7 +59,7 @@ def load_project(start: Path, *, config: Path | None = None) -> Project:
     active, warnings = choose_active(everyone, settings.coordination.subagent_types)
     warnings = [*warnings, *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
-        warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
+        warnings = [UNTRUSTED.format(file=settings.file, what=_list_some(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
 
 
@@ -74,7 +74,7 @@ def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
     return (settings, ()) if not loose or read_answer(file, text) else (narrow, tuple(map(str, loose)))
 
 
-def _few(ignored: tuple[str, ...]) -> str:
+def _list_some(ignored: tuple[str, ...]) -> str:
     more = f" and {len(ignored) - FEW} more" if len(ignored) > FEW else ""
     return ", ".join(ignored[:FEW]) + more
 
@@ -84,11 +84,11 @@ def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Defi
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for key, given in settings.profiles.items():
         known = by_name.get(key)
-        by_name[key] = _define(given, settings) if known is None else _extend(known, given)
+        by_name[key] = _define_profile(given, settings) if known is None else _extend_profile(known, given)
     return [by_name[key] for key in sorted(by_name)]
 
 
-def _extend(definition: Definition, given: ProfileSettings) -> Definition:
+def _extend_profile(definition: Definition, given: ProfileSettings) -> Definition:
     profile = definition.profile
     home = profile.source
     if home == BUILT_IN:
@@ -96,10 +96,10 @@ def _extend(definition: Definition, given: ProfileSettings) -> Definition:
     for key in _WHO_IT_IS:
         if key in given.places:
             raise given.places[key].error(f"belongs in {home}; retinue.yaml says what '{profile.name}' may do")
-    return replace(definition, profile=_allow(profile, given))
+    return replace(definition, profile=_apply_rights(profile, given))
 
 
-def _define(given: ProfileSettings, settings: Settings) -> Definition:
+def _define_profile(given: ProfileSettings, settings: Settings) -> Definition:
     if given.description is None:
         raise given.place.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
     source = SETTINGS_FILE if settings.file is None else settings.file.name
@@ -110,10 +110,10 @@ def _define(given: ProfileSettings, settings: Settings) -> Definition:
         skills=given.skills or (),
         source=source,
     )
-    return Definition(_allow(profile, given), given.place, given.places.get("skills", given.place))
+    return Definition(_apply_rights(profile, given), given.place, given.places.get("skills", given.place))
 
 
-def _allow(profile: Profile, given: ProfileSettings) -> Profile:
+def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
     """Return the profile with the rights that retinue.yaml gives it."""
     return replace(
         profile,

@@ -30,41 +30,41 @@ _WITH_FAULT = {"error": "status", "cut": "chunks"}
 
 def load_script(path: Path) -> Script:
     """Read the script of a YAML file; errors name file, line and key."""
-    return _script(read_yaml(path))
+    return _read_script(read_yaml(path))
 
 
 def parse_script(values: Mapping[str, Any]) -> Script:
     """Read a script from Python values, with the same checks; errors say `script: agents.main[0]: ...`."""
-    return _script(make_node(values, Place("script")))
+    return _read_script(make_node(values, Place("script")))
 
 
-def _script(node: Node) -> Script:
+def _read_script(node: Node) -> Script:
     section = node.section(what="a mapping with the key 'agents'")
     agents = section.require("agents").section(what="a mapping of agents to lists of replies")
     strict = section.flag("strict") or False
     section.finish()
-    return Script({name: _replies(name, replies) for name, replies in agents.entries.items()}, strict)
+    return Script({name: _read_replies(name, replies) for name, replies in agents.entries.items()}, strict)
 
 
-def _replies(name: str, node: Node) -> tuple[ScriptedReply, ...]:
+def _read_replies(name: str, node: Node) -> tuple[ScriptedReply, ...]:
     if not name.strip():
         raise node.error("the name of an agent is empty")
-    return tuple(_reply(item) for item in node.items(what="a list of replies"))
+    return tuple(_read_reply(item) for item in node.items(what="a list of replies"))
 
 
-def _reply(node: Node) -> ScriptedReply:
+def _read_reply(node: Node) -> ScriptedReply:
     if isinstance(node.value, str):
         return ScriptedReply(text=node.value)
     section = node.section(what="a reply (a mapping or a text)")
     for entry in section.entries.values():
         if entry.value is None:
             raise entry.error("expected a value, got nothing")
-    fault = _fault(section)
+    fault = _find_fault(section)
     reply = ScriptedReply(
         text=section.text("text") or "",
         thinking=section.text("thinking") or "",
-        tools=_calls(section.get("tools")),
-        usage=_usage(section.section("usage")),
+        tools=_read_calls(section.get("tools")),
+        usage=_read_usage(section.section("usage")),
         delay=section.number("delay", minimum=0) or 0.0,
         chunks=section.integer("chunks", minimum=1, maximum=MAX_CHUNKS) or 1,
         refuse=section.text("refuse"),
@@ -79,7 +79,7 @@ def _reply(node: Node) -> ScriptedReply:
     return reply
 
 
-def _fault(section: Section) -> str | None:
+def _find_fault(section: Section) -> str | None:
     """Return the reply's one fault, if it has one. `hang: false` is none."""
     faults = [name for name in FAULTS if (node := section.entry(name)) is not None and node.value is not False]
     if len(faults) > 1:
@@ -99,14 +99,14 @@ def _check_fault_keys(section: Section, fault: str | None) -> None:
             raise node.error(f"cannot stand beside the fault '{fault}'; allowed there: {', '.join(sorted(allowed))}")
 
 
-def _calls(node: Node | None) -> tuple[ScriptedCall, ...]:
+def _read_calls(node: Node | None) -> tuple[ScriptedCall, ...]:
     if node is None:
         return ()
     items = node.items(what="a list of tool calls")
-    return tuple(_call(item.section(what="a tool call {name, args}")) for item in items)
+    return tuple(_read_call(item.section(what="a tool call {name, args}")) for item in items)
 
 
-def _call(section: Section) -> ScriptedCall:
+def _read_call(section: Section) -> ScriptedCall:
     name = section.require("name").word()
     args = section.get("args")
     section.finish()
@@ -116,7 +116,7 @@ def _call(section: Section) -> ScriptedCall:
     return ScriptedCall(name, args.to_plain())
 
 
-def _usage(section: Section | None) -> ScriptedUsage:
+def _read_usage(section: Section | None) -> ScriptedUsage:
     if section is None:
         return ScriptedUsage()
     spent = section.integer("input_tokens", minimum=0), section.integer("output_tokens", minimum=0)

@@ -43,17 +43,17 @@ class Toolchain:
 
 def find_toolchains(folder: Path) -> list[Toolchain]:
     """Return the toolchains that have a test command, the most likely one first."""
-    return [*_make(folder), *_python(folder), *_node(folder), *_others(folder)]
+    return [*_find_make(folder), *_find_python(folder), *_find_node(folder), *_find_others(folder)]
 
 
-def _make(folder: Path) -> Iterator[Toolchain]:
+def _find_make(folder: Path) -> Iterator[Toolchain]:
     for name in ("GNUmakefile", "makefile", "Makefile"):
         if re.search(r"^test\s*:(?!=)", _read_text(folder / name), re.MULTILINE):
             yield Toolchain("make", name, "make test")
             return
 
 
-def _python(folder: Path) -> Iterator[Toolchain]:
+def _find_python(folder: Path) -> Iterator[Toolchain]:
     mark = next((name for name in _PYTHON if exists(folder / name)), None)
     if mark is None:
         return
@@ -69,7 +69,7 @@ def _python(folder: Path) -> Iterator[Toolchain]:
         yield Toolchain("python", mark, "pytest" if which("pytest", path=path) else "python -m pytest", path)
 
 
-def _node(folder: Path) -> Iterator[Toolchain]:
+def _find_node(folder: Path) -> Iterator[Toolchain]:
     try:
         package = json.loads(_read_text(folder / "package.json") or "null")
         test = package["scripts"]["test"]
@@ -81,7 +81,7 @@ def _node(folder: Path) -> Iterator[Toolchain]:
         yield Toolchain(manager, lock, "bun run test" if manager == "bun" else f"{manager} test")
 
 
-def _others(folder: Path) -> Iterator[Toolchain]:
+def _find_others(folder: Path) -> Iterator[Toolchain]:
     for name, mark, test in (
         ("cargo", "Cargo.toml", "cargo test"),
         ("go", "go.mod", "go test ./..."),

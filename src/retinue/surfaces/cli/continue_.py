@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     project, tree, found = asyncio.run(_find_ended(args.name))
     copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
     if copy is not None and copy.open:
-        screen.warn(
+        screen.print_warning(
             f"{found.name} changed files that were not taken over: the new run begins without them "
             f"(`retinue apply {found.name}`)"
         )

@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     if args.build_image:
         print(build_image())
         return 0
-    checks = list(_checks(_look(find_project(Path.cwd()))))
+    checks = list(_run_checks(_load_look(find_project(Path.cwd()))))
     if args.json:
-        screen.print_json([_json(section, check) for section, check in checks])
+        screen.print_json([_to_json(section, check) for section, check in checks])
     else:
         for _, check in checks:
             print(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
     return int(any(check.state == "fail" for _, check in checks))
 
 
-def _look(folder: Path) -> Look:
+def _load_look(folder: Path) -> Look:
     try:
         return Look(folder, load_project(folder))
     except RetinueError as error:
         return Look(folder, None, str(error))
 
 
-def _checks(look: Look) -> Iterator[tuple[str, Check]]:
+def _run_checks(look: Look) -> Iterator[tuple[str, Check]]:
     for section, find in SECTIONS.items():
         for check in find(look):
             yield section, check
 
 
-def _json(section: str, check: Check) -> dict[str, Any]:
+def _to_json(section: str, check: Check) -> dict[str, Any]:
     about = {"section": section, "name": check.name, "state": check.state, "text": check.text}
     return about | ({"do": check.do} if check.do else {})

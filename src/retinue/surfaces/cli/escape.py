@@ -100,9 +100,9 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
         raise NotTried(f"runtime {runtime!r} is no sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
         started = build.make_placement(parts).runtime(runtime, "hosts").started
-        walls = () if started is None else started.walls
-        if not set(walls) >= NEEDED:
-            raise NotTried(f"only these of its parts work: {', '.join(walls)}")
+        sandbox = () if started is None else started.sandbox
+        if not set(sandbox) >= NEEDED:
+            raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
         result = await play(parts, made.model)
         if not made.model.stands:
             raise NotTried(f"from inside, the sandbox is not seen to work ({result.error_details or made.model.said})")

@@ -67,9 +67,9 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
             files = f"{count} file{'' if count == 1 else 's'}"
             printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
-            output.complain(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
+            output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
         if shown.log_error is not None:
-            output.complain(shown.log_error)
+            output.print_error(shown.log_error)
             code = code or FAILED
     if as_json:
         output.print_json(result.to_json())

@@ -30,7 +30,7 @@ COMMANDS = {
     "diff": "show the changes of a run in its copy of the project",
     "apply": "apply the changes of a run to the project",
     "mcp": "offer subagents to MCP clients such as Claude Code",
-    "watch": "run the subagents that containers request through a shared folder",
+    "watch": "run subagents that containers ask for in a shared folder",
     "usage": "show tokens and cost",
     "gc": "remove old trees and their folders",
     "profiles": "list the available agents",
@@ -74,26 +74,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE)
 
 
-def parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
+def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
     """Return the whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
-    top.add_argument("--version", action="version", version=f"retinue {version()}")
+    top.add_argument("--version", action="version", version=f"retinue {get_version()}")
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
-        module(name).configure(made[name])
+        load_command(name).configure(made[name])
     return top, made
 
 
-def version() -> str:
+def get_version() -> str:
     """Return our version, without importing everything that `retinue` offers."""
     number: str = sys.modules["retinue"].__version__
     return number
 
 
-def module(command: str) -> Any:
+def load_command(command: str) -> Any:
     return importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
 
 
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. Errors become one line, unless RETINUE_TRACEBACK is set."""
     _mend_streams()
     try:
-        code = _run(sys.argv[1:] if argv is None else argv)
+        code = _run_command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -112,16 +112,16 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # the surface's edge: a person reads one line
         if os.environ.get("RETINUE_TRACEBACK"):
             raise
-        return _report(error)
+        return _report_error(error)
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        complain(f"there is no command '{chosen}'{_meant(chosen)} (see `retinue --help`)")
+        complain(f"there is no command '{chosen}'{_suggest_command(chosen)} (see `retinue --help`)")
         return USAGE
     try:
-        top, _ = parser(*([chosen] if chosen else []))
+        top, _ = make_parser(*([chosen] if chosen else []))
         args = top.parse_args(argv)
     except SystemExit as done:  # argparse's way to say that all is said
         sys.stdout.flush()
@@ -129,7 +129,7 @@ def _run(argv: list[str]) -> int:
     if chosen is None:
         top.print_help(sys.stderr)
         return USAGE
-    code: int = module(chosen).run(args)
+    code: int = load_command(chosen).run(args)
     return code
 
 
@@ -140,7 +140,7 @@ def complain(text: str) -> None:
     print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
 
 
-def _report(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     from retinue.core.errors import RetinueError
 
     if isinstance(error, RetinueError):
@@ -151,7 +151,7 @@ def _report(error: Exception) -> int:
     return BUG
 
 
-def _meant(word: str) -> str:
+def _suggest_command(word: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.options import add_options, seconds
+from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         "--output-schema", metavar="FILE", type=Path, help="with --profile: the JSON schema its answer must fit"
     )
     parser.add_argument("--http", action="store_true", help="over HTTP on this machine, instead of stdin and stdout")
-    parser.add_argument("--port", metavar="N", type=_port, help="with --http: the port (a free one)")
+    parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (a free one)")
     parser.add_argument("--no-token", action="store_true", help="with --http: let in every program of this machine")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
-        type=seconds,
+        type=parse_seconds,
         default=WAIT_APPROVALS,
         help=f"how long a question waits for `retinue approve` where the client cannot be asked ({WAIT_APPROVALS:g}; "
         "0: not at all)",
@@ -75,7 +75,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reply-within",
         metavar="SECONDS",
-        type=seconds,
+        type=parse_seconds,
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
@@ -96,17 +96,17 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "install":
-        return _install(args)
+        return _run_install(args)
     if args.output_schema is not None and args.profile is None:
         raise ConfigError("--output-schema is about the answer of one subagent: give --profile too")
     if not args.http and (args.port is not None or args.no_token):
         raise ConfigError("--port and --no-token are for --http")
     import asyncio
 
-    return asyncio.run(_serve(args))
+    return asyncio.run(_run_server(args))
 
 
-def _install(args: argparse.Namespace) -> int:
+def _run_install(args: argparse.Namespace) -> int:
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
     from retinue.surfaces.mcp.install import Installation, write_entry
@@ -142,7 +142,7 @@ def _find_command() -> list[str]:
     return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
 
 
-async def _serve(args: argparse.Namespace) -> int:
+async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
 
     from retinue.surfaces.cli.signals import Signals, StopAll
@@ -151,7 +151,7 @@ async def _serve(args: argparse.Namespace) -> int:
     stop = asyncio.Event()
 
     async def load() -> Host:
-        return await _load(args)
+        return await _open_host(args)
 
     server = Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
     with Signals(StopAll(stop.set, server.kill)) as signals:
@@ -172,7 +172,7 @@ async def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _load(args: argparse.Namespace) -> Host:
+async def _open_host(args: argparse.Namespace) -> Host:
     """Open the host after the first request is answered: everything heavy is loaded here, in a thread."""
     import asyncio
 
@@ -212,7 +212,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     return ServeOptions(
         parts=parts,
         profiles=tuple(start.project.all_profiles),
-        command=output.command(),
+        command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
@@ -244,7 +244,7 @@ def _choose_profile(project: Project, args: argparse.Namespace) -> Profile:
     return replace(profile, output=schema)
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
     return int(text)

@@ -64,17 +64,17 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
     spawned = found.runs.runs[0].spawned
     request = asked_id(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
-        screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
+        screen.print_warning(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:
     """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in await log.list_trees(screen.warn):
+        for stored in await log.list_trees(screen.print_warning):
             if stored.writer is None and not (await log.read_status(stored.tree)).ended:
                 return await load_listing(log, stored.tree)
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
-    found = await load_listing(log, (await find_run(log, name, screen.warn)).tree)
+    found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(

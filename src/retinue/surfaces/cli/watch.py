@@ -16,7 +16,7 @@ from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
 from retinue.surfaces.cli.live import open_control
-from retinue.surfaces.cli.options import add_options, seconds
+from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals, StopAll
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     parser.add_argument(
-        "--wait-approvals", metavar="SECONDS", type=seconds, help="without a terminal, wait so long for answers"
+        "--wait-approvals", metavar="SECONDS", type=parse_seconds, help="without a terminal, wait so long for answers"
     )
     add_options(parser)
 
