@@ -34,43 +34,26 @@ MECHANISMS = {
     "files/": (
         r"O_NOFOLLOW|O_EXCL|os\.replace\(|mkstemp|fsync\(|rmtree\(",
         {
-            "control/outbox_watcher.py": 1,
             "log/retention.py": 1,
             "sandbox/bubblewrap.py": 1,
             "sandbox/escape_attempts.py": 1,
-            "sandbox/isolated.py": 2,
             "sandbox/ordinary_user.py": 1,
-            "sandbox/process.py": 1,
-            "sandbox/run_box.py": 2,
             "surfaces/mcp/install.py": 1,
             "surfaces/printer/editor.py": 1,
             "workspaces/atomic_apply.py": 2,
             "workspaces/copy_tree.py": 1,
-            "build/sandboxes.py": 1,
         },
     ),
     "processes/": (
         r"killpg|start_new_session|setsid\(",
-        {"sandbox/process.py": 1, "surfaces/cli/detach.py": 1},  # the latter leaves the terminal and ends nothing
+        {"surfaces/cli/detach.py": 1},  # leaves the terminal and ends nothing
     ),
     "concurrency.py": (
         r"\bcreate_task\(|ensure_future\(",
         {
-            "agent/loop.py": 1,
             "log/failpoints.py": 1,
-            "sandbox/container_runtime.py": 1,
-            "sandbox/container_sandbox.py": 1,
-            "sandbox/isolated.py": 2,
-            "sandbox/near.py": 1,
-            "sandbox/process.py": 3,
-            "sandbox/programs.py": 1,
-            "sandbox/proxy_socket.py": 2,
-            "sandbox/tool_server.py": 1,
-            "sandbox/tool_server_session.py": 5,
-            "sandbox/worker.py": 1,
-            "supervisor/adoption.py": 2,
-            "supervisor/remote_driver.py": 1,
-            "supervisor/supervisor.py": 3,  # the driver of a run
+            "supervisor/driver.py": 2,  # the task of a run
+            "supervisor/run.py": 1,  # an awaitable of the log that is awaited twice
         },
     ),
 }

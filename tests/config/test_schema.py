@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from retinue.config.schema import Setting, declared
+from retinue.config.schema import Setting, list_settings
 from retinue.config.settings import ApprovalSettings, ProfileSettings, Settings, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
@@ -47,7 +47,7 @@ NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a 
 
 def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
     """Mappings with some of its keys, each with a good or a bad value, now and then with a key it has not."""
-    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in declared(section)})
+    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in list_settings(section)})
     odd = st.builds(lambda found, name: {**found, name: 1}, good, st.sampled_from(["x", "mode", ""]))
     return mostly(good, odd)
 
@@ -117,7 +117,7 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     jsonschema.Draft7Validator.check_schema(settings_schema())
 
     def look(section: type, around: str) -> None:
-        for key in declared(section):
+        for key in list_settings(section):
             assert key.help and key.kind.schema["type"], key.name
             if key.example:
                 parse_settings(around.replace("HERE", f"{{{key.name}: {key.example}}}"), Path("retinue.yaml"))
@@ -129,4 +129,4 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     look(ProfileSettings, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("the same in US dollars")
-    assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")
+    assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

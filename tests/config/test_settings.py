@@ -16,7 +16,7 @@ from msgspec import UNSET
 import retinue.config.settings as module
 from retinue.agent.plans import SPAWNING, WEB
 from retinue.config.limits import LIMIT_KEYS
-from retinue.config.schema import declared
+from retinue.config.schema import list_settings
 from retinue.config.settings import Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
@@ -175,7 +175,7 @@ def test_each_limit_is_an_option_too_whose_help_says_the_declared_default() -> N
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = {action.dest: action for action in parser._actions}
-    settings = {each.name: each for each in declared(Settings)}
+    settings = {each.name: each for each in list_settings(Settings)}
     for key in LIMIT_KEYS.values():
         default = settings[key].default
         shown = "no limit" if default is None else str(default)

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from retinue.config.profiles import parse_profile
-from retinue.config.schema import declared
+from retinue.config.schema import list_settings
 from retinue.config.settings import Settings, parse_settings, settings_schema
 from retinue.config.template import render_settings, render_subagent
 from retinue.config.toolchains import find_toolchains
@@ -90,7 +90,7 @@ def test_every_key_there_is_is_written_down() -> None:
     text = render_settings(model=None, profile="reviewer", tests=(), allowed=False)
 
     def names(section: type) -> set[str]:
-        keys = declared(section)
+        keys = list_settings(section)
         inner = [names(key.kind.section) for key in keys if key.kind.section is not None and not key.example]
         return {key.name for key in keys}.union(*inner)
 

@@ -15,7 +15,7 @@ from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, 
 from retinue.core.limits import Limits
 from retinue.core.messages import ToolTurn, UserTurn
 from retinue.core.profiles import Profile, Task
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
@@ -89,7 +89,7 @@ async def test_a_steer_is_read_at_the_next_turn_as_the_users_words(kind: str, tm
         [inbox] = [event for event in events if isinstance(event.body, Inbox)]
         assert inbox.seq == receipt.seq
         assert inbox.body == Inbox("look at the tests ? only", source="user")
-        assert [turn for turn in thread(events, 0) if isinstance(turn, UserTurn)][1:] == [
+        assert [turn for turn in fold_thread(events, 0) if isinstance(turn, UserTurn)][1:] == [
             UserTurn("look at the tests ? only", "user")
         ]
         late = await c.send(tree, 0, "too late")
@@ -108,7 +108,7 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
             question = (await h.questions())[0]
             assert await c.answer(question.id, Allow(), by="test") == "taken"
         await node.join()
-        seen = thread(await h.supervisor.log.read(node.ref.tree), 0)
+        seen = fold_thread(await h.supervisor.log.read(node.ref.tree), 0)
     assert next(turn.text for turn in seen if isinstance(turn, ToolTurn)) == lie
     words = [turn for turn in seen if isinstance(turn, UserTurn)]
     assert [turn.source for turn in words] == ["task", "notice"]

@@ -19,7 +19,7 @@ from retinue.core.control import ResumeOverrides
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
 from retinue.core.network import FULL
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -113,7 +113,7 @@ async def test_a_long_text_comes_back_as_it_was(tmp_path: Path) -> None:
         events = [event async for event in run.events()]
     [message] = bodies(events, Message)
     assert message.file
-    turn = thread(events, 0)[-1]
+    turn = fold_thread(events, 0)[-1]
     assert isinstance(turn, AssistantTurn) and turn.text == said
 
 

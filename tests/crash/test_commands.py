@@ -40,11 +40,11 @@ def test_ps_and_show_say_how_to_go_on(project: Project) -> None:
     assert f"\n{tree} was interrupted: retinue resume {tree}\n" in project.retinue("ps").stdout
     assert f"retinue resume {tree}" in project.retinue("show").stdout
     error = one_line_error(project.retinue("continue", "x", "go on"))
-    assert error == f"{tree} was interrupted: `retinue resume {tree}` goes on with it"
+    assert error == f"{tree} was interrupted: `retinue resume {tree}` resumes it"
     done = project.retinue("resume", tree[:-1], "--json")
     result = json.loads(done.stdout)
     assert (result["status"], result["final_response"], result["children"][0]["status"]) == ("done", "end", "done")
-    assert f"{tree} goes on after event " in done.stderr
+    assert f"{tree} continues after event " in done.stderr
     assert "○ subagent [x] resumed" in done.stderr
     assert "spawned" not in done.stderr, "what was shown before is not shown again"
     assert "was interrupted" not in project.retinue("ps").stdout

@@ -11,7 +11,7 @@ from retinue import Event, Limits, Profile
 from retinue.core.events import Delta, RunEnded, UsageReported, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.usage import Usage
-from retinue.log.accounts import bills
+from retinue.log.accounts import fold_bills
 from retinue.models.provider_messages import build_messages, frame_words
 from retinue.testing import ManualClock, scripted
 from tests.models import wire
@@ -43,7 +43,7 @@ async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -
     assert said.usage == Usage(1000, 100) and said.estimated
     assert (account.spent.tokens, account.reserved.tokens, account.in_flight) == (1100, 0, 0)
     assert bodies(events, RunEnded)[0].partial == "x" * 400
-    [bill] = bills(events, by="model").values()
+    [bill] = fold_bills(events, by="model").values()
     assert (bill.estimated, bill.to_json()["estimated_tokens"]) == (1100, 1100)
 
 

@@ -100,7 +100,7 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
     assert (await supervisor.send(node.ref.tree, 0, "left")).state == "queued"
     await node.join()
     result = node.result()
-    assert (result.status, result.runtime, result.walls) == ("done", "scripted", ("net",))
+    assert (result.status, result.runtime, result.sandbox) == ("done", "scripted", ("net",))
     assert node.account is not None and node.account.spent.tokens == 100
     assert said(await supervisor.log.read(node.ref.tree)) == [
         "run.started", "turn.started", "approval.asked", "approval.decided", "tool.started", "inbox", "usage",

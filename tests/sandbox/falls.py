@@ -271,11 +271,11 @@ async def hosts(runtime: str) -> Facts:
             said[event.run].append(event.body.text)
         elif isinstance(event.body, Warned):
             warned[event.run].append(f"{event.body.code} {event.body.text}")
-    started = [event.body.walls for event in events if isinstance(event.body, RunStarted)]
+    started = [event.body.sandbox for event in events if isinstance(event.body, RunStarted)]
     return {
         "said": said,
         "warned": warned,
-        "walls": [["net" in walls, "proxy" in walls] for walls in started],
+        "sandbox": [["net" in sandbox, "proxy" in sandbox] for sandbox in started],
         "resolved": sorted(web.resolved),
         "left": await left(runtime) + sockets,
     }

@@ -35,7 +35,7 @@ LABEL = "[as the sandbox shows it]\\n"  # as it stands in JSON
 SCENES: dict[str, Callable[[str], Awaitable[Facts]]] = {}
 _IN_PROCESS: dict[str, Facts] = {}
 # What differs from one tree to the next, whatever its runtime.
-PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "walls"}
+PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "sandbox"}
 
 
 def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
@@ -131,7 +131,7 @@ async def play(
         for event in events:
             if isinstance(event.body, RunStarted):
                 assert event.body.runtime == runtime
-                assert bool(event.body.walls) is (runtime != "inherited")
+                assert bool(event.body.sandbox) is (runtime != "inherited")
         return await run.result(), events
 
 

@@ -56,7 +56,7 @@ def test_flags_of_the_host_do_not_open_the_wall(flag: str) -> None:
     except ConfigError as error:
         assert "holes" in str(error) or "cannot start" in str(error)
     else:
-        assert {"uid", "pid", "net", "caps"} <= set(started.walls) or "user" in started.walls
+        assert {"uid", "pid", "net", "caps"} <= set(started.sandbox) or "user" in started.sandbox
 
 
 async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, Too
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.box import Box, Opening
 from retinue.sandbox.isolated import Isolated
-from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -77,33 +78,36 @@ class NoWallAtAll:
         return Opening([sys.executable, "-c", script], env)
 
 
-def put_sandbox(owner: Supervisor, wall: NoWallAtAll) -> None:
+@contextmanager
+def use_sandbox(sandbox: Isolated) -> Iterator[None]:
     """Give isolated runs this sandbox."""
-    owner._planner._runtimes._made["isolated"] = Isolated(wall), ()  # type: ignore[attr-defined, arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: sandbox)
+        yield
 
 
 async def play(*scripts: str, replies: list[Any], **options: Any) -> tuple[list[Event], NoWallAtAll]:
     """Play one isolated run whose tool servers are these scripts."""
     wall = NoWallAtAll(*scripts)
     owner = make_supervisor(Parts(Path.cwd(), **{"mode": "yes", **options}))
-    put_sandbox(owner, wall)
     profile = Profile("main", model=scripted({"main": replies}), runtime="isolated", workspace="scratch")
-    node = owner.spawn(profile, Task("go"))
-    events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-    await owner.close()
+    with use_sandbox(Isolated(wall)):
+        node = owner.spawn(profile, Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await owner.close()
     return events, wall
 
 
 async def play_below(script: str) -> list[Event]:
     """Play a parent in this process with one child whose tool server is the script, then another child."""
     owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
-    put_sandbox(owner, NoWallAtAll(script))
     model = scripted({"child": [call("shell", command="true"), call("shell", command="true"), {"text": "x"}]})
-    child = Profile("child", model=model, runtime="isolated", tools=["shell"])
+    child = Profile("child", model=model, runtime="isolated", workspace="scratch", tools=["shell"])
     agents: dict[str, Any] = {"main": [call("subagent_child", task="go"), spawn({"task": "other"}), {"text": "lived"}]}
-    node = owner.spawn(main(agents, tools=["spawn_subagents", child]), Task("go"))
-    events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-    await owner.close()
+    with use_sandbox(Isolated(NoWallAtAll(script))):
+        node = owner.spawn(main(agents, tools=["spawn_subagents", child]), Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await owner.close()
     return events
 
 

@@ -79,7 +79,7 @@ async def test_a_fallback_is_told_in_the_result(tmp_path: Path) -> None:
         "import retinue\nfrom retinue.testing import scripted\n"
         "profile = retinue.Profile('main', model=scripted({'main': [{'text': 'hello'}]}))\n"
         "result = retinue.run_sync(profile, 'go', runtime='isolated', fallback='inherited')\n"
-        "print(result.status, result.runtime, list(result.walls), result.warning)\n"
+        "print(result.status, result.runtime, list(result.sandbox), result.warning)\n"
     )
     if not ROOT or command("bwrap") is None:
         pytest.skip("root hides bubblewrap from it")
@@ -109,8 +109,8 @@ async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_p
     async with retinue.open(project=tmp_path, config=config) as r:
         result = await r.run(Profile("main"), "go")
     assert (result.status, result.runtime) == ("done", "isolated")
-    assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.walls)
-    assert result.to_json()["walls"] == result.walls
+    assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.sandbox)
+    assert result.to_json()["sandbox"] == result.sandbox
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
     (shown / "hello").write_text("#!/bin/sh\necho tool\n")
     (shown / "hello").chmod(0o755)
     parts = Parts(tmp_path / "none", expose=[str(shown)])
-    assert make_placement(parts).runtime("isolated").started.walls
+    assert make_placement(parts).runtime("isolated").started.sandbox
     agents = {"main": [call("shell", command=f"{shown}/hello; : >> {shown}/hello"), {"text": "x"}]}
     (tmp_path / "retinue.yaml").write_text(f"expose_paths: [{shown}]\n")
     _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)

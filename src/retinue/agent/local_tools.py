@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -75,16 +75,34 @@ def _lent_to_programs(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -
     return tuple(found)
 
 
-def bind_tools(plan: Plan, session: RunSession) -> Mapping[str, Tool]:
-    """Return the tools of one run: those of its sandbox execute there, functions of the host find their workspace
-    made."""
-    bound: dict[str, Tool] = {}
-    for name, tool in plan.by_name.items():
+class BoundTools(Mapping[str, Tool]):
+    """The tools of one run: those of its sandbox execute there, functions of the host find their workspace made.
+
+    Each is bound when it is first called: most runs call few of them, and many call none."""
+
+    def __init__(self, plan: Plan, session: RunSession) -> None:
+        self._plan, self._session = plan, session
+        self._bound: dict[str, Tool] = {}
+
+    def __getitem__(self, name: str) -> Tool:
+        tool = self._bound.get(name)
+        if tool is None:
+            tool = self._bound[name] = self._bind(name, self._plan.by_name[name])
+        return tool
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plan.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.by_name)
+
+    def __len__(self) -> int:
+        return len(self._plan.by_name)
+
+    def _bind(self, name: str, tool: Tool) -> Tool:
         if isinstance(tool, SandboxedTool):
-            bound[name] = tool.bind(session) if session.runs_tool(name) else tool
-        else:
-            bound[name] = PreparedTool(tool, session) if _uses_workspace(name, tool, plan) else tool
-    return bound
+            return tool.bind(self._session) if self._session.runs_tool(name) else tool
+        return PreparedTool(tool, self._session) if _uses_workspace(name, tool, self._plan) else tool
 
 
 def _uses_workspace(name: str, tool: Tool, plan: Plan) -> bool:

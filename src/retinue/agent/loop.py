@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from retinue.agent.tool_calls import refuse_call, run_tool_call
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
@@ -87,12 +88,12 @@ async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: J
     """Run the calls of one reply at once, but for those with a known outcome; all outcomes, in the calls' order."""
     if len(calls) == 1 and not known:
         return (await _run_call(calls[0], job, link),)
-    tasks = [asyncio.create_task(_run_call(call, job, link, known.get(call.id))) for call in calls]
+    owner = TaskOwner()
+    tasks = [owner.start(_run_call(call, job, link, known.get(call.id))) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     except BaseException as error:
-        for task in tasks:
-            task.cancel()
+        owner.cancel()
         await _wait_for_cleanup(tasks, was_told=isinstance(error, asyncio.CancelledError))
         raise
 

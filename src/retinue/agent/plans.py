@@ -104,11 +104,11 @@ class ProfilePlanner:
         tools, host = self._tools(profile, parent, given=given)
         parse = None
         if profile.output is not None and profile.call is None:
-            output = answer.output_of(profile.output)
+            output = answer.make_output(profile.output)
             parse = output.parse
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
-            parse = answer.output_of(profile.output).parse
+            parse = answer.make_output(profile.output).parse
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
@@ -226,7 +226,7 @@ class ProfilePlanner:
         """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
         notes = []
         for name in [name for name, tool in tools.items() if _is_web(tool)]:
-            search = web.search_at(model, network) if name == web.SEARCH.name else None
+            search = web.bind_search(model, network) if name == web.SEARCH.name else None
             if search is not None:
                 tools[name] = Lent(search)
             elif name == web.FETCH.name and network:

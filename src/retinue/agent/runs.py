@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.local_tools import SandboxedTool, bind_tools
+from retinue.agent.local_tools import BoundTools, SandboxedTool
 from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
@@ -18,7 +18,7 @@ from retinue.core.messages import USERS_OWN, Call, ToolSpec
 from retinue.core.plans import SETUP, Job, JobRunner, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
 from retinue.core.results import Ending
-from retinue.tools.answer import output_of, plain
+from retinue.tools.answer import make_output, to_plain
 from retinue.tools.functions import as_text
 from retinue.tools.shell import Shell
 
@@ -38,7 +38,7 @@ async def _run_local(job: Job, sandbox: Sandbox, link: Link) -> Ending:
     if session is None:
         return await run_agent(job, link)
     try:
-        job = msgspec.structs.replace(job, tools=bind_tools(job.plan, session), folders=session.folders)
+        job = msgspec.structs.replace(job, tools=BoundTools(job.plan, session), folders=session.folders)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None:
@@ -63,8 +63,8 @@ async def _run_callable(job: Job) -> Ending:
         value = await value
     if job.plan.profile.output is None:
         return Ending("done", as_text(value))
-    output = output_of(job.plan.profile.output)
-    checked = output.check(plain(value))
+    output = make_output(job.plan.profile.output)
+    checked = output.check(to_plain(value))
     return Ending("done", msgspec.json.encode(checked).decode(), structured=checked)
 
 

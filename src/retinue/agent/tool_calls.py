@@ -16,7 +16,7 @@ from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool
-from retinue.tools.truncate import cut
+from retinue.tools.truncate import truncate_text
 
 
 class FinishedCall(NamedTuple):
@@ -78,7 +78,7 @@ def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
     """Cut the text to what goes to the model, with the whole of it in a file."""
     if outcome.file:
         return outcome
-    text, file = cut(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
+    text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
     return msgspec.structs.replace(outcome, text=text, file=str(file or ""))
 
 

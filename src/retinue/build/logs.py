@@ -36,21 +36,21 @@ def open_observed_log(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
     """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
     log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
-        from retinue.telemetry.observed import Observed, current_trace
-        from retinue.telemetry.providers import disabled, providers_of
+        from retinue.telemetry.observed import ObservedLog, current_trace
+        from retinue.telemetry.providers import is_disabled, make_providers
 
-        if not disabled(os.environ):
+        if not is_disabled(os.environ):
             wanted = parts.telemetry if isinstance(parts.telemetry, Telemetry) else Telemetry()
-            return Observed(log, providers_of(wanted)), current_trace
+            return ObservedLog(log, make_providers(wanted)), current_trace
     return log, _read_environment_trace if parts.traced else None
 
 
 def is_telemetry_wanted(setting: bool | None) -> bool:
     """Return the setting; where it is unset, whether the environment names an OpenTelemetry collector."""
     if setting is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
-        from retinue.telemetry.providers import asked_for
+        from retinue.telemetry.providers import is_requested
 
-        return bool(asked_for(os.environ))
+        return bool(is_requested(os.environ))
     return bool(setting)
 
 

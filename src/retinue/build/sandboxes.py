@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
 from retinue.core.plans import JobRunner, Sandbox
 from retinue.core.profiles import RuntimeName
+from retinue.files.trees import remove_tree
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
 from retinue.sandbox.workspace_sandbox import WorkspaceMaker, WorkspaceSandbox
@@ -100,7 +100,7 @@ def _probe_folder() -> Iterator[Path]:
     try:
         yield folder / "sandbox"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 @contextmanager

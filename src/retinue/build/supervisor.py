@@ -54,7 +54,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
                 await each.close()
 
     supervisor = Supervisor(
-        reporting.over(log),
+        reporting.hook_log(log),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -75,6 +75,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
         servers=servers,
+        hook=reporting.hook,
         trace=trace,
         on_close=close,
     )

@@ -32,16 +32,16 @@ class Node:
         return self.place.error(what)
 
     def type_error(self, expected: str) -> ConfigError:
-        return self.error(f"expected {expected}, got {_kind(self.value)}")
+        return self.error(f"expected {expected}, got {_describe_kind(self.value)}")
 
     def text(self) -> str:
         if not isinstance(self.value, str):
             hint = " (quote it to make it a text)" if isinstance(self.value, (bool, int, float)) else ""
-            raise self.error(f"expected a text, got {_kind(self.value)}{hint}")
+            raise self.error(f"expected a text, got {_describe_kind(self.value)}{hint}")
         return self.value
 
     def word(self) -> str:
-        """A text that says something."""
+        """Return a text that is not blank."""
         text = self.text()
         if not text.strip():
             raise self.error("expected a text, got an empty one")
@@ -49,7 +49,7 @@ class Node:
 
     def integer(self, *, minimum: int | None = None, maximum: int | None = None) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            got = str(self.value) if isinstance(self.value, float) else _kind(self.value)
+            got = str(self.value) if isinstance(self.value, float) else _describe_kind(self.value)
             raise self.error(f"expected a whole number, got {got}")
         self._check_range(self.value, minimum, maximum)
         return self.value
@@ -88,7 +88,7 @@ class Node:
         )
 
     def parse(self, check: Callable[[str], T]) -> T:
-        """What `check` makes of the text; its complaint gets our place."""
+        """Return what `check` makes of the text; its error gets our place."""
         text = self.text()
         try:
             return check(text)
@@ -96,7 +96,7 @@ class Node:
             raise self.error(str(error)) from None
 
     def to_plain(self) -> Any:
-        """The value without places: what `json.loads` would give."""
+        """Return the value without places, as `json.loads` would."""
         if isinstance(self.value, tuple):
             return [item.to_plain() for item in self.value]
         if isinstance(self.value, dict):
@@ -121,12 +121,12 @@ class Section:
     _asked: dict[str, None] = field(default_factory=dict)
 
     def entry(self, key: str) -> Node | None:
-        """The key's node, also when its value is null."""
+        """Return the key's node, also when its value is null."""
         self._asked[key] = None
         return self.entries.get(key)
 
     def get(self, key: str) -> Node | None:
-        """The key's node, unless its value is null."""
+        """Return the key's node, unless its value is null."""
         node = self.entry(key)
         return None if node is None or node.value is None else node
 
@@ -162,7 +162,7 @@ class Section:
         return None if node is None else node.section()
 
     def finish(self, hints: Mapping[str, str] | None = None) -> None:
-        """Raises for the first key nobody asked for; `hints` has better words for some of them."""
+        """Raise for the first key that was not read; `hints` has better words for some keys."""
         for key, node in self.entries.items():
             if key in self._asked:
                 continue
@@ -173,7 +173,7 @@ class Section:
 
 
 def make_node(value: object, place: Place) -> Node:
-    """A Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
+    """Return a Node of Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
     match value:
@@ -186,12 +186,14 @@ def make_node(value: object, place: Place) -> Node:
         case list() | tuple():
             return Node(place, tuple(make_node(item, place.child(i)) for i, item in enumerate(value)))
         case dict():
-            return Node(place, {_key(key, place): make_node(item, place.child(key)) for key, item in value.items()})
+            return Node(
+                place, {_check_key(key, place): make_node(item, place.child(key)) for key, item in value.items()}
+            )
     raise place.error(f"expected a text, number, flag, list or dict, got {type(value).__name__}")
 
 
 def check_text(text: str, place: Place) -> str:
-    """The text, if it can be written as UTF-8."""
+    """Return the text, if it can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -200,7 +202,7 @@ def check_text(text: str, place: Place) -> str:
 
 
 def check_number(number: T, place: Place) -> T:
-    """The number, if JSON can carry it."""
+    """Return the number, if JSON can carry it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
     if isinstance(number, int) and number not in INTEGERS:
@@ -208,13 +210,13 @@ def check_number(number: T, place: Place) -> T:
     return number
 
 
-def _key(key: object, place: Place) -> str:
+def _check_key(key: object, place: Place) -> str:
     if not isinstance(key, str):
         raise place.error(f"keys must be texts, got {type(key).__name__}")
     return check_text(key, place)
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     match value:
         case None:
             return "nothing"

@@ -1,4 +1,4 @@
-"""Where a value stands (file, line, key path) and the one-line error that says so. Knows no values and no formats."""
+"""The place of a value (file, line, key path) and the one-line error that names it. Knows no values and no formats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from retinue.core.errors import ConfigError
 
 
 def show_text(text: str, limit: int = 400) -> str:
-    """The text on one line of a terminal: what cannot be printed is escaped, what is long is cut."""
+    """Return the text on one line of a terminal, escaped where it cannot be printed and cut where it is long."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
 def suggest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a word that is almost one of these, else nothing."""
+    """Return `; did you mean 'x'?` for a word that is almost one of these, else nothing."""
     candidates = [other for other in islice(words, 200) if other != word and len(other) <= 100]
     close = difflib.get_close_matches(word[:100], candidates, n=1)
     return f"; did you mean '{show_text(close[0], 80)}'?" if close else ""
@@ -25,7 +25,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands. Without a line (Python values) the key path alone says it."""
+    """The place of a value: file, line and key path. Python values have no line."""
 
     file: str
     line: int | None = None

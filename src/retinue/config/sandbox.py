@@ -34,7 +34,7 @@ _DEFAULTS = Caps()
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """What may be reached on the network."""
+    """Hosts that may be reached on the network."""
 
     allow: tuple[str, ...] = setting(
         _HOSTS, 'hosts; none unless named, "*" is all public ones', default=(), example='[docs.python.org, "*.x.com"]'
@@ -54,7 +54,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
 
 
 def _close_network(value: tuple[str, ...] | str, _: Setting) -> tuple[tuple[str, ...] | str, list[Loosening]]:
-    """A project opens no network by itself."""
+    """Close the network: a project opens none by itself."""
     if value == "none":
         return value, []
     return (), [Loosening("", host) for host in ((value,) if isinstance(value, str) else value)]
@@ -94,7 +94,7 @@ PATHS = list_of(lambda node: node.parse(parse_exposed_path), PATH_PATTERN, what=
 
 @dataclass(frozen=True)
 class CapsSettings:
-    """What each sandboxed run may use of the machine."""
+    """Shares of the machine that each sandboxed run may use."""
 
     memory_mib: int = setting(
         whole_from(128),

@@ -28,8 +28,8 @@ from retinue.config.schema import (
     Loosening,
     Setting,
     TrustRule,
-    declared,
     list_of,
+    list_settings,
     read_section,
     section_schema,
     setting,
@@ -168,12 +168,14 @@ def _read_server(name: str, node: Node) -> McpServer:
     for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
         if getattr(values, key):
             raise section.entries[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
-    found = {each.name: getattr(values, each.name) for each in declared(ServerSettings) if each.name in section.entries}
+    found = {
+        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in section.entries
+    }
     return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
-    """A project starts or reaches no server by itself."""
+    """Drop all servers: a project starts or reaches none by itself."""
     return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
 
 

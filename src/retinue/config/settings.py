@@ -210,13 +210,13 @@ class LimitSettings:
 
 
 def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
-    """Without trust there are no MCP servers, so their tools are left out without a word."""
+    """Leave out the tools of MCP servers: without trust there are no servers."""
     return tuple(tool for tool in tools if not server_of(tool)), []
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """What one agent may do; who it is stands in its SUBAGENT.md, if it has one.
+    """Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is.
 
     `places` has the places of the keys that were given."""
 
@@ -367,7 +367,7 @@ _PROFILES = Kind(
 
 @dataclass(frozen=True)
 class Settings:
-    """retinue.yaml: what agents in this project run on and what they may do."""
+    """retinue.yaml: models, rights and limits of the agents in this project."""
 
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
     approvals: ApprovalSettings = section(
@@ -489,7 +489,7 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the primary and its tree; what the file does not say is not set."""
+        """Return the limits of the primary and its tree, unset where the file sets none."""
         return make_limits(self.__getattribute__)
 
     @property

@@ -22,7 +22,7 @@ FILE_NAME = "SKILL.md"
 
 @dataclass(frozen=True)
 class Skill:
-    """What a system prompt says of a skill; `path` is its SKILL.md, absolute."""
+    """A skill as a system prompt lists it; `path` is its SKILL.md, absolute."""
 
     name: str
     description: str
@@ -30,15 +30,15 @@ class Skill:
 
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
-    """All skills by name; a project's wins over a built-in one of the same name in any case."""
-    found = _folder(BUILT_IN_FOLDER)
+    """Return all skills by name; a project's wins over a built-in one of the same name in any case."""
+    found = _read_folder(BUILT_IN_FOLDER)
     if project is not None:
-        found |= _folder(project / PROJECT_FOLDER)
+        found |= _read_folder(project / PROJECT_FOLDER)
     return {found[key].name: found[key] for key in sorted(found)}
 
 
 def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
-    """The part of a system prompt that names these skills; empty when there are none. Raises for an unknown one."""
+    """Return the part of a system prompt that lists these skills; empty without skills. Raises for an unknown one."""
     if not profile_skills:
         return ""
     chosen = [find_skill(name, skills) for name in dict.fromkeys(profile_skills)]
@@ -47,7 +47,7 @@ def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skil
 
 
 def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
-    """The skill of that name in any case; raises with those there are."""
+    """Return the skill of that name in any case; the error lists those there are."""
     for skill in skills.values():
         if skill.name.casefold() == name.casefold():
             return skill
@@ -55,19 +55,19 @@ def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
     raise ConfigError(f"unknown skill '{show_text(name, 80)}'; there is {there}{suggest(name, skills)}")
 
 
-def _folder(folder: Path) -> dict[str, Skill]:
+def _read_folder(folder: Path) -> dict[str, Skill]:
     found: dict[str, Skill] = {}
     for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
         keys = read_document(path).keys
         name = keys.require("name")
-        skill = Skill(name.parse(_check), keys.require("description").word(), path.absolute())
+        skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
         other = found.setdefault(skill.name.casefold(), skill)
         if other is not skill:
             raise name.error(f"'{skill.name}' is also the name in {other.path}")
     return found
 
 
-def _check(name: str) -> str:
+def _check_skill_name(name: str) -> str:
     return check_name(name, what="skill name")

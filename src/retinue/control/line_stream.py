@@ -24,10 +24,12 @@ async def send_lines(lines: AsyncIterator[bytes], connection: ServerConnection) 
     """Send the whole response. Returns when there are no more lines, or the peer is gone."""
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
     with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines end: it sees an unfinished response
-        await run_until_first([_write(lines, connection), _beat(connection), connection.wait_for_peer()])
+        await run_until_first(
+            [_write_lines(lines, connection), _send_heartbeats(connection), connection.wait_for_peer()]
+        )
 
 
-async def _write(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
     written = 0
     async with aclosing(lines):  # type: ignore[type-var]
         async for line in lines:
@@ -41,7 +43,7 @@ async def _write(lines: AsyncIterator[bytes], connection: ServerConnection) -> N
     connection.end_response()
 
 
-async def _beat(connection: ServerConnection) -> None:
+async def _send_heartbeats(connection: ServerConnection) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
         if not connection.unsent_bytes:

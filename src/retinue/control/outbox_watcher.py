@@ -30,6 +30,7 @@ from retinue.control.delegation_request import (
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.files.atomic import sync_folder
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
@@ -251,7 +252,7 @@ class Watcher:
 
     def _claim(self, name: str) -> bool:
         self._kept.create_mark(name)
-        os.fsync(self._kept.fd)
+        sync_folder(dir_fd=self._kept.fd)
         reach_failpoint("claimed")
         marked = self._box.create_mark(wire.claim_name(name))
         reach_failpoint("marked")

@@ -65,11 +65,12 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
-    """It has its slot and its place to run; `walls` are those that really stand around it."""
+    """It has its slot and begins. `sandbox` names the walls of the sandbox that its tools will use, as it was
+    probed."""
 
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
-    walls: tuple[str, ...] = ()
+    sandbox: tuple[str, ...] = ()
 
 
 class RunRemote(Body, frozen=True, gc=False, tag="run.remote"):
@@ -154,7 +155,7 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` are the walls that stood around the first
+    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the walls that stood around the first
     call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"

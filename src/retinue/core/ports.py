@@ -15,7 +15,7 @@ from retinue.core.events import Body, Delta, Event, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import Result, Status
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
 from retinue.core.usage import Usage
@@ -469,6 +469,34 @@ class Log(LogReader, Protocol):
 
     async def close(self) -> None:
         """Write what is left and give up the right to write. Raises LogError for events that are lost."""
+        ...
+
+
+class CommitHook(Protocol):
+    """Takes every event beside its commit, such as a report to the collector of a parent process. A run whose events
+    it must take, and cannot, fails. It changes no event and no run: `RunStopper` has what it may ask for."""
+
+    def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
+        """Take an event that is handed to the log. What comes back is done when the event is written and, where a run
+        must wait for that, taken."""
+        ...
+
+    async def settle(self, ref: RunRef) -> None:
+        """Wait until every event of a run that is about to end is taken. Raises RetinueError if one could not be."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RunStopper(Protocol):
+    """What a CommitHook may ask of the supervisor."""
+
+    def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
+        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        ...
+
+    def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
+        """Write a warning to a run; False if it has ended."""
         ...
 
 

@@ -148,7 +148,7 @@ def _drop_continued(found: list[FoundRun]) -> list[FoundRun]:
 
 
 def _begins_path(name: str, path: str) -> bool:
-    """Whether the name ends inside the path's last part: `/main/ex` means `/main/explorer-1`, not what is below it."""
+    """Return whether the name ends in the path's last part: `/main/ex` is `/main/explorer-1`, not a run below it."""
     return path.startswith(name) and "/" not in path[len(name) :]
 
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
+from retinue.concurrency import TaskOwner
 from retinue.sandbox.box import NoWall
 from retinue.sandbox.container_init import OUT_OF_MEMORY as MEMORY_CODE
 from retinue.sandbox.hints import image_hint
@@ -30,7 +31,7 @@ class ContainerProcess(Process):
 
     def _kill(self) -> None:
         if self._killing is None and not self._exited.is_set():
-            self._killing = self._loop.create_task(self._kill_all())
+            self._killing = TaskOwner().start(self._kill_all())
 
     async def _kill_all(self) -> None:
         """A container that is just being made is not found the first time."""

@@ -84,7 +84,7 @@ class Proxy:
             writer.transport.abort()
             return
         connection = ServerConnection(reader, writer)
-        self._tasks.start(_refuse(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
+        self._tasks.start(_send_refusal(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
 
     async def _serve(self, connection: ServerConnection, here: Streams) -> None:
         """Serve one connection of the run, to its end."""
@@ -99,10 +99,10 @@ class Proxy:
                 connection.start_tunnel()
             else:
                 there[1].write(route.head)
-            await _exchange(here, there, body_bytes=None if route.head is None else route.body_bytes)
+            await _copy_both_ways(here, there, body_bytes=None if route.head is None else route.body_bytes)
             here[1].close()
         except HttpError as error:
-            await _refuse(connection, error)
+            await _send_refusal(connection, error)
         except (OSError, TimeoutError):
             pass  # one side went away, or was silent for too long
         finally:
@@ -179,7 +179,7 @@ def _parse_length(headers: dict[str, bytes]) -> int:
     return int(headers.get("content-length", b"0"))  # h11 lets only digits through, and one length
 
 
-async def _exchange(here: Streams, there: Streams, *, body_bytes: int | None) -> None:
+async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | None) -> None:
     """Copy both ways, until the far side is done or both were silent for too long. Of the body of a plain request,
     exactly `body_bytes` are sent."""
     loop = asyncio.get_running_loop()
@@ -189,11 +189,11 @@ async def _exchange(here: Streams, there: Streams, *, body_bytes: int | None) ->
             idle.reschedule(loop.time() + IDLE_SECONDS)
 
         async with TaskOwner() as owner:
-            owner.start(_pump(here[0], there[1], mark_activity, body_bytes))
-            await _pump(there[0], here[1], mark_activity, None)
+            owner.start(_copy_bytes(here[0], there[1], mark_activity, body_bytes))
+            await _copy_bytes(there[0], here[1], mark_activity, None)
 
 
-async def _pump(
+async def _copy_bytes(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mark_activity: Callable[[], None], limit: int | None
 ) -> None:
     """Copy one side's bytes to the other: all of them, or `limit`."""
@@ -212,7 +212,7 @@ async def _pump(
         return
 
 
-async def _refuse(connection: ServerConnection, error: HttpError) -> None:
+async def _send_refusal(connection: ServerConnection, error: HttpError) -> None:
     """Send the reason, also in the status line: of a response to CONNECT most programs show no more than that."""
     text = "".join(letter for letter in str(error) if letter.isascii() and letter.isprintable())[:300]
     body = f"retinue: {text}\n".encode("ascii")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from retinue.core.limits import Caps
 from retinue.core.plans import Job
 from retinue.files.opening import open_folder, open_regular_file
-from retinue.files.private import make_private_folder
+from retinue.files.private import make_private_folder, open_private_file
 from retinue.sandbox.box import Box
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
@@ -22,9 +21,12 @@ class HostFolders:
 
     def __init__(self, folders: RunFolders) -> None:
         self._folders = folders
-        self._lent = f"{os.path.realpath(folders.own)}/lent"
         self._user: tuple[int, int] | None = None
-        self._spilled = len(os.listdir(self._lent)) if os.path.isdir(self._lent) else 0  # noqa: PTH112, PTH208
+        self._spilled: int | None = None
+
+    @property
+    def _lent(self) -> str:
+        return f"{os.path.realpath(self._folders.own)}/lent"
 
     @property
     def workspace(self) -> Path:
@@ -39,9 +41,12 @@ class HostFolders:
         return self._folders.searched
 
     def spill(self, name: str) -> Path:
+        folder = make_private_folder(self._lent)
+        if self._spilled is None:
+            self._spilled = len(list(folder.iterdir()))
         self._spilled += 1
-        path = make_private_folder(self._lent) / f"{self._spilled:03d}-{name}"
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        path = folder / f"{self._spilled:03d}-{name}"
+        fd = open_private_file(path, exclusive=True)
         try:
             if self._user is not None:
                 os.fchown(fd, *self._user)
@@ -105,18 +110,6 @@ def _is_open(path: str) -> bool:
         return False
     needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return mode & needed == needed
-
-
-def size_of(folder: str) -> int:
-    """Count the bytes its files take on disk, by descriptors: a folder that is swapped for a link leads nowhere."""
-    total = 0
-    with suppress(OSError):
-        for _, _, names, at in os.fwalk(folder):
-            for name in names:
-                with suppress(OSError):
-                    found = os.stat(name, dir_fd=at, follow_symlinks=False)
-                    total += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
-    return total
 
 
 def find_output(folder: str, name: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, Caps
 from retinue.core.messages import Call
@@ -64,8 +65,9 @@ class SandboxFolders:
 class _Execution:
     """One call at work, as its tool sees it: what it asks for goes to the host."""
 
-    def __init__(self, number: int, server: ToolServer) -> None:
+    def __init__(self, number: int, server: ToolServer, *, is_timed: bool) -> None:
         self._number, self._server = number, server
+        self.is_timed = is_timed
         self.folders = server.folders
         self.path = server.start.path
         self.expiry = asyncio.Event()
@@ -106,6 +108,7 @@ class ToolServer:
         self._ready = asyncio.Event()
         self._tools: dict[str, LocalTool] = {}
         self._executions: dict[int, _Execution] = {}
+        self._owner = TaskOwner()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reading: int, writing: int) -> None:
@@ -123,7 +126,7 @@ class ToolServer:
             case frames.Start():
                 self._begin(frame)
             case frames.Preview() | frames.Call():
-                task = asyncio.get_running_loop().create_task(self._answer(frame))
+                task = self._owner.start(self._answer(frame))
                 self._tasks[frame.id] = task
                 task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
             case frames.Cancel():
@@ -142,9 +145,9 @@ class ToolServer:
         self._started.set_result(start)
 
     def _cancel(self, frame: frames.Cancel) -> None:
-        if frame.reason == "timeout":
-            if frame.id in self._executions:
-                self._executions[frame.id].expiry.set()
+        execution = self._executions.get(frame.id)
+        if frame.reason == "timeout" and execution is not None and execution.is_timed:
+            execution.expiry.set()
         elif frame.id in self._tasks:
             self._tasks[frame.id].cancel()
 
@@ -158,14 +161,15 @@ class ToolServer:
             else:
                 self.channel.send(self._result(frame.id, await self._execute(frame.id, tool, call)))
         except asyncio.CancelledError:
-            self._fail(frame, "was told to stop")
+            self._fail(frame, f"{frame.name} took too long and was stopped.")
         except ToolError as error:
             self._fail(frame, str(error))
         except Exception as error:  # noqa: BLE001 - the boundary to tools: the host tells the model
             self._fail(frame, f"{frame.name} failed: {type(error).__name__}: {error}")
 
     async def _execute(self, number: int, tool: LocalTool, call: Call) -> Outcome:
-        self._executions[number] = execution = _Execution(number, self)
+        is_timed = tool.time_limit(call) is not None
+        self._executions[number] = execution = _Execution(number, self, is_timed=is_timed)
         try:
             return await tool(call, execution)
         finally:

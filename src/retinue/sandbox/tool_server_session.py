@@ -11,11 +11,13 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
 from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, Warned
 from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, Caps
@@ -23,6 +25,7 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
 from retinue.core.rules import CODE_MODE
+from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
 from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
@@ -36,13 +39,13 @@ from retinue.sandbox.run_box import (
     find_output,
     has_own_workspace,
     make_box,
-    size_of,
 )
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.workspaces.run_folders import RunFolders
 
 START_SECONDS = 60.0
+FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
 LOOK_SECONDS = 1.0
 LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
 STOP_SECONDS = 2.0
@@ -101,6 +104,7 @@ class Connection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
@@ -130,14 +134,15 @@ class Connection:
         finally:
             self._requests.pop(number, None)
 
-    async def execute(self, tool: str, call: Call, execution: Execution) -> frames.Result:
+    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
-        expiry = asyncio.ensure_future(execution.expired())
+        expiry = self._tasks.start(execution.expired())
         try:
-            await asyncio.wait((request.answer, expiry), return_when=asyncio.FIRST_COMPLETED)
+            seconds = None if is_timed else FILE_SECONDS
+            await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
                 self._channel.send(frames.Cancel(number, "timeout"))
                 await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
@@ -194,7 +199,7 @@ class Connection:
 
     def _collect(self) -> None:
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._end_process())
+            self._ending = self._tasks.start(self._end_process())
 
     async def _end_process(self) -> None:
         """End what is left of the process; then it is known how it ended."""
@@ -258,7 +263,7 @@ class Connection:
             self._channel.send(frames.ToolReturned(frame.id, frame.number, TOO_MANY.value, TOO_MANY.error))
             return
         assert request.execution is not None
-        task = asyncio.get_running_loop().create_task(self._call_tool(request, request.execution, frame))
+        task = self._tasks.start(self._call_tool(request, request.execution, frame))
         request.program_calls.add(task)
         task.add_done_callback(request.program_calls.discard)
 
@@ -281,12 +286,6 @@ class ToolServerSession:
         assert isinstance(job.folders, RunFolders)
         self._kind, self._job, self._link, self._own = kind, job, link, job.folders
         self.folders = HostFolders(job.folders)
-        edits = has_own_workspace(job.folders)  # what is shared with the user is only read in a sandbox
-        self._tools = tuple(
-            name
-            for name in job.plan.by_name
-            if name in LOCAL and name not in job.plan.host and (edits or name not in EDITING)
-        )
         self._lock = asyncio.Lock()
         self._starts = 0
         self._started: _Started | None = None
@@ -296,6 +295,14 @@ class ToolServerSession:
 
     def runs_tool(self, name: str) -> bool:
         return name in self._tools
+
+    @cached_property
+    def _tools(self) -> tuple[str, ...]:
+        """The tools that run in the sandbox. What is shared with the user is only read there."""
+        plan, edits = self._job.plan, has_own_workspace(self._own)
+        return tuple(
+            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+        )
 
     async def make_workspace(self) -> None:
         """Do nothing: a workspace that is no copy is made with its folder."""
@@ -325,7 +332,8 @@ class ToolServerSession:
         for may_repeat in (tool.spec.repeatable, False):
             started = await self._connect()
             try:
-                result = await started.connection.execute(tool.spec.name, call, execution)
+                is_timed = tool.time_limit(call) is not None
+                result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
             except SandboxLost as lost:
                 self._lost = lost
                 if not may_repeat:
@@ -451,10 +459,11 @@ class _Started:
     def __init__(self, connection: Connection, box: Box, gate: Gate | None, starved: Starved | None) -> None:
         self.connection, self.box, self.gate, self.starved = connection, box, gate, starved
         self.is_used = False
-        self._watch = asyncio.get_running_loop().create_task(self._watch_size())
+        self._tasks = TaskOwner()
+        self._tasks.start(self._watch_size())
 
     async def stop(self) -> None:
-        self._watch.cancel()
+        self._tasks.cancel()
         try:
             await self.connection.stop()
         finally:
@@ -468,7 +477,7 @@ class _Started:
         while True:
             await asyncio.sleep(pause)
             before = loop.time()
-            used = await asyncio.to_thread(lambda: sum(map(size_of, folders)))
+            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
             if used > box.caps.workspace_bytes:
                 self.connection.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
                 return
@@ -477,7 +486,7 @@ class _Started:
 
 async def _open(wall: Wall, box: Box) -> Opening:
     """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
-    opening = asyncio.ensure_future(asyncio.to_thread(wall.open, box))
+    opening = TaskOwner().start_thread(lambda: wall.open(box))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -167,11 +167,15 @@ class _WorkspaceSession:
         finally:
             await self._look()
 
+    def _was_made(self) -> bool:
+        """Tell whether an earlier process has made the workspace."""
+        return self._job.past is not None and read_record(self._own.own, WORKSPACE_FILE, WorkspaceRecord) is not None
+
     async def _look(self) -> None:
         own = self._own
         if self._is_lost:
             return
-        if own.workspace_copy is not None and not own.is_made and not _was_made(own):
+        if own.workspace_copy is not None and not own.is_made and not self._was_made():
             own.changes = ChangesRecord((), 0)
         elif own.workspace_copy is not None or own.used or self._job.plan.profile.call is not None:
             try:
@@ -180,11 +184,6 @@ class _WorkspaceSession:
                 found = [f"what it changed was not looked at: {error}"]
             for text in found:
                 self._link.emit(Warned(text, code="workspace"))
-
-
-def _was_made(folders: RunFolders) -> bool:
-    """Tell whether an earlier process has made the workspace."""
-    return read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord) is not None
 
 
 def _settle(job: Job, folders: RunFolders) -> list[str]:

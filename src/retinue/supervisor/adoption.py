@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.errors import Unconfirmed
@@ -142,12 +143,13 @@ class Adoption:
         self._anchors: set[str] = set()
         self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
         self._asked: dict[str, set[str]] = {}
+        self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._written: deque[tuple[int, str]] = deque()
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question of the peer has no answer yet."""
+        """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
     def anchor(self, key: str, node: Run) -> None:
@@ -215,7 +217,7 @@ class Adoption:
                 node.end(ending, partial=body.partial)
             case RunEnded():
                 return body
-            case RunStarted(walls=sandbox):
+            case RunStarted(sandbox=sandbox):
                 self._write(node, RunStarted(self._peer.runtime, sandbox))
             case Inbox(source=source) if source == ASKER and self._words.get(report.run):
                 self._confirm(report.run, node)
@@ -296,7 +298,7 @@ class Adoption:
     def _ask(self, key: str, node: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
         if place not in self._questions:
-            self._questions[place] = task = asyncio.create_task(self._answer(key, node, body))
+            self._questions[place] = task = self._tasks.start(self._answer(key, node, body))
             task.add_done_callback(lambda _: self._questions.pop(place, None))
 
     async def _answer(self, key: str, node: Run, body: ApprovalAsked) -> None:
@@ -336,7 +338,7 @@ class Adoption:
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
         words.append((text, place))
-        sending = asyncio.create_task(self._remote.send(key, text))
+        sending = self._tasks.start(self._remote.send(key, text))
         try:
             either: set[asyncio.Future[Any]] = {sending, place}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

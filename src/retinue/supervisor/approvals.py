@@ -24,7 +24,7 @@ from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
 from retinue.core.rules import FILES, Verdict, derive, is_a, sealed
 from retinue.core.secrets import clean, clean_value
-from retinue.supervisor.policy import IN_WALLS, inside, subjects_of
+from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
 
@@ -354,7 +354,7 @@ class Question:
 def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
     """Return the verdict of the run's policy about a call."""
     policy = run.policy
-    if spec.name in IN_WALLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
+    if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
         policy = inside(policy)
     return policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
 
@@ -368,8 +368,8 @@ def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
 def _is_sandboxed(run: Run) -> bool:
     """Return whether the run changes only a folder of its own, in a sandbox without network."""
     started = run.plan.runtime.started
-    walls = () if started is None else started.walls
-    return bool(walls) and "full_network" not in walls and run.folders.path.startswith(f"{run.folders.own}/")
+    sandbox = () if started is None else started.sandbox
+    return bool(sandbox) and "full_network" not in sandbox and run.folders.path.startswith(f"{run.folders.own}/")
 
 
 def _digest_call(tree: Tree, run: Run, call: Call) -> str:

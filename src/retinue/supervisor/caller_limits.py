@@ -20,6 +20,10 @@ class Call:
         self.caller = caller
         self.account: Account | None = None
 
+    def reported_as(self, tree: str) -> str:
+        """Return the run id under which the primary of a tree is reported, or else that of the run it stands for."""
+        return self.caller.run_id or self.caller.parent_id or f"{tree}-0"
+
     def shared(self, above: Account | None) -> Account | None:
         """Return the account of a run below one with this account: all runs of a call share what is left to the
         caller."""
@@ -34,7 +38,7 @@ CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
-def serving(caller: Caller) -> Iterator[None]:
+def serve_caller(caller: Caller) -> Iterator[None]:
     """Bound the runs that are made inside by what is left to the caller."""
     token = CALL.set(Call(caller))
     try:

@@ -6,7 +6,7 @@ Gets a run that is in its tree and has its services; knows neither who spawned i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from retinue.agent.runs import run_job
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
@@ -15,7 +15,7 @@ from retinue.core.errors import Disconnected, Failed, Limited, LogError, Retinue
 from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.plans import Job, JobRunner
-from retinue.core.ports import Clock
+from retinue.core.ports import Clock, CommitHook
 from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
 from retinue.files.private import make_private_folder
 from retinue.remote.runtime import RemoteRuntime
@@ -42,6 +42,7 @@ class Driver:
         approvals: Approvals,
         files: RunFiles,
         state: StateFolder,
+        hook: CommitHook | None = None,
     ) -> None:
         self._trees = trees
         self._clock = clock
@@ -50,15 +51,11 @@ class Driver:
         self._state = state
         self._control: Control | None = None
         self._loop = asyncio.get_running_loop()
-        self._before_ending: Callable[[Run], Awaitable[None]] | None = None
+        self._hook = hook
 
     def attach_control(self, control: Control) -> None:
         """Hand this Control to Python functions, with the context of their run."""
         self._control = control
-
-    def wait_before_ending(self, wait: Callable[[Run], Awaitable[None]]) -> None:
-        """Let every run wait for this before it ends: its events must be reported first."""
-        self._before_ending = wait
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
@@ -77,8 +74,8 @@ class Driver:
                 await run.slot.acquire()
                 job = self._begin_work(tree, run, services)
             ending = make_stopped_ending(run) if job is None else await self._execute(tree, run, job, services)
-            if self._before_ending is not None:
-                await self._before_ending(run)
+            if self._hook is not None:
+                await self._hook.settle(run.ref)
             if run.stopping is not None:
                 ending = make_stopped_ending(run)
         except asyncio.CancelledError:

@@ -34,7 +34,7 @@ from retinue.core.rules import (
 CACHED = 1024
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
-IN_WALLS = frozenset({"edit", "write", "shell", CODE_MODE})
+SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -52,7 +52,7 @@ class RulePolicy:
         self._unasked = unasked
         self.inside = self
         if mode == "sandboxed" and not unasked:
-            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=IN_WALLS)
+            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=SANDBOXED_TOOLS)
         self._project = os.path.realpath(project) if project else ""
         own = escape(os.path.realpath(config)) if config and mode != "yes" else ""
         changers = ("edit", "write", "*_edit_file", "*_write_file")

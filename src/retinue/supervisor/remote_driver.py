@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Disconnected
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded
 from retinue.core.ports import Clock
@@ -48,7 +49,7 @@ async def drive_remote_run(
         adoption.place(below.view.spawned.remote_id, below)
     adoption.restore(run.remote_tail)
     run.set_relay(partial(adoption.send, STARTED))
-    reading = asyncio.create_task(_read(tree, run, adapter, remote, adoption))
+    reading = TaskOwner().start(_read(tree, run, adapter, remote, adoption))
     try:
         ended = await asyncio.shield(reading)
         run.keep_partial(ended.partial)

@@ -37,9 +37,9 @@ from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, Ticket
 from retinue.core.profiles import Task
-from retinue.log.resume_state import OpenCall, interrupted, standing
+from retinue.log.resume_state import OpenCall, find_standing_answers, fold_interrupted_runs
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import Histories, before, thread
+from retinue.log.threads import Histories, fold_earlier_turns, fold_thread
 from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import caller_limits, inbox
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
@@ -108,7 +108,7 @@ class Restorer:
         self._check_continuable(tree, number, view, old, is_live=live is not None)
         assert old is not None
         caller_limits.check_depth(f"{tree}/{number}")
-        conversation = thread(events, number, before=before(histories, tree, old.spawned))
+        conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
         plans = PlanRestorer(self.planner, tree, view.runs[0].spawned, overrides)
         if old.spawned.parent is None:
             return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
@@ -185,9 +185,11 @@ class TreeRestorer:
         self.unfinished = [view for view in without_end if not view.spawned.remote_id]
         spawned = {view.number: view.spawned for view in self.view.runs.values()}
         began_with = {
-            run: before(histories, self.id, body) for run, body in spawned.items() if body.continues is not None
+            run: fold_earlier_turns(histories, self.id, body)
+            for run, body in spawned.items()
+            if body.continues is not None
         }
-        self._known = interrupted(events, before=began_with)
+        self._known = fold_interrupted_runs(events, before=began_with)
         self._events = events
 
     def resume(self) -> Run:
@@ -229,7 +231,7 @@ class TreeRestorer:
             run.set_stall_timer(view.spawned.stall_seconds, parts.clock, tree.write)
         self._count_spent(tree)
         asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
-        parts.approvals.restore(self.id, asked=asked, answers=standing(self._events))
+        parts.approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
         concurrent = self._tree_limits(tree.runs[0].plan).concurrent
         assert concurrent is not UNSET
         tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))

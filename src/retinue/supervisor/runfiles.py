@@ -21,7 +21,7 @@ from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, e
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
-from retinue.log.transcripts import transcript
+from retinue.log.transcripts import format_transcript
 from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
@@ -113,7 +113,7 @@ class RunFiles:
             )
         if isinstance(event.body, RunEnded):
             replace_file(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
-            replace_file(full / "transcript.md", transcript(events).encode())
+            replace_file(full / "transcript.md", format_transcript(events).encode())
 
     def _summarise(self, tree: str, runs: Runs) -> None:
         views = list(runs.runs.values())

@@ -87,8 +87,10 @@ class Spawner:
         prices: Prices,
         approvals: Approvals,
         files: RunFiles,
+        is_reported: bool,
         trace: Callable[[], str] | None,
     ) -> None:
+        self._is_reported = is_reported
         self._trees, self._driver, self._planner = trees, driver, planner
         self._state, self._clock, self._policy = state, clock, policy
         self._timeouts, self._prices, self._approvals, self._files = timeouts, prices, approvals, files
@@ -261,7 +263,10 @@ class Spawner:
         """Write `run.spawned` before anything else can be said of the run, then start driving it."""
         if continued is not None:
             order = msgspec.structs.replace(order, continues=continued.run, origin=continued.tree)
-        written = tree.open(run, _make_spawned_event(tree, run, order))
+        spawned, call = _make_spawned_event(tree, run, order), caller_limits.CALL.get()
+        if self._is_reported and run.parent is None and call is not None:  # so screens here do not show the tree
+            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
+        written = tree.open(run, spawned)
         for note in run.plan.notes:
             tree.write(run, note)
         if run.parent is not None:
@@ -358,7 +363,7 @@ def make_folders(
     folder of its own and may read its parent's."""
     above = state.project if parent is None else parent.folders.path
     started = plan.runtime.started
-    sandboxed = started is not None and bool(started.walls)
+    sandboxed = started is not None and bool(started.sandbox)
     kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
     own = state.run_folder(ref.tree, ref.run)
     folders_above = None if parent is None else parent.folders

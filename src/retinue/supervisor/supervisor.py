@@ -12,10 +12,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import Caller
 from retinue.core.control import NO_OVERRIDES, Control, ResumeOverrides
-from retinue.core.events import Delta, Event
+from retinue.core.events import Delta, Event, Warned
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.plans import Planner
-from retinue.core.ports import Approver, Clock, Log, Order, Policy, Prices, Receipt, RuleBook, Ticket, ToolServers
+from retinue.core.ports import (
+    Approver,
+    Clock,
+    CommitHook,
+    Log,
+    Order,
+    Policy,
+    Prices,
+    Receipt,
+    RuleBook,
+    Ticket,
+    ToolServers,
+)
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Status
 from retinue.log.threads import read_histories
@@ -51,6 +63,7 @@ class Supervisor:
         timeouts: Timeouts,
         prices: Prices,
         servers: ToolServers | None = None,
+        hook: CommitHook | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -60,7 +73,9 @@ class Supervisor:
         self.trees = TreeRegistry(log)
         self.approvals = Approvals(clock, approver=approver, terms=terms, book=book, project=state.project)
         self.files = RunFiles(self.watch, state)
-        self.driver = Driver(self.trees, clock=clock, approvals=self.approvals, files=self.files, state=state)
+        self.driver = Driver(
+            self.trees, clock=clock, approvals=self.approvals, files=self.files, state=state, hook=hook
+        )
         self._spawner = Spawner(
             self.trees,
             self.driver,
@@ -73,6 +88,7 @@ class Supervisor:
             prices=prices,
             approvals=self.approvals,
             files=self.files,
+            is_reported=hook is not None,
             trace=trace,
         )
         self._restorer = Restorer(
@@ -182,6 +198,21 @@ class Supervisor:
     async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
         """Send a message to a run, read at its next turn."""
         return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+
+    def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
+        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        found = self.trees.find_run(tree, run)
+        if found is not None and not found.ending and found.stopping is None:
+            found.set_failure(failure)
+            found.stop(status)
+
+    def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
+        """Write a warning to a run; False if it has ended."""
+        found, at = self.trees.find_run(tree, run), self.trees.get(tree)
+        if found is None or at is None or found.ended:
+            return False
+        at.write(found, Warned(text, code=code))
+        return True
 
     def kill(self, tree: str) -> None:
         """Stop a whole tree at once, without waiting for its clean-up."""

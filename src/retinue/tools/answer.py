@@ -25,12 +25,12 @@ class Output(msgspec.Struct, frozen=True):
     wrapped: bool = False
 
 
-def output_of(kind: Any) -> Output:
+def make_output(kind: Any) -> Output:
     """Return the output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
     if isinstance(kind, dict):
         output = _of_schema(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
-        output = Output(kind.model_json_schema(), lambda v: plain(kind.model_validate(v)), kind.model_validate)
+        output = Output(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
     else:
         output = _of_type(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
@@ -41,7 +41,7 @@ def output_of(kind: Any) -> Output:
     return msgspec.structs.replace(output, schema=schema, wrapped=True)
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return an output value as plain values that it can be made of again."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)

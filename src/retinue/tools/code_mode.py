@@ -55,12 +55,12 @@ class ExecutePython:
 
     def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
         self.lent = tuple(lent)
-        self._modules = code_modules.modules_of(lent)
+        self._modules = code_modules.build_modules(lent)
         self._grace = grace
         self._sandboxed = sandboxed
         self.spec = ToolSpec(
             CODE_MODE,
-            code_modules.description(self._modules),
+            code_modules.describe_modules(self._modules),
             {
                 "type": "object",
                 "properties": {

@@ -58,7 +58,7 @@ class Module(NamedTuple):
     source: str
 
 
-def modules_of(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
+def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
     """Return the modules of these tools, under names that Python accepts, each once."""
     servers: dict[str, list[ToolSpec]] = {}
     for spec in specs:
@@ -67,7 +67,7 @@ def modules_of(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
     return tuple(_make_module(names[server], server, found) for server, found in servers.items())
 
 
-def description(modules: Sequence[Module]) -> str:
+def describe_modules(modules: Sequence[Module]) -> str:
     """Return the description for the model; with many tools it says less of each."""
     if not modules:
         return ABOUT + NO_TOOLS

@@ -119,7 +119,7 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
     streams = await dial_host(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
     connection = ClientConnection(*streams)
     try:
-        return await _exchange(target, connection)
+        return await _send_and_read(target, connection)
     except (OSError, ssl.SSLError, ResponseError, ValueError, zlib.error) as error:
         why = str(error) or type(error).__name__
         raise ToolError(f"{TOOL}: {target.authority} did not answer as a web server does: {why[:200]}") from None
@@ -127,7 +127,7 @@ async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]
         connection.abort()  # also when cancelled: nothing stays open, and nothing is waited for
 
 
-async def _exchange(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
+async def _send_and_read(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
     connection.send_request("GET", target.path, {"Host": target.authority, **_HEADERS})
     response = await connection.read_response()
     reason = "".join(filter(str.isprintable, response.reason))[:100]

@@ -78,7 +78,7 @@ def extract_text(body: bytes, content_type: str, url: str) -> str:
     if not is_text and (kind or b"\0" in body[:4096]):
         raise ToolError(f"web_fetch: {url} is {kind[:80] or 'binary'}: only HTML, text, JSON and XML can be read")
     text = _decode(body, rest)
-    return html_text(text, url) if is_html else text
+    return extract_html_text(text, url) if is_html else text
 
 
 def _decode(body: bytes, parameters: str) -> str:
@@ -97,7 +97,7 @@ def _decode(body: bytes, parameters: str) -> str:
     return body.decode(codec if known else "utf-8", "replace")
 
 
-def html_text(html: str, url: str) -> str:
+def extract_html_text(html: str, url: str) -> str:
     """Return the text of a page, a line for each block, links as `[text](address)`."""
     reader = _Reader(url)
     for tag, words in _split_tokens(html):

@@ -24,7 +24,7 @@ from retinue.core.ports import Execution, Folders, Outcome
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
 from retinue.tools.files import FileTool, is_binary
 from retinue.tools.paths import open_file, open_folder, resolve_readable
-from retinue.tools.truncate import cut
+from retinue.tools.truncate import truncate_text
 
 MAX_FILES = 1000
 MAX_MATCHES = 500
@@ -254,5 +254,5 @@ def _display_path(path: str) -> str:
 
 
 def _make_outcome(lines: list[str], call: Call, folders: Folders) -> Outcome:
-    text, file = cut("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
+    text, file = truncate_text("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
     return Outcome(text, file=file)

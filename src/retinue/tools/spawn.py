@@ -15,7 +15,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol import subagents as words
 from retinue.tools.paths import resolve_readable
-from retinue.tools.truncate import cut
+from retinue.tools.truncate import truncate_text
 
 SUBAGENT_DESCRIPTION = (
     "Spawn a subagent named '{name}' to handle a task. "
@@ -144,7 +144,7 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
 
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
-    answer, _ = cut(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
+    answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
     return words.result_entry(result, answer=answer, log_path=ticket.status_file)
 
 

@@ -112,7 +112,7 @@ class Ends:
         return f"\n[... {missing} bytes cut; {where} ...]\n".encode("utf-8", "replace")
 
 
-def cut(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
+def truncate_text(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
     """Return the text, cut in the middle if it is over the limit, and the file that then has all of it."""
     ends = Ends(limit, spill=spill)
     ends.feed(text.encode("utf-8", "replace"))

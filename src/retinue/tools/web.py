@@ -36,7 +36,7 @@ SEARCH = ToolSpec("web_search", "Search the web.", {}, tier="provider", display_
 _OPEN, _CLOSE = "<web_page>", "</web_page>"
 
 
-def search_at(model: Model | None, hosts: Hosts) -> ToolSpec | None:
+def bind_search(model: Model | None, hosts: Hosts) -> ToolSpec | None:
     """Return the search of the model's provider, bound to these hosts and subdomains; None if it cannot be bound."""
     domains = (
         [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})

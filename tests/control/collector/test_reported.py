@@ -9,13 +9,14 @@ import pytest
 
 from retinue import build
 from retinue.config.settings import parse_settings, restrict
-from retinue.control.publisher import publisher_of
+from retinue.core.caller import Caller
 from retinue.core.errors import NotFound
 from retinue.core.profiles import Profile, Task
 from retinue.log.listing import load_listings
 from retinue.log.lookup import find_run
 from retinue.log.opening import open_reader
 from retinue.protocol.reports import ADDRESS
+from retinue.supervisor.caller_limits import serve_caller
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.main import main
@@ -33,9 +34,7 @@ def begin(
     monkeypatch.setenv(ADDRESS, address)
     supervisor = build.make_supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
-    publisher = publisher_of(supervisor.log)
-    assert publisher is not None
-    with publisher.calling(run_id):
+    with serve_caller(Caller(run_id=run_id)):
         return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
 
 

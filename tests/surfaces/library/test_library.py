@@ -12,7 +12,7 @@ import pytest
 import retinue
 from retinue import Allow, Approval, ConfigError, Context, Deny, Limits, Profile, RunFailed, Task, tool
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Inbox, Message, RunEnded, Thinking, ToolResult
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.testing import allow_all, deny_all, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -327,7 +327,7 @@ async def test_the_thread_is_what_the_model_saw() -> None:
         run = await r.spawn(Profile("main", model=Listening()), Task("go"))
         await run.result()
         events = await r.control.supervisor.log.read(run.tree)
-    folded = thread(events, 0)
+    folded = fold_thread(events, 0)
     assert folded[: len(seen[-1])] == seen[-1]
     assert len(folded) == len(seen[-1]) + 1
 
@@ -407,7 +407,7 @@ async def test_a_text_too_large_for_an_event_is_whole_in_a_file(tmp_path: Path) 
         assert len(said.encode()) <= 4 * 1024 * 1024 and "whole text in" in said
         assert Path(body.file).read_text() == words
     assert result.status == "done"
-    [_, first, _, last] = thread(events, 0)
+    [_, first, _, last] = fold_thread(events, 0)
     assert (first.text, first.thoughts[0].text, last.text) == (words, words, words)
 
 

@@ -6,7 +6,7 @@ import retinue
 from retinue import Allow, Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import ToolTurn
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from tests.agent.replay.test_replay import replay
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import bodies, call, main
@@ -42,7 +42,7 @@ async def test_after_a_crash_nobody_knows_and_nothing_is_done_twice() -> None:
     [ended] = bodies(after, RunEnded)
     assert ended.status == "done"
     assert ended.final_response.startswith(UNKNOWN_AFTER_CRASH)
-    assert [turn.call_id for turn in thread(after, 0) if isinstance(turn, ToolTurn)] == ["call_1_1"]
+    assert [turn.call_id for turn in fold_thread(after, 0) if isinstance(turn, ToolTurn)] == ["call_1_1"]
 
 
 async def test_after_a_crash_at_any_place_the_run_comes_to_its_end() -> None:

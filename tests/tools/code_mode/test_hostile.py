@@ -11,8 +11,9 @@ import pytest
 from retinue.build import Parts, make_supervisor
 from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
+from retinue.sandbox.isolated import Isolated
 from retinue.testing import scripted
-from tests.sandbox.test_hostile import CALLED, NoWallAtAll, put_sandbox
+from tests.sandbox.test_hostile import CALLED, NoWallAtAll, use_sandbox
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, TOOLS, program, served
 
@@ -22,12 +23,13 @@ REPORT = "'mcp__weather__report', {'city': 'Rome'}"
 async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) -> list[Event]:
     """A run whose model wants a program to be run, and whose tool server is the script."""
     owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
-    put_sandbox(owner, NoWallAtAll(script))
     model = scripted({"main": [reply or program("1"), {"text": "x"}]})
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
-    node = owner.spawn(Profile("main", model=model, runtime="isolated", tools=listed), Task("go"))
-    events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
-    await owner.close()
+    profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
+    with use_sandbox(Isolated(NoWallAtAll(script))):
+        node = owner.spawn(profile, Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await owner.close()
     return events
 
 

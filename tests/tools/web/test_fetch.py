@@ -16,7 +16,7 @@ from retinue.core.network import Host, allows, canonical, meet, parse_host, pars
 from retinue.tools import http_fetch as fetching
 from retinue.tools.dialer import is_public_address
 from retinue.tools.http_fetch import fetch_page
-from retinue.tools.pages import extract_text, html_text
+from retinue.tools.pages import extract_html_text, extract_text
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 
@@ -252,7 +252,7 @@ def test_html_becomes_text_with_links() -> None:
       <!-- hidden > text --><ul><li>one<li>two</ul><pre>  code\n    deeper</pre>
       <table><tr><td>1</td><td>2</td></tr></table><script>if (a < b) { evil("</p>") }</script>
       <img alt="a cat"></body>"""
-    assert [line for line in html_text(html, "https://a.com/x/").split("\n") if line] == [
+    assert [line for line in extract_html_text(html, "https://a.com/x/").split("\n") if line] == [
         "A & B", "## Head", "some bold text, 1 < 2, [the doc](https://a.com/doc?a=1&b=2) no", "- one", "- two",
         "  code", "    deeper", "| 1 | 2", "[image: a cat]",
     ]  # fmt: skip
@@ -260,10 +260,10 @@ def test_html_becomes_text_with_links() -> None:
 
 @given(st.text(alphabet="<>/!-ab='\" \n&;#script", max_size=300))
 def test_no_html_breaks_it(html: str) -> None:
-    assert isinstance(html_text(html, "https://a.com/"), str)
+    assert isinstance(extract_html_text(html, "https://a.com/"), str)
 
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "</", "<!--", "<a href='", "<script></script", "<!", "<a>", "<b <a>"])
 def test_html_made_to_hurt_is_read_in_linear_time(piece: str) -> None:
-    html_text((piece * 200_000)[:500_000] + ">", "https://a.com/")  # quadratic, this would take the test's whole minute
-    assert html_text(piece * 3 + ">words", "https://a.com/") is not None
+    extract_html_text((piece * 200_000)[:500_000] + ">", "https://a.com/")  # quadratic, it would take the whole minute
+    assert extract_html_text(piece * 3 + ">words", "https://a.com/") is not None

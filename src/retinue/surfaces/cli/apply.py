@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     project = find_project(Path.cwd())
     state = project / ".retinue"
     if takeover.recover(f"{state}/applying"):
-        screen.warn("an earlier apply was interrupted: what it had done is undone")
+        screen.print_warning("an earlier apply was interrupted: what it had done is undone")
     target = str(project)
     made = takeover.plan(runs, target)
     if made.conflicts:
-        screen.complain(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
+        screen.print_error(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
         for conflict in made.describe_conflicts().split("\n"):
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED

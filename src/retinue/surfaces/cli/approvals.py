@@ -8,7 +8,7 @@ import sys
 
 from retinue.core.approvals import Approval
 from retinue.core.ports import LogReader
-from retinue.log.styled_text import question_spans
+from retinue.log.styled_text import make_question_spans
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import questions
 from retinue.surfaces.cli.questions import Waiting
@@ -48,19 +48,19 @@ def run(args: argparse.Namespace) -> int:
     elif not found:
         print("Nothing waits for an answer.")
     else:
-        print("\n".join(screen.table(HEADS, [_row(each) for each in found], right=frozenset({"NO"}))))
+        print("\n".join(screen.format_table(HEADS, [_row(each) for each in found], right=frozenset({"NO"}))))
     return 0
 
 
 def asked(approval: Approval) -> str:
     """The question on a line: `[label] edit(src/lib.rs)`."""
-    spans = question_spans(approval.label, approval.tool, approval.args)[1:]
+    spans = make_question_spans(approval.label, approval.tool, approval.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))
 
 
 def _row(each: Waiting) -> tuple[str, ...]:
     about = each.approval
-    question = screen.shortened(asked(about), QUESTION_WIDTH)
+    question = screen.shorten_to_width(asked(about), QUESTION_WIDTH)
     return (
         str(each.number),
         f"{about.tree}/{about.run}",

@@ -104,7 +104,7 @@ async def answer_all(name: str, decision: Decision) -> int:
         printer = Printer(sys.stderr)
         for each in meant:
             printer.show_question(each.approval)
-        if not prompts.agreed(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
+        if not prompts.ask_yes_no(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
             raise ConfigError("nothing was answered")
     return max([await _give(project.log, each, decision) for each in meant])
 
@@ -114,14 +114,14 @@ async def _give(log: LogReader, chosen: Waiting, decision: Decision) -> int:
     outcome = await chosen.client.answer(about.id, decision, by=control_clients.who(), digest=chosen.digest)
     if outcome != "taken":
         what = await describe_outcome(log, about)
-        screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")
+        screen.print_error(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")
         return 1
     word = "approved" if isinstance(decision, Allow) else "denied"
     print(f"{word} {asked(about)} of {about.tree}/{about.run}")
     if isinstance(decision, Allow) and decision.scope == "project":
         decided = await questions.wait_for_decision(log, about, seconds=KEPT_SECONDS)
         if decided is None or decided.scope != "project":
-            screen.warn(f"the answer holds for this call only: the rule {about.rule} could not be written")
+            screen.print_warning(f"the answer holds for this call only: the rule {about.rule} could not be written")
         else:
             print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(about.rule)}")
     return 0

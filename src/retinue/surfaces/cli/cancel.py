@@ -47,10 +47,10 @@ async def _cancel(name: str) -> int:
     event = await wait_for_event(project.log, found.tree, _Ending(found.run), seconds=WAIT_SECONDS)
     status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
     if status is None:
-        screen.complain(f"{found.name} was told to stop, and has not ended yet")
+        screen.print_error(f"{found.name} was told to stop, and has not ended yet")
         return 1
     if not taken:
-        screen.complain(f"{found.name} had ended already: {status}")
+        screen.print_error(f"{found.name} had ended already: {status}")
         return 1
     print(f"{found.name} {status}")
     return 0

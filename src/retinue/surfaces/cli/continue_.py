@@ -1,4 +1,4 @@
-"""`retinue continue RUN TEXT`: a new run that begins with the thread of one that has ended, and new words."""
+"""`retinue continue RUN TEXT`: a new run that starts with the conversation of one that has ended, and a new message."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
-is; a subagent goes on in its own tree, beside the old run. A subagent_id then names the newest of them.
-One that worked in a copy begins with a new copy: `retinue apply` takes over what the old run changed.
-A run that is at work is told something with `retinue send`; an interrupted tree goes on with `retinue resume`.
+The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the old one;
+a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them.
+A run that worked in a copy starts with a new copy: `retinue apply` applies the changes of the old one first.
+To talk to a run at work use `retinue send`; for an interrupted tree use `retinue resume`.
 
 exit codes: as `retinue run`
 
@@ -33,7 +33,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on from a run that has ended, with new words, and print the answer."
+    parser.description = "Continue a run that has ended, with a new message, and print the answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
     parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     project, tree, found = asyncio.run(_find_ended(args.name))
     copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
     if copy is not None and copy.open:
-        screen.warn(
+        screen.print_warning(
             f"{found.name} changed files that were not taken over: the new run begins without them "
             f"(`retinue apply {found.name}`)"
         )
@@ -77,7 +77,7 @@ async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
         where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
         raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
     if not tree.live and not tree.ended:
-        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
     if old.ended is None:
         raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
     return project, tree, found

@@ -1,7 +1,7 @@
-"""`run --detach`: the command goes on in a process of its own, in a session of its own, without the terminal.
+"""`run --detach`: the command continues in a process and session of its own, without the terminal.
 
-The first process waits until the second has a tree, prints its id and is done. Until then the second complains on the
-terminal like any command; from then on what it says goes to files in the folder of its run.
+The first process waits until the second has a tree, prints its id and exits. Until then the second reports errors on
+the terminal like any command; from then on its output goes to files in the folder of its run.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from retinue.files.private import make_private_folder, open_private_file
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 
-class Away:
-    """The second process: knows how to tell the first."""
+class DetachedProcess:
+    """The second process, with the pipe to the first."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def announce(self, state: Path, run: RunHandle) -> None:
-        """Tell the first process that there is a tree, and leave the terminal for files in the run's folder."""
+        """Leave the terminal and tell the first process the id of the tree."""
         folder = make_private_folder(state / "runs" / run.tree / str(run.number))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -35,10 +35,10 @@ class Away:
         os.close(self._pipe)
 
 
-def leave() -> int | Away:
-    """In the second process what it needs; in the first the exit code, when all is said.
+def detach() -> int | DetachedProcess:
+    """Fork. Return in the second process what it needs; in the first the exit code, once the tree has an id.
 
-    Forks: must be called before there is a thread or an event loop."""
+    Must be called before there is a thread or an event loop."""
     sys.stdout.flush()
     sys.stderr.flush()
     told, tell = os.pipe()
@@ -50,7 +50,7 @@ def leave() -> int | Away:
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
         os.close(nowhere)
-        return Away(tell)
+        return DetachedProcess(tell)
     os.close(tell)
     with os.fdopen(told, "rb") as pipe:
         tree = pipe.read().decode()

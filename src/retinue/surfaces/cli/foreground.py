@@ -13,7 +13,8 @@ from typing import Any
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from retinue.core.results import Result, unconfirmed_texts
-from retinue.surfaces.cli import detach, output
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.detach import detach
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_printer
 from retinue.surfaces.printer import colors, safe
@@ -35,7 +36,7 @@ def run_tree(
     """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
     if args.detach and args.no_control and not args.yes:
         raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
-    away = detach.leave() if args.detach else None
+    away = detach() if args.detach else None
     if isinstance(away, int):
         return away
     state = start.parts.state
@@ -68,9 +69,9 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
             files = f"{count} file{'' if count == 1 else 's'}"
             printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
-            output.complain(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
+            output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
         if shown.log_error is not None:
-            output.complain(shown.log_error)
+            output.print_error(shown.log_error)
             code = code or FAILED
     if as_json:
         output.print_json(result.to_json())

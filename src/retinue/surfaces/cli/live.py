@@ -23,18 +23,18 @@ from retinue.core.results import Result
 from retinue.log.runs import Runs
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.cli.telemetry import overheard
+from retinue.surfaces.cli.telemetry import catch_telemetry_warnings
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Control], Awaitable[RunHandle]]
-WRITTEN_SECONDS = 10.0
+LOGGED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of a tree. `stuck` says that the screen took no more text; `log_error` what the log did not take."""
+    """The outcome of a tree. `stuck` says that the screen took no more text; `log_error` is why the log failed."""
 
     result: Result[Any]
     runs: Runs
@@ -66,19 +66,19 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         await control.close()
         raise
     shown: Shown | None = None
-    with Signals(control) as signals, overheard() as telemetry:
+    with Signals(control) as signals, catch_telemetry_warnings() as telemetry:
         servers = AsyncExitStack()
         try:
             if serve and parts.state is not None:
                 await serve_control(servers, control, parts, printer.show_note)
             run = await begin(control)
             if after:
-                printer.show_note(f"{run.tree} goes on after event {after}; `retinue tail` shows what was before")
+                printer.show_note(f"{run.tree} continues after event {after}; `retinue tail` shows the earlier ones")
             if announce is not None:
                 await _wait_until_logged(run)
                 announce(run)
-            shown = await _Screen(run, printer, in_thread=not terminal, after=after).to_the_end(signals)
-            await _wait_for_others(control, signals, printer)
+            shown = await _Screen(run, printer, in_thread=not terminal, after=after).show_to_end(signals)
+            await _wait_for_other_trees(control, signals, printer)
         finally:
             try:
                 await servers.aclose()
@@ -92,11 +92,11 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     return shown
 
 
-async def _wait_for_others(control: Control, signals: Signals, printer: Printer) -> None:
-    """Wait for trees that other terminals have resumed or continued here, until Ctrl-C."""
+async def _wait_for_other_trees(control: Control, signals: Signals, printer: Printer) -> None:
+    """Wait for trees that other terminals resumed here, until Ctrl-C."""
     while (live := await control.list_trees(live=True)) and not signals.killed.is_set():
         tree = live[0]
-        printer.show_note(f"{tree.tree} still goes on here, for another terminal; Ctrl-C cancels it")
+        printer.show_note(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
         signals.aim(tree.tree, printer.show_note, tree.root)
         await control.wait(tree.tree, tree.root)
 
@@ -113,9 +113,9 @@ async def serve_control(
 
 
 async def _wait_until_logged(run: RunHandle) -> None:
-    """Wait until a reader of the log finds the run. A log that takes nothing is reported elsewhere."""
+    """Wait until the run can be found in the log. A log that fails is reported elsewhere."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(WRITTEN_SECONDS):
+        async with asyncio.timeout(LOGGED_SECONDS):
             await run.wait_until_logged()
 
 
@@ -131,11 +131,11 @@ class _Screen:
         self._after = after
         self._tasks = TaskOwner()
 
-    async def to_the_end(self, signals: Signals) -> Shown:
+    async def show_to_end(self, signals: Signals) -> Shown:
         printing = self._tasks.start(self._print())
         signals.aim(self._run.tree, self._say, self._run.number)
         result = await self._run.result()
-        if not await self._ending_is_written():
+        if not await self._is_ending_logged():
             printing.cancel()
         killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -175,8 +175,8 @@ class _Screen:
         else:
             self._thread.submit(self._printer.show_note, text)
 
-    async def _ending_is_written(self) -> bool:
-        """Return whether the log has the ending. One that takes no more never shows it: nothing is waited for then."""
+    async def _is_ending_logged(self) -> bool:
+        """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
         shown = self._runs.runs.get(self._run.number)
         if shown is not None and shown.ended is not None:
             return True

@@ -29,7 +29,7 @@ def add_live_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
-        type=seconds,
+        type=parse_seconds,
         help=f"without a terminal: how long to wait for answers from another ({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
 
@@ -60,13 +60,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     for name, metavar, parse, text in (
-        ("--max-depth", "N", _whole, "levels of subagents below the primary (3)"),
-        ("--max-concurrent", "N", _whole_or_none, "subagents at once (8); none: no limit"),
-        ("--max-turns", "N", _whole_or_none, "turns of each run (100); none: no limit"),
-        ("--timeout", "SECONDS", seconds, "time for the whole run (no limit)"),
-        ("--stall", "SECONDS", seconds, "time without any event in a run and below it; twice that ends it (no limit)"),
-        ("--max-tokens", "N", _whole_or_none, "tokens the whole tree may spend (no limit)"),
-        ("--max-cost", "AMOUNT", _amount_or_none, "US dollars the whole tree may spend (no limit); needs known prices"),
+        ("--max-depth", "N", _parse_whole, "levels of subagents below the primary (3)"),
+        ("--max-concurrent", "N", _parse_whole_or_none, "subagents at once (8); none: no limit"),
+        ("--max-turns", "N", _parse_whole_or_none, "turns of each run (100); none: no limit"),
+        ("--timeout", "SECONDS", parse_seconds, "time for the whole run (no limit)"),
+        (
+            "--stall",
+            "SECONDS",
+            parse_seconds,
+            "time without any event in a run and below it; twice that ends it (no limit)",
+        ),
+        ("--max-tokens", "N", _parse_whole_or_none, "tokens the whole tree may spend (no limit)"),
+        (
+            "--max-cost",
+            "AMOUNT",
+            _parse_amount_or_none,
+            "US dollars the whole tree may spend (no limit); needs known prices",
+        ),
     ):
         limits.add_argument(name, metavar=metavar, type=parse, default=UNSET, help=text)
 
@@ -84,17 +94,17 @@ def parse_model(args: argparse.Namespace) -> str | None:
     return f"scripted:{Path.cwd() / Path(model.removeprefix('scripted:')).expanduser()}"
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text!r}")
     return int(text)
 
 
-def _whole_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else _whole(text)
+def _parse_whole_or_none(text: str) -> int | None:
+    return None if text.lower() == "none" else _parse_whole(text)
 
 
-def _amount_or_none(text: str) -> Decimal | None:
+def _parse_amount_or_none(text: str) -> Decimal | None:
     if text.lower() == "none":
         return None
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", text, re.ASCII):
@@ -102,7 +112,7 @@ def _amount_or_none(text: str) -> Decimal | None:
     return Decimal(text)
 
 
-def age(text: str) -> float:
+def parse_age(text: str) -> float:
     """Seconds, as people write a length of time: 7d, 12h, 30min, 45s."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(d|h|min|m|s)", text, re.ASCII)
     if found is None:
@@ -110,7 +120,7 @@ def age(text: str) -> float:
     return float(found[1]) * AGES[found[2]]
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -39,7 +39,7 @@ def open_project_log() -> ProjectLog:
 async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, FoundRun]:
     """Open the project's log and find the run of that name in it. Warns of parts that cannot be read."""
     project = open_project_log()
-    return project, await find_run(project.log, name, warn, everything=everything, live=live)
+    return project, await find_run(project.log, name, print_warning, everything=everything, live=live)
 
 
 def check_folder(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def check_folder(folder: Path) -> Path:
     return folder
 
 
-def command() -> str:
+def find_command() -> str:
     """Return the command to call us from another folder: our name, or the whole path where that is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "retinue" or shutil.which("retinue") is not None:
@@ -60,12 +60,12 @@ def command() -> str:
     return shlex.quote(str(called.absolute()))
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
 
 
-def warn(text: object) -> None:
-    complain(f"warning: {text}")
+def print_warning(text: object) -> None:
+    print_error(f"warning: {text}")
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
@@ -74,7 +74,7 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
     print(text)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a length of time in a few characters: 0.04 s, 12 s, 3 min 5 s, 2 h 10 min."""
     if seconds < 10:
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
@@ -86,36 +86,38 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     for size, unit in UNITS:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return "just now" if seconds < 10 else f"{int(seconds)} s ago"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset()) -> list[str]:
+def format_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset()
+) -> list[str]:
     """Format rows as lines with aligned columns, on a terminal no wider than it."""
-    widths = [max(columns(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+    widths = [max(measure_width(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
     screen = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else None
     lines = []
     for row in (heads, *rows):
         cells = []
         for head, text, width in zip(heads, row, widths, strict=True):
-            space = " " * (width - columns(text))
+            space = " " * (width - measure_width(text))
             cells.append(space + text if head in right else text + space)
         line = "  ".join(cells).rstrip()
-        lines.append(line if screen is None else shortened(line, screen))
+        lines.append(line if screen is None else shorten_to_width(line, screen))
     return lines
 
 
-def columns(text: str) -> int:
+def measure_width(text: str) -> int:
     """Return the width of a text on a terminal: wide letters take two columns, combining marks none."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
-def shortened(text: str, width: int) -> str:
-    if columns(text) <= width:
+def shorten_to_width(text: str, width: int) -> str:
+    if measure_width(text) <= width:
         return text
-    while text and columns(text) > width - 1:
+    while text and measure_width(text) > width - 1:
         text = text[: min(len(text) - 1, width)]
     return text + "…"

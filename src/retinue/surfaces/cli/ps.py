@@ -9,10 +9,10 @@ from pathlib import Path
 
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
-from retinue.log.accounts import cost_text
+from retinue.log.accounts import format_cost
 from retinue.log.listing import LATEST, Listing, load_listings
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import age
+from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 EPILOG = f"""\
@@ -39,7 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
-    parser.add_argument("--since", metavar="AGE", type=age, help="every tree begun since then, or live: 1d, 12h, 30min")
+    parser.add_argument(
+        "--since", metavar="AGE", type=parse_age, help="every tree begun since then, or live: 1d, 12h, 30min"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     problems: list[LogError] = []
     found, left_out = asyncio.run(load_listings(project.log, problems.append, everything=args.all, since=since))
     for problem in problems:
-        screen.warn(problem)
+        screen.print_warning(problem)
     if args.json:
         screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
         return 0
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     table = [HEADS, *(row for each in found for row in _rows(each, now))]
     if not any(view.cost for each in found for view in each.in_order()):  # nothing but "unknown" says nothing
         table = [row[:COST] + row[COST + 1 :] for row in table]
-    print("\n".join(screen.table(table[0], table[1:], right=NUMBERS)))
+    print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS)))
     for each in found:
         if each.pid is not None and any(view.ended is None for view in each.in_order()):
             print(f"\n{_process_line(project.state, each)}")
@@ -85,16 +87,16 @@ def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
     return [
         (
             f"{listing.tree}/{view.number}",
-            "  " * view.spawned.depth + screen.shortened(safe.escape_line(view.label), LABEL_WIDTH),
+            "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
             safe.escape_line(view.agent),
             listing.state(view),
             str(view.turns),
             str(view.tool_count),
             f"{view.usage.total_tokens:,}",
-            cost_text(view.cost, view.unpriced),
-            screen.duration(listing.seconds(view, now)),
-            screen.ago(now - view.spawned_at) if view.number == 0 else "",
-            screen.shortened(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
+            format_cost(view.cost, view.unpriced),
+            screen.format_duration(listing.seconds(view, now)),
+            screen.format_age(now - view.spawned_at) if view.number == 0 else "",
+            screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
         )
         for view in listing.in_order()
     ]

@@ -55,7 +55,7 @@ async def _ask(client: ControlClient) -> list[Approval]:
     except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.warn(f"process {client.address.pid} does not say what it asks: {error}")
+        screen.print_warning(f"process {client.address.pid} does not say what it asks: {error}")
         return []
 
 

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     events = sum(record.events for record in recorded.values())
     comparison = Comparison(found.tree, len(recorded), events, differences, ends)
     for note in replay.notes:
-        screen.warn(note)
+        screen.print_warning(note)
     for line in format_comparison(comparison, color=printer.color):
         print(line, file=sys.stderr)
     if args.json:

@@ -1,4 +1,4 @@
-"""`retinue resume [TREE]`: a tree whose process is gone goes on, seen live like any run."""
+"""`retinue resume [TREE]`: resume a tree whose process is gone, shown live like any run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, ru
 from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-Every run without an ending goes on where its events stop: running children come back at any depth, what was spent
-stays spent, questions are asked again, and answers that were given take effect. A tool that was running when the
+Every run without an ending continues where its events stop: running children come back at any depth, spending is kept,
+open questions are asked again, and answers that were given take effect. A tool that was running when the
 process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is told.
 Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
 
@@ -37,7 +37,7 @@ ERRAND = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on with a tree whose process is gone, and print its answer."
+    parser.description = "Resume a tree whose process is gone, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
     add_live_options(parser)
@@ -64,21 +64,21 @@ def _tell_of_errand(state: Path, found: Listing) -> None:
     spawned = found.runs.runs[0].spawned
     request = asked_id(request_name(spawned.subagent_id))
     if request is not None and any((state / "outbox").glob(f"*/{request}")):
-        screen.warn(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
+        screen.print_warning(ERRAND.format(tree=found.tree, request=request, workspace=spawned.workspace))
 
 
 async def find_interrupted(log: LogReader, name: str | None) -> Listing:
     """Find the tree of that name, which must have no ending and no process; without a name the latest such tree."""
     if name is None:
-        for stored in await log.list_trees(screen.warn):
+        for stored in await log.list_trees(screen.print_warning):
             if stored.writer is None and not (await log.read_status(stored.tree)).ended:
                 return await load_listing(log, stored.tree)
         raise NotFound("no tree here is interrupted; `retinue ps --all` lists what there is")
-    found = await load_listing(log, (await find_run(log, name, screen.warn)).tree)
+    found = await load_listing(log, (await find_run(log, name, screen.print_warning)).tree)
     if found.ended:
         primary = found.runs.runs[0]
         raise ConfigError(
-            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` goes on from it"
+            f"{found.tree} has ended: {primary.status}; `retinue continue {found.tree} TEXT` continues it"
         )
     if found.live:
         raise ConfigError(

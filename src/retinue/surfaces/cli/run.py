@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     require_model(start, [profile])
     chosen = args.runtime or start.project.settings.coordination.subagent_runtime_mode
     if start.parts.runtime == "delegated" and not chosen:
-        output.complain(DELEGATED.format(outbox=start.parts.outbox))
+        output.print_error(DELEGATED.format(outbox=start.parts.outbox))
     start = check_sandbox(start, profile)
     task = Task(text, model=start.model)
     limits = start.limits

@@ -14,7 +14,7 @@ from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.log.reading import wait_for_event
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import seconds
+from retinue.surfaces.cli.options import parse_seconds
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.show import RUN_HELP
 
@@ -38,7 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
     parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin, @FILE from a file")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=seconds, default=WAIT_SECONDS, help="how long to wait for it to be read (5)"
+        "--wait",
+        metavar="SECONDS",
+        type=parse_seconds,
+        default=WAIT_SECONDS,
+        help="how long to wait for it to be read (5)",
     )
     parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
 
@@ -49,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         screen.print_json(receipt)
     elif receipt["state"] == "too_late":
-        screen.complain(f"too late: {receipt['why']}")
+        screen.print_error(f"too late: {receipt['why']}")
     elif receipt["state"] == "elsewhere":
-        screen.complain(receipt["why"])
+        screen.print_error(receipt["why"])
     elif receipt["state"] == "delivered":
         print(f"delivered at turn {receipt['turn']}")
     else:

@@ -8,17 +8,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from retinue.core.results import ToolLog
-from retinue.log.accounts import cost_text, subtree_bill
-from retinue.log.audit import actions
+from retinue.log.accounts import format_cost, sum_subtree_bill
+from retinue.log.audit import Action, fold_actions
 from retinue.log.listing import INTERRUPTED, Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
-from retinue.log.transcripts import transcript
+from retinue.log.styled_text import format_json, make_call_spans
+from retinue.log.summaries import summarize_result
+from retinue.log.transcripts import format_transcript
 from retinue.supervisor.apply_changes import copied, listed, why_not
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.actions import as_json, page
 from retinue.surfaces.printer import safe
 
 RUN_HELP = (
@@ -64,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
 async def _show(args: argparse.Namespace) -> int:
     project, found = await screen.look_up(args.name, everything=args.all)
     if args.tools is not None:
-        called = actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
+        called = fold_actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
         if args.json:
-            screen.print_json(as_json(called))
+            screen.print_json(_actions_to_json(called))
         else:
-            print("\n".join(page(called)) if called else f"No such tool ran in {found.name}.")
+            print("\n".join(_format_actions(called)) if called else f"No such tool ran in {found.name}.")
         return 0
     if args.markdown:
         events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
-        text = transcript(events)
+        text = format_transcript(events)
         print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
         return 0
     tree = await load_listing(project.log, found.tree)
@@ -109,15 +113,15 @@ def _page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str
 
 def _facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
-    took = screen.duration(tree.seconds(view, now))
+    took = screen.format_duration(tree.seconds(view, now))
     yield "agent", view.agent
     yield "state", f"{tree.state(view)}, {took}, {_many(view.turns, 'turn')}, {_many(view.tool_count, 'tool call')}"
-    whole = subtree_bill(view)
+    whole = sum_subtree_bill(view)
     below = whole.usage.total_tokens - usage.total_tokens
     tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
     yield "usage", tokens + (f", and {below:,} below it" if below else "")
-    cost = cost_text(view.cost, view.unpriced)
-    yield "cost", cost + (f", and with all below it {cost_text(whole.cost, whole.unpriced)}" if below else "")
+    cost = format_cost(view.cost, view.unpriced)
+    yield "cost", cost + (f", and with all below it {format_cost(whole.cost, whole.unpriced)}" if below else "")
     if spawned.max_tokens is not None or spawned.max_cost is not None:
         budgets = (
             None if spawned.max_tokens is None else f"{spawned.max_tokens:,} tokens",
@@ -133,10 +137,8 @@ def _facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tu
     if view.ended is not None and view.ended.changed_count:
         yield "changes", _describe_changes(state, tree, view.number)
     yield "subagent_id", spawned.subagent_id
-    yield (
-        "started",
-        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(view.spawned_at))} ({screen.ago(now - view.spawned_at)})",
-    )
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
+    yield "started", f"{started} ({screen.format_age(now - view.spawned_at)})"
     if spawned.continues is not None:
         yield "continues", f"{spawned.origin or tree.tree}/{spawned.continues}"
     if spawned.parent is not None:
@@ -179,7 +181,7 @@ def _part(title: str, text: str) -> Iterator[str]:
 
 
 def _tool_line(log: ToolLog) -> str:
-    took = "" if log.duration_ms is None else f"  ({screen.duration(log.duration_ms / 1000)})"
+    took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
     mark = "✓" if log.success else "✗"
     return f"{mark} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
 
@@ -190,3 +192,27 @@ def _names(text: str) -> frozenset[str]:
 
 def _many(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _format_actions(found: list[Action]) -> Iterator[str]:
+    """Yield the lines of a block for each call."""
+    for action in found:
+        mark = "…" if action.success is None else "✓" if action.success else "✗"
+        call = "".join(text for _, text in make_call_spans(action.tool, action.args))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(action.at))
+        yield f"{mark} {safe.escape_line(call)}  {safe.escape_line(action.path)}  {at}"
+        yield f"{INDENT}{safe.escape_line(action.permission)}"
+        if action.success is None:
+            yield f"{INDENT}it has no result"
+        else:
+            said = summarize_result(action.tool, action.text, action.success, spoken=True)
+            yield f"{INDENT}-> {safe.escape_line(said)}  ({screen.format_duration(action.duration_ms / 1000)})"
+        if action.file:
+            yield f"{INDENT}whole text in {safe.escape_line(action.file)}"
+        for line in safe.escape_text(action.preview or format_json(action.args)).split("\n"):
+            yield f"{INDENT * 2}{line}".rstrip()
+        yield ""
+
+
+def _actions_to_json(found: list[Action]) -> list[dict[str, Any]]:
+    return [{**msgspec.to_builtins(action, enc_hook=str), "permission": action.permission} for action in found]

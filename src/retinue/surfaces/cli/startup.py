@@ -87,7 +87,7 @@ def prepare(
     )
     output.check_folder(project.folder)
     for warning in project.warnings:
-        output.warn(warning)
+        output.print_warning(warning)
     asks = interactive and not detached and prompts.at_terminal()
     return StartUp(parts=parts, project=project, limits=limits, model=parse_model(args), asks=asks)
 
@@ -124,7 +124,7 @@ def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
         text = f"runtime '{wanted}' is not possible here: {error}"
         if not start.asks or profile.runtime is not None:
             raise ConfigError(text + HINT) from None
-        output.warn(text)
+        output.print_warning(text)
         return replace(start, parts=_ask_runtime(start.parts, None if wanted == CONTAINER else find_container_engine()))
     return start
 
@@ -155,7 +155,7 @@ def _make_container_ready(parts: build.Parts) -> None:
     except ConfigError:
         if parts.image is not None:
             raise
-        output.complain(BUILDING_IMAGE)
+        output.print_error(BUILDING_IMAGE)
         build_image()
         build.make_placement(parts).runtime(CONTAINER)
 

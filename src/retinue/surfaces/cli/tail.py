@@ -73,7 +73,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
     if speech is not None:
         printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
-        screen.warn(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
+        screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
 
 
 def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:

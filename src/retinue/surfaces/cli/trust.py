@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes:
         if not prompts.at_terminal():
             raise ConfigError(f"{file} would allow {', '.join(loose)}; to trust it without a terminal give --yes")
-        if not _asked(file, loose):
+        if not _ask_user(file, loose):
             print("Nothing was changed.", file=sys.stderr)
             return 1
     trust.keep_answer(file, text)
@@ -66,15 +66,15 @@ def ask_trust() -> None:
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if loose and trust.read_answer(file, text) is None:
-        yes = _asked(file, loose)
+        yes = _ask_user(file, loose)
         with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
             trust.keep_answer(file, text, trusted=yes)
 
 
-def _asked(file: Path, loose: list[str]) -> bool:
+def _ask_user(file: Path, loose: list[str]) -> bool:
     lines = [
         f"{safe.escape_line(str(file))} loosens what agents may do here:",
         *(f"  {safe.escape_line(line)}" for line in loose),
     ]
     print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return prompts.agreed("Trust it, until it changes?", default=False)
+    return prompts.ask_yes_no("Trust it, until it changes?", default=False)

@@ -16,7 +16,7 @@ from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
 from retinue.surfaces.cli.live import serve_control
-from retinue.surfaces.cli.options import add_options, seconds
+from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals, StopAll
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
@@ -25,7 +25,7 @@ from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
-A retinue inside a container asks for subagents by writing into DIR; this command runs each behind a wall of this
+A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
 machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this project
 and no others. A run gets copies of the folders it was asked to work on, which must lie below an --allow-root; what it
 changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C cancels what runs, answers
@@ -37,7 +37,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run what agents in containers ask for through a shared folder, behind a wall of this machine."
+    parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
         "--outbox", metavar="DIR", type=Path, required=True, help="the folder shared with the container"
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     parser.add_argument(
-        "--wait-approvals", metavar="SECONDS", type=seconds, help="without a terminal, wait so long for answers"
+        "--wait-approvals", metavar="SECONDS", type=parse_seconds, help="without a terminal, wait so long for answers"
     )
     add_options(parser)
 

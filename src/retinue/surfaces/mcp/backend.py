@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from retinue import build
-from retinue.control.publisher import publisher_of
 from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import narrower
@@ -155,10 +156,7 @@ class Backend:
 
         They are reported to that run's collector; the primary among them as `run_id`, if that is given."""
         caller = narrower(self._supervisor.caller, inherited_limits.from_meta(meta))
-        publisher = publisher_of(self._supervisor.log)
-        with caller_limits.serving(caller), ExitStack() as reported:
-            if publisher is not None:
-                reported.enter_context(publisher.calling(run_id, parent_id=caller.parent_id, root_id=caller.root_id))
+        with caller_limits.serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
             yield
 
     # The commands

@@ -12,7 +12,7 @@ from typing import Any
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
-from retinue.log.styled_text import question_body
+from retinue.log.styled_text import format_question_body
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Session
@@ -31,7 +31,7 @@ CHOICES: dict[str, tuple[str, Decision]] = {
 def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     """Make the parameters of an elicitation. The revisions differ in how a choice is written."""
     who = f"Subagent '{safe.escape_line(asked.label or asked.agent)}' ({asked.tree}/{asked.run}) wants to run:"
-    body = safe.escape_text(question_body(asked))
+    body = safe.escape_text(format_question_body(asked))
     if len(body) > SHOWN_CHARACTERS:
         more = len(body) - SHOWN_CHARACTERS
         body = f"{body[:SHOWN_CHARACTERS]}\n[... {more} more characters: retinue approvals --watch shows all ...]"

@@ -58,7 +58,9 @@ EVENTS = {
 }
 
 
-async def serve(server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]) -> None:
+async def serve_http(
+    server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]
+) -> None:
     """Serve until `stop` is set. Without a token every program of this machine may use the server."""
     host = await server.wait_for_host()  # an error in the project is reported now, to the user who starts us
     file = host.state / "mcp" / "token" if token else None

@@ -123,13 +123,13 @@ def write_entry(target: Installation) -> str:
     file = Path(os.path.realpath(target.file))
     before = _read_file(file)
     if before is None:
-        _replace(file, target.text, mode=0o644)
+        _write_file(file, target.text, mode=0o644)
         return f"wrote {file}"
     after = _add_to_toml(target, before) if file.suffix == ".toml" else _add_to_json(target, before)
     if after == before:
         return f"{file} has it already; nothing was changed"
     kept = _back_up(file)
-    _replace(file, after, mode=file.stat().st_mode & 0o777)
+    _write_file(file, after, mode=file.stat().st_mode & 0o777)
     return f"added it to {file}; the file as it was is {kept}"
 
 
@@ -238,7 +238,7 @@ def _back_up(file: Path) -> Path:
         return kept
 
 
-def _replace(file: Path, text: str, *, mode: int) -> None:
+def _write_file(file: Path, text: str, *, mode: int) -> None:
     """The whole new content or the whole old one."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -107,25 +107,25 @@ def _describe_type(value: Any) -> str:
 
 
 def encode_result(id: Id, value: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": id, "result": value})
+    return _encode_message({"jsonrpc": "2.0", "id": id, "result": value})
 
 
 def encode_error(id: Id | None, error: RpcError) -> bytes:
     about = {"code": error.code, "message": str(error)}
     if error.data is not None:
         about["data"] = error.data
-    return _encode({"jsonrpc": "2.0", "id": id, "error": about})
+    return _encode_message({"jsonrpc": "2.0", "id": id, "error": about})
 
 
 def encode_request(id: Id, method: str, params: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+    return _encode_message({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
 
 def encode_notification(method: str, params: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
+    return _encode_message({"jsonrpc": "2.0", "method": method, "params": params})
 
 
-def _encode(message: dict[str, Any]) -> bytes:
+def _encode_message(message: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:  # a model wrote half a character

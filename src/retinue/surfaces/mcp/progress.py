@@ -1,4 +1,4 @@
-"""What happens in a client's trees, for calls that wait: the latest of it on one line, and the numbered questions."""
+"""Progress of a client's trees, for calls that wait: the latest event on one line, and the numbered questions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.runs import Runs
-from retinue.log.styled_text import call_spans, question_spans
+from retinue.log.styled_text import make_call_spans, make_question_spans
 from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend
 from retinue.surfaces.mcp.registry import CommandHints
 from retinue.surfaces.printer import safe
@@ -74,7 +74,7 @@ class TreeProgress:
             case RunSpawned():
                 text = body.task[:_TASK_CHARACTERS]
             case ToolCall():
-                text = "".join(part for _, part in call_spans(body.name, body.args))
+                text = "".join(part for _, part in make_call_spans(body.name, body.args))
             case RunEnded():
                 text = f"ended: {body.status}"
             case _:
@@ -101,5 +101,5 @@ class TreeProgress:
 
 def question_line(asked: Approval) -> str:
     """Put a question on one line: `[label] edit(src/lib.rs)`."""
-    spans = question_spans(asked.label, asked.tool, asked.args)[1:]
+    spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
     return safe.escape_line("".join(text for _, text in spans))[:LINE_CHARACTERS]

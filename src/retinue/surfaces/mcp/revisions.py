@@ -36,7 +36,7 @@ _MAX_TEXT = 100
 
 
 class ClientInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a client says about itself. It decides nothing about permissions."""
+    """A client's own description of itself. It decides nothing about permissions."""
 
     modern: bool
     version: str

@@ -23,7 +23,7 @@ MAX_WAITING = 1000
 GRACE_SECONDS = 2.0
 
 
-async def serve(server: Server, stop: asyncio.Event) -> None:
+async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
     """Serve until the client closes its end, or `stop` is set."""
     loop = asyncio.get_running_loop()
     incoming, outgoing = _claim_descriptor(0, os.open(os.devnull, os.O_RDONLY)), _claim_descriptor(1, os.dup(2))

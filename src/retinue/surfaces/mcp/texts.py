@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from retinue.log.styled_text import counted
+from retinue.log.styled_text import format_count
 
 LISTED = 20
 
@@ -44,7 +44,7 @@ def _render_lines(reply: dict[str, Any]) -> Iterator[str]:
 
 def _render_summary(summary: dict[str, int]) -> str:
     kinds = [f"{summary[kind]} {kind}" for kind in ("completed", "failed", "timeout", "cancelled") if summary[kind]]
-    return f"{counted(summary['total'], 'subagent')}: {', '.join(kinds)}"
+    return f"{format_count(summary['total'], 'subagent')}: {', '.join(kinds)}"
 
 
 def _render_result(entry: dict[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome, Ticket
 from retinue.core.profiles import Profile, Task
-from retinue.log.styled_text import counted
+from retinue.log.styled_text import format_count
 from retinue.protocol import subagents
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend, ClientRun, LiveRun
@@ -75,7 +75,7 @@ class ToolHandlers:
         running, ended = (sum(numbers) for numbers in zip(*counts, strict=True))
         lines = (progress.latest_line for progress in reversed(self._progress.values()))
         latest = next((line for line in lines if line), "")
-        line = f"{counted(running, 'subagent')} running, {ended} ended"
+        line = f"{format_count(running, 'subagent')} running, {ended} ended"
         return f"{line} \u00b7 {latest}" if latest else line
 
     # The client's own runs

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from retinue.core.approvals import Approval
 from retinue.core.events import Event
 from retinue.log.blocks import Block, Blocks
-from retinue.log.styled_text import question_body, question_spans
+from retinue.log.styled_text import format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
 Level = Literal["quiet", "normal", "verbose"]
@@ -82,8 +82,10 @@ class Printer:
 
     def show_question(self, question: Approval) -> None:
         """Print a question as a block: the call, its run, and what it would change."""
-        header = colors.paint_header(question_spans(question.label, question.tool, question.args), color=self.color)
-        self._put(_join_block(header, self._format_preview(question_body(question))), loose=False)
+        header = colors.paint_header(
+            make_question_spans(question.label, question.tool, question.args), color=self.color
+        )
+        self._put(_join_block(header, self._format_preview(format_question_body(question))), loose=False)
 
     def show_note(self, text: str) -> None:
         """Print a note of the surface itself, on lines of its own."""
