@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         screen.print_json([{"run": one.name, **file} for one in shown for file in takeover.numbers(one, live=live)])
         return 0
     for one in shown:
-        _print(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
+        _print_diff(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
     return 0
 
 
@@ -69,7 +69,7 @@ async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[Copied]
     raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)
 
 
-def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
+def _print_diff(one: Copied, how: str, *, live: bool, named: bool) -> None:
     text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:

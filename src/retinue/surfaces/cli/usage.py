@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
         return 0
     lines = [*found.items(), ("total", whole)]
-    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_rows(lines)), right=frozenset(HEADS))))
+    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_make_rows(lines)), right=frozenset(HEADS))))
     return 0
 
 
@@ -60,7 +60,7 @@ async def _read_usage(log: LogReader, on_problem: OnProblem) -> list[Event]:
     return [event async for event in log.read_kind(UsageReported.kind, on_problem) if event.tree not in reported]
 
 
-def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
+def _make_rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
     for name, bill in found:
         usage = bill.usage
         counts = (bill.calls, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.total_tokens)
