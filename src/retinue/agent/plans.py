@@ -24,11 +24,10 @@ from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.models.redacting import RedactingModel
 from retinue.tools import answer, web
-from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
+from retinue.tools.spawn import ApplySubagent, GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
 GENERIC = Profile(
     "subagent",

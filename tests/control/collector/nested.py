@@ -15,7 +15,7 @@ import msgspec
 import retinue
 from retinue import build
 from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
+from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.caller import narrower
 from retinue.core.errors import SpawnRefused
