@@ -227,8 +227,8 @@ class Unwanted(PostFailed):
 
 
 class Poster:
-    """A client that posts to `http://HOST:PORT[/PATH]` over connections that it keeps, one request per event. Its errors
-    never name the path, which is a secret."""
+    """A client that posts to `http://HOST:PORT[/PATH]` over connections that it keeps, one request per event. Its
+    errors never name the path, which is a secret."""
 
     def __init__(self, address: str, route: str) -> None:
         try:

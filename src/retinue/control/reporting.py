@@ -22,7 +22,9 @@ from retinue.supervisor.supervisor import Supervisor
 
 
 class Relay:
-    """The collector's port in a process that is itself reported: opens nothing, passes on the address it got. `publisher` knows the ids under which the runs of this process are reported."""
+    """The collector's port in a process that is itself reported: opens nothing, passes on the address it got.
+
+    `publisher` knows the ids under which the runs of this process are reported."""
 
     def __init__(self, down: Downward, address: str, publisher: Publisher) -> None:
         self._down = down

@@ -1,4 +1,4 @@
-"""The tools by which a model has subagents: spawn, list, get, apply. They say what is wanted; the supervisor does it."""
+"""The tools by which a model has subagents: spawn, list, get, apply. The supervisor does the work."""
 
 from __future__ import annotations
 

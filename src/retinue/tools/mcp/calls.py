@@ -165,7 +165,9 @@ class CallsInFlight:
 
 
 class ElicitationForm:
-    """One elicitation, and the answer checked against its schema. `fields` are what a person can fill in, with their defaults; `preview` is the question as text."""
+    """One elicitation, and the answer checked against its schema.
+
+    `fields` are what a person can fill in, with their defaults; `preview` is the question as text."""
 
     def __init__(self, server: str, params: types.ElicitRequestParams) -> None:
         self._schema: dict[str, Any] = {}
