@@ -64,7 +64,7 @@ def in_memory() -> None:
 
 @dataclass(frozen=True)
 class SubagentConfig:
-    """What a subagent is. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
+    """The configuration of a subagent. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
 
     name: str
     _: KW_ONLY
@@ -110,7 +110,7 @@ class SubagentConfig:
 
 
 class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one subagent came to. `failed_tool` is there for old readers and never filled: an error of the model
+    """The result of one subagent. `failed_tool` is there for old readers and never filled: an error of the model
     or the transport does not say which tool failed."""
 
     name: str
@@ -135,7 +135,7 @@ class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What a parent gets of a call: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
+    """The result of a call, for the parent: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
 
     success: bool
     output: str
@@ -230,7 +230,7 @@ class SubagentTool:
 
 
 class SubagentFactory:
-    """What subagents share: one open Retinue, a model, tools, hooks, and the limits of one tree.
+    """A maker of subagents that share one open Retinue, a model, tools, hooks, and the limits of one tree.
 
     Enter it with `async with`; leaving cancels what still runs. With `retinue` that one is used and left open."""
 

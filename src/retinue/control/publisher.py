@@ -26,7 +26,7 @@ from retinue.core.results import Status
 from retinue.core.secrets import hide
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, ResponseError
 from retinue.log.forwarding_log import ForwardingLog
-from retinue.protocol.reports import ADDRESS, ROUTE, Sender, ending
+from retinue.protocol.reports import ADDRESS, ROUTE, Sender, encode_ending
 from retinue.supervisor.caller_limits import CALL
 
 AGAIN_SECONDS = 5.0
@@ -92,9 +92,9 @@ class Publisher:
         if line is None:
             return written
         if isinstance(body, UsageReported):
-            line.sender.spend(body.usage, body.cost)
+            line.sender.add_usage(body.usage, body.cost)
             return written
-        data = line.sender.post(body, event.at)
+        data = line.sender.encode_event(body, event.at)
         if data is None:
             return written
         before = [line.last]
@@ -114,7 +114,7 @@ class Publisher:
 
     def end(self, run_id: str, status: Status, text: str) -> None:
         """Report the end of a run of another process, which reports where we do and may be gone."""
-        self._sending.start(self._post_end(run_id, ending(run_id, status, text, time.time())))
+        self._sending.start(self._post_end(run_id, encode_ending(run_id, status, text, time.time())))
 
     async def _post_end(self, run_id: str, data: bytes) -> None:
         try:

@@ -78,7 +78,7 @@ class Reporting:
         return self.publisher
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.inherited(os.environ))
+        supervisor.bind_caller(travel.read_process_limits(os.environ))
         self._down.supervisor = supervisor
         if self.publisher is not None:
             self.publisher.runs = supervisor

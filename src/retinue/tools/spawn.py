@@ -101,7 +101,7 @@ class SpawnSubagents:
 
     @staticmethod
     def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
-        """What is said of runs that have ended, with as much of every answer as lets the whole of it fit inline."""
+        """Make the reply about runs that have ended, with as much of every answer as lets the whole fit inline."""
         limit = INLINE_BYTES
         while True:
             entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]

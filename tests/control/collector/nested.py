@@ -30,7 +30,7 @@ from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrower(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")
