@@ -3,7 +3,7 @@
 A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
 Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes none:
 inside, before anything of the run is read, the tool server becomes a uid that nobody else has, with the tree's gid and
-every capability gone. Capabilities dropped under uid 0 alone would be no wall. """
+every capability gone. Capabilities dropped under uid 0 alone would be no wall."""
 
 from __future__ import annotations
 

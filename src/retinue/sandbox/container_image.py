@@ -1,7 +1,7 @@
 """A container image out of what this machine has: its Python, a shell, the small programs, and the libraries they need.
 
 Made from scratch, so that nothing is downloaded and the Python is sure to be the one the tool server is compiled for.
-It is enough for the tools of an agent; who needs compilers and git names an image of their own. """
+It is enough for the tools of an agent; who needs compilers and git names an image of their own."""
 
 from __future__ import annotations
 
