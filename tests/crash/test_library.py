@@ -225,7 +225,7 @@ async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: P
         await clock.advance(5)
         await until(run, RunResumed)
         found = await load_listing(open_reader(tmp_path / ".retinue"), run.tree)
-        assert (found.live, found.seconds(found.runs.runs[0], clock.wall())) == (True, 45)
+        assert (found.live, found.seconds_of(found.runs.runs[0], clock.wall())) == (True, 45)
 
 
 async def test_background_children_and_queued_ones_come_back() -> None:

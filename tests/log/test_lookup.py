@@ -53,7 +53,7 @@ async def test_only_trees_that_their_writer_has_written_seem_to_run(tmp_path: Pa
     try:
         await write(log, make_spawned(tree="live", at=200.0))
         found, left_out = await load_listings(open_reader(tmp_path))
-        assert {each.tree: each.state(each.in_order()[0]) for each in found} == {
+        assert {each.tree: each.state_of(each.list_runs()[0]) for each in found} == {
             "live": "starting",
             "dead": "interrupted",
         }
@@ -65,5 +65,5 @@ async def test_only_trees_that_their_writer_has_written_seem_to_run(tmp_path: Pa
 async def test_a_listing_measures_an_interrupted_run_up_to_its_newest_event(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(at=100.0), make_event(2, Message("m"), at=107.5))
     found = await load_listing(open_reader(tmp_path), "t1")
-    row = found.row(found.in_order()[0], now=9999.0)
+    row = found.make_row(found.list_runs()[0], now=9999.0)
     assert (row["state"], row["status"], row["duration_ms"]) == ("interrupted", None, 7500)

@@ -24,6 +24,10 @@ from retinue.core.ports import Receipt, Row
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 
+MCP_CLIENT = "mcp-client"  # the agent of a run that stands for an MCP client
+ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
+RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
+
 
 class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a new run is a child of. `call_id` is the tool call that asks for it; without `queue` a full tree
@@ -38,10 +42,10 @@ class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaces the past when a tree is resumed or a run continued: `profiles` that the log cannot keep, `limits`
-    over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on. `seconds` is the
-    timeout of a continued run; `files` keeps its log and status as files. `unattended`
-    accepts another process that asks nobody."""
+    """Values that replace those of the log when a tree is resumed or a run continued: `profiles` that the log cannot
+    keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
+    `seconds` is the timeout of a continued run; `files` keeps its log and status as files. `unattended` accepts another
+    process that asks nobody."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -79,7 +83,7 @@ class TreeInfo(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a run changed in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
+    """The changes of a run in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
     the folder they would be applied to; `applied` the one they were applied to already."""
 
     files: tuple[ChangedFile, ...]
@@ -152,7 +156,7 @@ class Control(Protocol):
         ...
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        """Return the trees, the newest first; with `live` only those at work."""
+        """Return the trees, the newest first; with `live` only those at work in the process of this Control."""
         ...
 
     async def find_run(self, name: str) -> RunRef:

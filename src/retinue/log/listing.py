@@ -42,23 +42,23 @@ class Listing:
         """Whether every run has ended."""
         return all(run.ended is not None for run in self.runs.runs.values())
 
-    def state(self, run: RunView) -> str:
+    def state_of(self, run: RunView) -> str:
         """Return the live state of a run, the status it ended with, or `interrupted`."""
         return run.state if run.ended is not None or self.live else INTERRUPTED
 
-    def seconds(self, run: RunView, now: float) -> float:
+    def seconds_of(self, run: RunView, now: float) -> float:
         """Return how long a run took, or has taken until now; if interrupted, until the newest event of its tree."""
         if run.ended is not None:
             return run.ended.duration_ms / 1000
         since = run.spawned_at if run.started_at is None else run.started_at
         return max(0.0, (now if self.live else self.last_at) - since - self.away.get(run.number, 0.0))
 
-    def in_order(self) -> list[RunView]:
+    def list_runs(self) -> list[RunView]:
         """Return parents before children, siblings in the order they were made."""
         primary = self.runs.primary
         return [] if primary is None else list(primary.walk())
 
-    def row(self, run: RunView, now: float) -> dict[str, Any]:
+    def make_row(self, run: RunView, now: float) -> dict[str, Any]:
         """Return one run as `ps --json` prints it. Fields are only ever added."""
         spawned = run.spawned
         return {
@@ -70,7 +70,7 @@ class Listing:
             "label": run.label,
             "agent": run.agent,
             "subagent_id": spawned.subagent_id,
-            "state": self.state(run),
+            "state": self.state_of(run),
             "status": run.status,
             "turns": run.turns,
             "tool_count": run.tool_count,
@@ -79,14 +79,14 @@ class Listing:
             "spawned_at": run.spawned_at,
             "started_at": run.started_at,
             "ended_at": run.ended_at,
-            "duration_ms": round(self.seconds(run, now) * 1000),
+            "duration_ms": round(self.seconds_of(run, now) * 1000),
             "task": spawned.task,
             "workspace": spawned.workspace,
             "pid": self.pid if run.ended is None else None,
             "continues": None if spawned.continues is None else f"{spawned.origin or self.tree}/{spawned.continues}",
         }
 
-    def result(self, run: RunView, now: float) -> dict[str, Any]:
+    def make_result(self, run: RunView, now: float) -> dict[str, Any]:
         """Return the result of an ended run; for others the same fields, as far as they are known."""
         if run.ended is not None:
             return run.result(self.tree).to_json()
@@ -99,9 +99,9 @@ class Listing:
             "usage": msgspec.to_builtins(run.usage),
             "cost": None if run.unpriced else str(run.cost),
             "success": False,
-            "duration_ms": round(self.seconds(run, now) * 1000),
+            "duration_ms": round(self.seconds_of(run, now) * 1000),
             "status": None,
-            "state": self.state(run),
+            "state": self.state_of(run),
             "tree": self.tree,
             "run": run.number,
             "path": run.path,
@@ -110,7 +110,7 @@ class Listing:
             "workspace": run.spawned.workspace,
             "structured": None,
             "partial": run.last_message,
-            "children": [self.result(child, now) for child in run.children],
+            "children": [self.make_result(child, now) for child in run.children],
         }
 
 

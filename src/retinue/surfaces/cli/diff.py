@@ -23,7 +23,7 @@ examples:
   retinue diff --json | jq '.[].path'"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what a run changed in its copy or worktree; of one that still runs, what it has so far."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
@@ -32,14 +32,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="the files as a JSON list")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
     if args.json:
         screen.print_json([{"run": one.name, **file} for one in shown for file in takeover.numbers(one, live=live)])
         return 0
     for one in shown:
-        _print(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
+        _print_diff(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
     return 0
 
 
@@ -69,7 +69,7 @@ async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[Copied]
     raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)
 
 
-def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
+def _print_diff(one: Copied, how: str, *, live: bool, named: bool) -> None:
     text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:

@@ -35,7 +35,7 @@ LABEL_WIDTH = 40
 TASK_WIDTH = 80
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
@@ -54,20 +54,20 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         screen.print_warning(problem)
     if args.json:
-        screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
+        screen.print_json([each.make_row(view, now) for each in found for view in each.list_runs()])
         return 0
     if not found:
         friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
         friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    table = [HEADS, *(row for each in found for row in _rows(each, now))]
-    if not any(view.cost for each in found for view in each.in_order()):  # nothing but "unknown" says nothing
+    table = [HEADS, *(row for each in found for row in _make_rows(each, now))]
+    if not any(view.cost for each in found for view in each.list_runs()):  # nothing but "unknown" says nothing
         table = [row[:COST] + row[COST + 1 :] for row in table]
     print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS)))
     for each in found:
-        if each.pid is not None and any(view.ended is None for view in each.in_order()):
-            print(f"\n{_process_line(project.state, each)}")
+        if each.pid is not None and any(view.ended is None for view in each.list_runs()):
+            print(f"\n{_describe_process(project.state, each)}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")
@@ -76,27 +76,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _process_line(state: Path, listing: Listing) -> str:
+def _describe_process(state: Path, listing: Listing) -> str:
     """Which process runs a tree, and whether it can be told something."""
     address = find_address(state / "control", listing.pid or 0)
     how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
-def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
+def _make_rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
     return [
         (
             f"{listing.tree}/{view.number}",
             "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
             safe.escape_line(view.agent),
-            listing.state(view),
+            listing.state_of(view),
             str(view.turns),
             str(view.tool_count),
             f"{view.usage.total_tokens:,}",
             format_cost(view.cost, view.unpriced),
-            screen.format_duration(listing.seconds(view, now)),
+            screen.format_duration(listing.seconds_of(view, now)),
             screen.format_age(now - view.spawned_at) if view.number == 0 else "",
             screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
         )
-        for view in listing.in_order()
+        for view in listing.list_runs()
     ]

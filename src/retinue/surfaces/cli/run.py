@@ -33,7 +33,7 @@ examples:
   retinue run "audit src/" --json --quiet | jq .usage"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run an agent on a task, with all the subagents it makes, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.task)
     start = prepare(args, interactive=args.task != "-")
     profile = choose_profile(start.project, args.profile)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     start = check_sandbox(start, profile)
     task = Task(text, model=start.model)
     limits = start.limits
-    return run_tree(args, start, lambda supervisor: supervisor.spawn(profile, task, limits=limits), profile=profile)
+    return run_tree(args, start, lambda control: control.spawn(profile, task, limits=limits), profile=profile)
 
 
 def read_task(text: str) -> str:

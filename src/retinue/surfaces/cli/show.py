@@ -18,7 +18,7 @@ from retinue.log.audit import Action, fold_actions
 from retinue.log.listing import INTERRUPTED, Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
-from retinue.log.styled_text import format_json, make_call_spans
+from retinue.log.styled_text import format_count, format_json, make_call_spans
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import format_transcript
 from retinue.supervisor.apply_changes import copied, listed, why_not
@@ -41,7 +41,7 @@ examples:
 INDENT = "  "
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
@@ -56,12 +56,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--tools",
         metavar="NAMES",
-        type=_names,
+        type=_parse_names,
         help="the calls of these tools in it and below it: what ran, what it changed, who approved ('*': all)",
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     return asyncio.run(_show(args))
 
 
@@ -82,40 +82,41 @@ async def _show(args: argparse.Namespace) -> int:
     tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
-        screen.print_json(tree.result(view, now))
+        screen.print_json(tree.make_result(view, now))
         return 0
-    print("\n".join(_page(project.state, tree, view, now)))
+    print("\n".join(_format_page(project.state, tree, view, now)))
     return 0
 
 
-def _page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
+def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
     yield f"{tree.tree}/{view.number}  {safe.escape_line(view.path)}  [{safe.escape_line(view.label)}]"
-    for name, value in _facts(state, tree, view, now):
+    for name, value in _list_facts(state, tree, view, now):
         yield f"{INDENT}{name:<11} {safe.escape_line(value)}"
-    yield from _part("task", view.spawned.task)
+    yield from _format_part("task", view.spawned.task)
     if view.spawned.task_context:
-        yield from _part("context", view.spawned.task_context)
+        yield from _format_part("context", view.spawned.task_context)
     if view.tool_logs:
-        yield from ("", "tools", *(INDENT + _tool_line(log) for log in view.tool_logs))
+        yield from ("", "tools", *(INDENT + _format_tool_line(log) for log in view.tool_logs))
     if view.ended is not None and view.ended.changed_count:
         yield from ("", "changed files")
         yield from (
             INDENT + safe.escape_line(line) for line in listed(view.ended.changed_files, view.ended.changed_count)
         )
-    yield from _outcome(tree, view)
+    yield from _format_outcome(tree, view)
     if view.children:
         yield from ("", "children")
         for child in view.children:
             name = f"{tree.tree}/{child.number}"
             who = safe.escape_line(f"{child.agent}  [{child.label}]")
-            yield f"{INDENT}{name}  {tree.state(child):<12}  {who}"
+            yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
 
 
-def _facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
+def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
-    took = screen.format_duration(tree.seconds(view, now))
+    took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
-    yield "state", f"{tree.state(view)}, {took}, {_many(view.turns, 'turn')}, {_many(view.tool_count, 'tool call')}"
+    turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
+    yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
     whole = sum_subtree_bill(view)
     below = whole.usage.total_tokens - usage.total_tokens
     tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
@@ -158,40 +159,38 @@ def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     return f"not taken over: retinue diff {name} · retinue apply {name}" if one.applied is None else why_not(one)
 
 
-def _outcome(tree: Listing, view: RunView) -> Iterator[str]:
+def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
     ended = view.ended
     if ended is None:
-        if tree.state(view) == INTERRUPTED:
-            yield from _part("result", f"none: the process that ran it is gone. Go on: retinue resume {tree.tree}")
+        if tree.state_of(view) == INTERRUPTED:
+            yield from _format_part(
+                "result", f"none: the process that ran it is gone. Go on: retinue resume {tree.tree}"
+            )
         if view.last_message:
-            yield from _part("last message", view.last_message)
+            yield from _format_part("last message", view.last_message)
         return
     if ended.error_details and ended.error_details != ended.final_response:
-        yield from _part("error", ended.error_details)
-    yield from _part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
+        yield from _format_part("error", ended.error_details)
+    yield from _format_part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
     if ended.partial and ended.partial != ended.final_response:
-        yield from _part("last message", ended.partial)
+        yield from _format_part("last message", ended.partial)
 
 
-def _part(title: str, text: str) -> Iterator[str]:
+def _format_part(title: str, text: str) -> Iterator[str]:
     yield ""
     yield safe.escape_line(title)
     for line in safe.escape_text(text).split("\n"):
         yield (INDENT + line).rstrip()
 
 
-def _tool_line(log: ToolLog) -> str:
+def _format_tool_line(log: ToolLog) -> str:
     took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
     mark = "✓" if log.success else "✗"
     return f"{mark} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
 
 
-def _names(text: str) -> frozenset[str]:
+def _parse_names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(","))
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _format_actions(found: list[Action]) -> Iterator[str]:

@@ -32,19 +32,19 @@ examples:
   retinue tail --json | jq -r .kind | sort | uniq -c"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print the events of a tree: as blocks, or as JSON lines."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
-    parser.add_argument("--after", metavar="SEQ", type=_place, default=0, help="only events after this number")
+    parser.add_argument("--after", metavar="SEQ", type=_parse_seq, default=0, help="only events after this number")
     parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
     parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
     parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     asyncio.run(_print_tree(args))
     return 0
 
@@ -107,7 +107,7 @@ async def _read_lines(
         yield stored.line
 
 
-def _place(text: str) -> int:
+def _parse_seq(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be the number of an event, 0 or more, got {text!r}")
     return int(text)

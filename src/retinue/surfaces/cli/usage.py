@@ -25,7 +25,7 @@ examples:
 HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens and cost, by day, model, profile, tree or run."
     parser.epilog = EPILOG
     parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
     problems: dict[str, None] = {}
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
         return 0
     lines = [*found.items(), ("total", whole)]
-    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_rows(lines)), right=frozenset(HEADS))))
+    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_make_rows(lines)), right=frozenset(HEADS))))
     return 0
 
 
@@ -60,7 +60,7 @@ async def _read_usage(log: LogReader, on_problem: OnProblem) -> list[Event]:
     return [event async for event in log.read_kind(UsageReported.kind, on_problem) if event.tree not in reported]
 
 
-def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
+def _make_rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
     for name, bill in found:
         usage = bill.usage
         counts = (bill.calls, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.total_tokens)

@@ -15,7 +15,7 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
-from retinue.surfaces.cli.live import open_control
+from retinue.surfaces.cli.live import serve_control
 from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals, StopAll
@@ -36,7 +36,7 @@ examples:
   retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     start = prepare(args, interactive=False, traced=False)
     start = replace(start, parts=build.adapt_to_watcher(start.parts))
     require_model(start, start.parts.profiles)
@@ -101,7 +101,7 @@ class _Host:
             )
             watcher = Watcher(supervisor.control, hosting)
             if not args.no_control:
-                await open_control(servers, supervisor, parts.state, self._say)
+                await serve_control(servers, supervisor.control, parts, self._say)
             with Signals(StopAll(self._stop.set, self._kill)) as signals:
                 signals.aim("", self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")

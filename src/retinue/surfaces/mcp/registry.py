@@ -139,7 +139,7 @@ class RunRegistry:
         found = [
             KnownRun(tree.tree, view, tree.live)
             for tree in trees
-            for view in tree.in_order()
+            for view in tree.list_runs()
             if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == CLIENT_NAME)
         ]
         return found[:MAX_LISTED], max(0, len(found) - MAX_LISTED)
