@@ -1,4 +1,4 @@
-"""What a run gives back: one Result for every ending, with the texts people and parents rely on."""
+"""Results of runs: one Result for every ending, with the texts people and parents rely on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToolLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """How a loop ended, before the supervisor writes it. `error` is None only for `done`."""
+    """The ending of a loop, before the supervisor writes it. `error` is None only for `done`."""
 
     status: Status
     text: str = ""
@@ -79,7 +79,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 
     def output(self) -> T:
-        """The typed output of a run that is done; raises RunFailed for every other ending.
+        """Return the typed output of a run that is done; raises RunFailed for every other ending.
 
         Without an `output` type in the profile this is the final text."""
         if self.status != "done":
@@ -106,7 +106,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain values; those that are None for lack of anything to say are left out."""
+        """Return the fields as plain values; those that are None for lack of anything to say are left out."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
         for name in ("error_details", "warning"):
             if fields[name] is None:
@@ -144,13 +144,13 @@ def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") 
 
 
 def stalled_texts(*, name: str, primary: bool, seconds: float) -> tuple[str, str]:
-    """The two texts of a run in which nothing happened for so long that it was given up."""
+    """Return the two texts of a run in which nothing happened for so long that it was given up."""
     who = "Run" if primary else "Subagent"
     return f"{who} timed out", f"{who} '{name}' timed out: stalled, nothing happened in it for {seconds:g} s"
 
 
 def unconfirmed_texts(*, name: str, primary: bool) -> tuple[str, str]:
-    """The two texts of a run that needed a person while no approver was attached."""
+    """Return the two texts of a run that needed a person while no approver was attached."""
     if primary:
         return "Run requires confirmation", f"Run '{name}' requested confirmation, and no approver is attached"
     return (

@@ -155,7 +155,7 @@ def open(  # noqa: PLR0913 - the one entry point
     outbox: str | Path | None = None,
     mcp_servers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Retinue:
-    """A Retinue with its log in the state folder `path`, or in memory without one.
+    """Return a Retinue with its log in the state folder `path`, or in memory without one.
 
     `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
     names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking,
@@ -201,7 +201,7 @@ def open(  # noqa: PLR0913 - the one entry point
 
 
 def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
-    """One run from start to end without an event loop of your own; works inside a running one too.
+    """Return one run from start to end without an event loop of your own; works inside a running one too.
 
     `options` are those of `open`."""
 
@@ -217,7 +217,7 @@ def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result
 
 
 def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
+    """Run it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 

@@ -30,14 +30,14 @@ POLL_SECONDS = 0.3
 QUESTION_WIDTH = 60
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the questions that wait for an answer, whatever process asks them."
     parser.epilog = EPILOG
     parser.add_argument("--watch", action="store_true", help="go on with what comes, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON array; with --watch one object a line")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
     if args.watch:
         asyncio.run(_watch(project, as_json=args.json))

@@ -44,7 +44,7 @@ KEPT_SECONDS = 5.0
 ID_HELP = "the question's number or id, as `retinue approvals` lists them, or a unique beginning of its id"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Say yes to a question that waits, whatever process asks it."
     parser.epilog = EPILOG
     parser.add_argument("id", metavar="ID", help=ID_HELP)
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     if args.changes and args.scope in ("pending", "project"):
         raise ConfigError(f"--set is about one call: give it without --{args.scope}")
     if args.scope == "pending":

@@ -40,7 +40,7 @@ EPILOG = """examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network."
     )
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     level.add_argument("--verbose", action="store_true", help="print long payloads whole")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Run the demo in a scratch folder and say how to look closer."""
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

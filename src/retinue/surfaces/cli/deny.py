@@ -19,7 +19,7 @@ examples:
   retinue deny 2 "you are going the wrong way" --pending"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Say no to a question that waits, whatever process asks it."
     parser.epilog = EPILOG
     parser.add_argument("id", metavar="ID", help=ID_HELP)
@@ -27,6 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pending", action="store_true", help="and to everything else that run asks now")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     give = answer_all if args.pending else answer
     return asyncio.run(give(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))

@@ -41,7 +41,7 @@ SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check that everything retinue needs here is there, and say what to do about the rest."
     parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.escape:
         from retinue.surfaces.cli import escape
 
-        return escape.run(as_json=args.json)
+        return escape.run_attempts(as_json=args.json)
     if args.build_image:
         print(build_image())
         return 0

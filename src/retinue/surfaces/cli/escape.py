@@ -35,7 +35,7 @@ class NotTried(RetinueError):
     """The sandbox was not seen to work, so nothing was tried."""
 
 
-def run(*, as_json: bool) -> int:
+def run_attempts(*, as_json: bool) -> int:
     """Print the table; return 1 if something got out, or if no sandbox works."""
     columns, reasons = tried()
     if os.geteuid() == 0:

@@ -45,7 +45,7 @@ AT_TERMINAL = (
 )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI."
     parser.epilog = EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
@@ -94,7 +94,7 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     if args.action == "install":
         return _run_install(args)
     if args.output_schema is not None and args.profile is None:

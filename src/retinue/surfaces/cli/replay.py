@@ -63,7 +63,7 @@ class Comparison:
         }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run a recorded tree again, without a model and without tools, and show where it differs."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project, found = asyncio.run(screen.look_up(args.name))
     recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:

@@ -36,7 +36,7 @@ examples:
   retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     start = prepare(args, interactive=False, traced=False)
     start = replace(start, parts=build.adapt_to_watcher(start.parts))
     require_model(start, start.parts.profiles)
