@@ -72,7 +72,7 @@ class SandboxLost(Exception):
 
 @dataclass(frozen=True)
 class SandboxKind:
-    """How sandboxes of one kind are started. `hint` explains why a command failed inside that works outside."""
+    """One kind of sandbox, and the way to start it. `hint` explains why a command failed inside that works outside."""
 
     wall: Wall
     caps: Caps
