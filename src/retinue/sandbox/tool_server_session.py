@@ -104,6 +104,7 @@ class Connection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
@@ -215,7 +216,6 @@ class Connection:
             for waiting in (self._greeted, *(request.answer for request in self._requests.values())):
                 if not waiting.done():
                     waiting.set_exception(error)
-            self._greeted.exception() if not self._greeted.cancelled() else None
 
     # Frames of the tool server
 
