@@ -46,7 +46,7 @@ MECHANISMS = {
     ),
     "processes/": (
         r"killpg|start_new_session|setsid\(",
-        {"surfaces/cli/detach.py": 1},  # leaves the terminal and ends nothing
+        {"surfaces/cli/foreground.py": 1},  # leaves the terminal and ends nothing
     ),
     "concurrency.py": (
         r"\bcreate_task\(|ensure_future\(",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.logs import open_log
 from retinue.core.approvals import Allow
 from retinue.core.control import ClientOptions, Control
 from retinue.core.errors import ConfigError, NotFound, RetinueError
@@ -27,7 +27,7 @@ async def ended_tree(folder: Path, script: list[Any], **options: Any) -> str:
 
 async def test_an_ended_tree_is_read_from_the_log(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, ["found it"])
-    log = build.open_log(tmp_path / ".retinue")
+    log = open_log(tmp_path / ".retinue")
     try:
         control: Control = StoredControl(log, str(tmp_path / ".retinue"))
         result = await control.result(tree)
@@ -48,7 +48,7 @@ async def test_an_ended_tree_is_read_from_the_log(tmp_path: Path) -> None:
 
 async def test_changes_of_an_ended_run_are_applied(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, [WRITE, "end"], workspace="copy", mode="yes")
-    log = build.open_log(tmp_path / ".retinue")
+    log = open_log(tmp_path / ".retinue")
     try:
         control = StoredControl(log, str(tmp_path / ".retinue"))
         assert [file.path for file in (await control.changes(tree)).files] == ["a.txt"]
@@ -63,7 +63,7 @@ async def test_changes_of_an_ended_run_are_applied(tmp_path: Path) -> None:
 
 async def test_commands_that_need_a_process_are_refused(tmp_path: Path) -> None:
     tree = await ended_tree(tmp_path, ["end"])
-    log = build.open_log(tmp_path / ".retinue")
+    log = open_log(tmp_path / ".retinue")
     try:
         control = StoredControl(log, str(tmp_path / ".retinue"))
         for refused in (

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from retinue import Event, Profile, Result
-from retinue.build import Parts, make_supervisor
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import retinue
-from retinue.build import Parts, make_placement
+from retinue.build.parts import Parts
+from retinue.build.sandboxes import make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolCall, ToolResult

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retinue import Profile
-from retinue.build import Parts
+from retinue.build.parts import Parts
 from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName

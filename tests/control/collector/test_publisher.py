@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
+from retinue.build.supervisor import make_supervisor
 from retinue.control.publisher import Poster, Publisher
 from retinue.control.reporting import Relay, Reporting
 from retinue.control.server_limits import Downward
@@ -264,7 +265,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
         made = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
-        supervisor = build.make_supervisor(build.Parts(project=tmp_path))
+        supervisor = make_supervisor(Parts(project=tmp_path))
         made.attach(supervisor)
         given = made.collector.environment("any")
         assert given[ADDRESS] == given[CPE_ADDRESS] == "http://127.0.0.1:9/inherited-secret"
@@ -279,7 +280,7 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         run_id = server.call()
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
-        inner = build.make_supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
+        inner = make_supervisor(Parts(project=tmp_path / "inner", mode="yes"))
         publisher = inner.driver._hook
         assert isinstance(publisher, Publisher)
         down = Downward(Limits(), SystemClock())
@@ -302,7 +303,7 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
         script = {
             "main": [{"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "help"}]}}]}, {"text": "x"}]
         }
-        supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes"))
+        supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
         with serve_caller(Caller(parent_id="anchor-1")):
             model = scripted({**script, "*": [{"text": "helped"}]})
             node = supervisor.spawn(Profile("main", "x", model=model), Task("go"))
@@ -324,7 +325,7 @@ async def test_an_address_that_is_none_or_not_here_is_an_error(
 ) -> None:
     monkeypatch.setenv(ADDRESS, address)
     with pytest.raises(ConfigError, match="the address to report to"):
-        build.make_supervisor(build.Parts(project=tmp_path))
+        make_supervisor(Parts(project=tmp_path))
 
 
 async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path) -> None:

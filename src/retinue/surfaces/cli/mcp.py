@@ -187,7 +187,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
 
     import msgspec
 
-    from retinue import build
+    from retinue.build.parts import MAIN, add_profiles, find_profile
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.options import parse_limits
@@ -202,10 +202,10 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     start = prepare(args, folder=args.project, limits=limits, interactive=False)
     profile = None if args.profile is None else _choose_profile(start.project, args)
     require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
-    parts = check_sandbox(start, profile or build.MAIN).parts
+    parts = check_sandbox(start, profile or MAIN).parts
     if own != Limits():
-        general = build.find_profile(parts, "subagent")
-        parts = build.add_profiles(
+        general = find_profile(parts, "subagent")
+        parts = add_profiles(
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))

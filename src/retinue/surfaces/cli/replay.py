@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue.build.logs import open_log
+from retinue.build.parts import MAIN, Parts
+from retinue.build.project import load_project_parts
 from retinue.build.replay import Replay, make_replay, make_replay_supervisor
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
@@ -104,19 +106,19 @@ def run_command(args: argparse.Namespace) -> int:
     return EXIT_DIFFERS if differences else 0
 
 
-def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
-    parts, project = build.load_project_parts(Path.cwd(), config=args.config)
+def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[Parts, Profile | None]:
+    parts, project = load_project_parts(Path.cwd(), config=args.config)
     try:
-        return parts, choose_profile(project, None if primary.agent == build.MAIN.name else primary.agent)
+        return parts, choose_profile(project, None if primary.agent == MAIN.name else primary.agent)
     except NotFound:
         return parts, None
 
 
 async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
     """Return the result of the replay and its records."""
-    log = build.open_log(None)
+    log = open_log(None)
     shown = await drive(
-        build.Parts(Path.cwd()),
+        Parts(Path.cwd()),
         lambda control: control.spawn(*replay.primary),
         printer=printer,
         serve=False,
