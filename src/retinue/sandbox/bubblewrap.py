@@ -1,10 +1,9 @@
 """The bubblewrap wall: namespaces of its own, a file system of what was named, no network, no capability.
 
 A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
-Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes
-none: inside, before anything of the run is read, the worker becomes a uid that nobody else has, with the tree's gid
-and every capability gone. Capabilities dropped under uid 0 alone would be no wall.
-"""
+Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes none:
+inside, before anything of the run is read, the tool server becomes a uid that nobody else has, with the tree's gid and
+every capability gone. Capabilities dropped under uid 0 alone would be no wall."""
 
 from __future__ import annotations
 
@@ -153,7 +152,7 @@ class Bubblewrap:
         return mounts.arguments()
 
     def _cover(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
-        """What is not shown of the folders that are: our state, and who listens there."""
+        """Cover what is hidden in the folders that are shown: our state, and sockets that somebody listens on."""
         shown = (*self._expose, *roots)
         for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
             if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):

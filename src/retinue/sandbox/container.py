@@ -75,7 +75,7 @@ seen |= {"memory": memory, "machine": platform.machine()}
 
 
 class _Seen(Seen):
-    """What is to be known of a container beside."""
+    """The self-check of a container."""
 
     memory: int
     writable: bool

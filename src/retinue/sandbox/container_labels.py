@@ -53,7 +53,7 @@ def _is_orphan(maker: str) -> bool:
 
 
 def _numbering() -> str:
-    """Where pids count; on systems without such a place there is one."""
+    """Return the pid namespace; empty on systems without one."""
     try:
         return str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is tried against a wall: something to find, somebody to hurt, and a model that is a list of commands.
+"""Attempts against a sandbox: something to find, somebody to hurt, and a model that is a list of commands.
 
 Does not run anything itself: who does (`retinue doctor --escape`, the tests) gives the model to a run behind the wall.
 """
@@ -74,7 +74,7 @@ class Attempts:
         self.model = OneByOne([escapes.filled(command, values) for command in (escapes.WALLED, *TRIES.values())])
 
     def escaped(self, status: str) -> dict[str, bool | None]:
-        """Which got out, of a run that ended so; None for one that had no answer."""
+        """Return which attempts got out, of a run that ended so; None for one without an answer."""
         said = dict(zip(TRIES, self.model.said[1:], strict=False))
         if len(said) == len(TRIES) - 1 and status == "limited":
             said[list(TRIES)[-1]] = ""  # filling the workspace is what a run ends of

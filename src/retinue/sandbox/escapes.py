@@ -153,7 +153,7 @@ LAST = {
 
 
 def filled(command: str, values: Mapping[str, str]) -> str:
-    """With its places filled in. An error that repeats the command must not look like an escape, so the mark is said in
-    two halves that a shell, and Python, put together."""
+    """Fill in the places of a command. An error that repeats the command must not look like an escape, so the mark is
+    said in two halves that a shell, and Python, put together."""
     text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.number(found[1])), command)
     return text.replace(MARK, 'ESC""APED')

@@ -13,7 +13,7 @@ _MARKS = ("permission", "permitted", "namespace", "uid map", "mount proc")
 
 
 def reason(said: str, *, root: bool) -> str:
-    """What bubblewrap said, in one line, and what to do about it."""
+    """Return what bubblewrap said, in one line, and what to do about it."""
     line = " ".join(said.split())[:300]
     text = f"bubblewrap does not work here: {line or 'it said nothing'}"
     if not any(mark in line.lower() for mark in _MARKS):

@@ -15,7 +15,7 @@ import msgspec
 import retinue
 from retinue import build
 from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
+from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.caller import narrower
 from retinue.core.errors import SpawnRefused
@@ -30,7 +30,7 @@ from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrower(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")

@@ -10,10 +10,8 @@ import pytest
 
 from retinue import build
 from retinue.build.servers import NoReporting, make_reporting
-from retinue.control import poster
-from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
-from retinue.control.reporting import Reporting
+from retinue.control.publisher import Poster, Publisher
+from retinue.control.reporting import Relay, Reporting
 from retinue.control.server_limits import Downward
 from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
@@ -198,7 +196,7 @@ async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_p
 async def test_every_way_not_to_arrive_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr(poster, "POST_SECONDS", 0.2)
+    monkeypatch.setattr("retinue.control.publisher.POST_SECONDS", 0.2)
     async with peer(answer) as (address, _):
         monkeypatch.setenv(ADDRESS, address)
         status, error, _ = await reviewed(tmp_path, TWO_LOOKS)
@@ -332,7 +330,7 @@ async def test_an_address_that_is_none_or_not_here_is_an_error(
 async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path) -> None:
     """One event is heard once, also when the first connection broke after it had been taken."""
     async with peer("", hang_up_after=1) as (address, posts):
-        sender = poster.Poster(address, "/subagent-events")
+        sender = Poster(address, "/subagent-events")
         for number in range(4):
             await sender.post(json.dumps({"type": "x", "n": number}).encode())
         assert [post["n"] for post in posts] == [0, 1, 2, 3]

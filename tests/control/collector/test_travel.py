@@ -52,7 +52,7 @@ def test_there_and_back() -> None:
     back = travel.from_environment(environ)
     assert (back.depth, back.deadline, back.tokens, back.cost) == (2, 1_800_000_000.5, 1000, Decimal("0.125"))
     assert travel.to_meta(NOBODY) == {} == travel.to_environment(NOBODY)
-    assert travel.inherited({}) is NOBODY
+    assert travel.read_process_limits({}) is NOBODY
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1e9", "٣", " 2", True, -5, 2.5, [], {}, "9" * 19])

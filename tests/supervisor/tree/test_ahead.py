@@ -127,7 +127,7 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
     assert called == ["go"]
 
 
-async def test_a_run_with_a_copy_of_its_own_waits_for_the_disk(tmp_path: Path) -> None:
+async def test_a_run_with_a_copy_which_may_have_to_be_set_up_waits_for_the_disk(tmp_path: Path) -> None:
     model = Noticed(scripted({"main": ["done"]}))
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)

@@ -71,7 +71,7 @@ def _must_have_ended(tree: Listing, one: Copied) -> None:
 
 
 def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
-    """Those with something to take over; of the others it is said why not."""
+    """Return the runs with something to take over, and print for each of the others why it has nothing."""
     left = []
     for one in runs:
         _must_have_ended(tree, one)

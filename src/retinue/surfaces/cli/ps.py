@@ -77,7 +77,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def _describe_process(state: Path, listing: Listing) -> str:
-    """Which process runs a tree, and whether it can be told something."""
+    """Name the process that runs a tree, and say whether it can be told something."""
     address = find_address(state / "control", listing.pid or 0)
     how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"

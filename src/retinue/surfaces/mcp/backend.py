@@ -84,7 +84,7 @@ class ClientRun:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it can still make calls: it has not left, and was not cancelled from elsewhere."""
+        """True while it can make calls: it has not left, and was not cancelled from elsewhere."""
         return self._client.is_here
 
     def list_runs(self) -> list[LiveRun]:
