@@ -4,8 +4,8 @@ Each is a command for the shell of a sandboxed run; the one that gets out says E
 doctor --escape` and the tests give the model to a run in the sandbox.
 
 None does harm where it succeeds: it looks, opens without writing, or touches only what was planted for it, and what it
-takes is bounded. All the same they are never run without a sandbox: `SANDBOXED` is the first command, and nothing is tried
-unless it says, from inside, that the sandbox stands.
+takes is bounded. All the same they are never run without a sandbox: `SANDBOXED` is the first command, and nothing is
+tried unless it says, from inside, that the sandbox stands.
 
 The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
 `{secret}` is a file of another run, `{home}` one in the user's home, `{state}` our own state in the project, `{pid}` a
@@ -210,7 +210,7 @@ class Names:
 
 
 class Attempts:
-    """All tries against one wall; `folder` is the project of the run that makes them, `network` what it may reach
+    """All tries against one sandbox; `folder` is the project of the run that makes them, `network` what it may reach
     through `dialer`."""
 
     dialer = Names()
