@@ -14,7 +14,7 @@ from typing import Any
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
-from retinue.core.results import Result, unconfirmed_texts
+from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
@@ -97,12 +97,9 @@ def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:
 
 
 def _add_hint(result: Result[Any]) -> str:
-    unconfirmed = unconfirmed_texts(name=result.name, primary=True)
-    return (
-        "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
-        if result.error_details == unconfirmed[1]
-        else ""
-    )
+    if result.code != "unconfirmed":
+        return ""
+    return "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 
 
 class DetachedProcess:
