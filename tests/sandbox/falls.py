@@ -247,7 +247,7 @@ async def environment(runtime: str) -> Facts:
 @fall
 async def hosts(runtime: str) -> Facts:
     """A parent that may reach two hosts, and a child that may reach one of them."""
-    python = image.PYTHON if runtime == "container" else box.python()
+    python = image.PYTHON if runtime == "container" else box.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
     raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'
