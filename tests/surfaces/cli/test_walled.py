@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from retinue.core.limits import MIB
-from retinue.sandbox.box import command
-from retinue.sandbox.container import engine
+from retinue.sandbox.box import find_command
+from retinue.sandbox.container import find_engine
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.sandbox.test_placement import WITHOUT, without_bubblewrap
 from tests.surfaces.cli.shell import Project, one_line_error
@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def engine_name() -> str:
-    return Path(engine().argv[0]).name
+    return Path(find_engine().argv[0]).name
 
 
 def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> dict[str, Any]:
@@ -227,7 +227,10 @@ def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project:
 @without_bubblewrap
 def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -> None:
     hidden = [
-        word for name in ("podman", "docker") if (path := command(name)) for word in ("--ro-bind", "/dev/null", path)
+        word
+        for name in ("podman", "docker")
+        if (path := find_command(name))
+        for word in ("--ro-bind", "/dev/null", path)
     ]
     project.prefix = [*WITHOUT[:-1], *hidden, "--"]
     terminal = Terminal(project, "run", "x", "--model", project.script({"main": [{"text": "the answer"}]}))
