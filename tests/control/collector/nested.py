@@ -15,6 +15,7 @@ import msgspec
 import retinue
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.publisher import Publisher
 from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
@@ -26,7 +27,6 @@ from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 
 

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.reporting import Reporting
 from retinue.core.caller import NOBODY, Caller, narrower
 from retinue.core.control import ResumeOverrides
@@ -25,7 +26,6 @@ from retinue.core.results import Result
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import hall
 
