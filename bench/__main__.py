@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import latency, peers, reports, speed, start, walls
+from bench import latency, peers, reports, sandboxes, speed, start
 
 MEASUREMENTS = {
     "speed": speed.rows,
@@ -15,7 +15,7 @@ MEASUREMENTS = {
     "latency": latency.rows,
     "reports": reports.rows,
     "start": start.rows,
-    "walls": walls.rows,
+    "sandboxes": sandboxes.rows,
     "peers": peers.rows,
 }
 

@@ -1,5 +1,6 @@
 """Rules for source files that lint alone cannot check."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,49 @@ def test_no_source_file_uses_what_is_banned(banned: str) -> None:
         if banned in path.read_text(encoding="utf-8")
     ]
     assert not users, f"{banned} in {users}: {BANNED[banned]}"
+
+
+# Mechanisms that are written once: what shows a second one, and where else it may stand, how often. These lists only
+# get shorter: a new use goes through the module named first.
+MECHANISMS = {
+    "files/": (
+        r"O_NOFOLLOW|O_EXCL|os\.replace\(|mkstemp|fsync\(|rmtree\(",
+        {
+            "log/retention.py": 1,
+            "sandbox/bubblewrap.py": 1,
+            "sandbox/escape_attempts.py": 1,
+            "sandbox/ordinary_user.py": 1,
+            "surfaces/mcp/install.py": 1,
+            "surfaces/printer/editor.py": 1,
+            "workspaces/atomic_apply.py": 2,
+            "workspaces/copy_tree.py": 1,
+        },
+    ),
+    "processes/": (
+        r"killpg|start_new_session|setsid\(",
+        {"surfaces/cli/detach.py": 1},  # leaves the terminal and ends nothing
+    ),
+    "concurrency.py": (
+        r"\bcreate_task\(|ensure_future\(",
+        {
+            "log/failpoints.py": 1,
+            "supervisor/driver.py": 2,  # the task of a run
+            "supervisor/run.py": 1,  # an awaitable of the log that is awaited twice
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("home", MECHANISMS)
+def test_each_mechanism_is_written_once(home: str) -> None:
+    pattern, allowed = MECHANISMS[home]
+    source = REPO / "src" / "retinue"
+    found = {
+        path.relative_to(source).as_posix(): len(re.findall(pattern, path.read_text(encoding="utf-8")))
+        for path in python_files("src")
+    }
+    more = {name: count for name, count in found.items() if not name.startswith(home) and count > allowed.get(name, 0)}
+    assert not more, f"use retinue/{home} instead: {more}"
 
 
 def test_constraints_are_pins_without_addresses() -> None:

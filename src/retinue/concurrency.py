@@ -94,13 +94,15 @@ async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]], *, seconds:
     return None
 
 
-async def finish_despite_cancel(work: Coroutine[Any, Any, T], *, hurry: Callable[[], object] = lambda: None) -> T:
+async def finish_despite_cancel(
+    work: Coroutine[Any, Any, T], *, hurry: Callable[[], object] = lambda: None, patient: bool = True
+) -> T:
     """Finish work that has a deadline of its own, also when the caller is cancelled meanwhile.
 
-    A caller that is cancelled gets its CancelledError afterwards; each cancellation but the one that may have led here
-    calls `hurry`."""
+    A caller that is cancelled gets its CancelledError afterwards. Each cancellation calls `hurry`; a `patient` caller
+    only from the second one on, counting one that may have led here."""
     caller = asyncio.current_task()
-    known = caller is not None and caller.cancelling() > 0
+    known = not patient or (caller is not None and caller.cancelling() > 0)
     cancelled = False
     async with TaskOwner() as owner:
         task = owner.start(work)

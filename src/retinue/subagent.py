@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from retinue.concurrency import TaskOwner
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
@@ -215,15 +216,16 @@ class SubagentTool:
             raise ToolError(str(refused)) from None
         if cancel is not None and cancel.is_set():
             await run.cancel()
-        observers = [asyncio.create_task(_observe(run, self._hooks))] if self._hooks else []
-        watchers = [asyncio.create_task(_cancel_on(cancel, run))] if cancel else []
-        try:
-            result = SubagentResult.of(await run.result())
-            await asyncio.gather(*observers)
-        finally:
-            await run.cancel()  # one that nobody waits for has no reason to go on; one that has ended is left alone
-            for beside in (*observers, *watchers):
-                beside.cancel()
+        async with TaskOwner() as owner:
+            observing = owner.start(_observe(run, self._hooks)) if self._hooks else None
+            if cancel is not None:
+                owner.start(_cancel_on(cancel, run))
+            try:
+                result = SubagentResult.of(await run.result())
+                if observing is not None:
+                    await observing
+            finally:
+                await run.cancel()  # one that nobody waits for has no reason to go on; one that has ended is left alone
         return ToolResult(result.success, result.final_response, result.to_json(), result.duration_ms)
 
 

@@ -1,4 +1,4 @@
-"""What our own tests stand on, for yours: a scripted model, time that a test owns, and the log in memory."""
+"""Tools for tests of agents, which our own tests use too: a scripted model, a manual clock, and a log in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["FixedPrices", "ManualClock", "MemoryLog", "allow_all", "deny_all", "
 
 
 def scripted(agents: dict[str, Any], *, strict: bool = False, clock: Clock | None = None) -> ScriptedModel:
-    """A model that says what `agents` says, in the format of the script file."""
+    """Return a model that replies as `agents` says, in the format of the script file."""
     return ScriptedModel(parse_script({"agents": agents, "strict": strict}), clock or SystemClock())
 
 
 class FixedPrices:
-    """Prices from a table: model -> US dollars for a million tokens of input and of output. `*` is any model."""
+    """Prices from a table: by model, US dollars for a million tokens of input and of output. `*` is any model."""
 
     def __init__(self, table: dict[str, tuple[str, str]]) -> None:
         self._table = {model: (Decimal(given), Decimal(got)) for model, (given, got) in table.items()}
@@ -39,12 +39,12 @@ class FixedPrices:
 
 
 async def allow_all(question: Approval) -> Allow | Deny:
-    """An approver that says yes."""
+    """Allow every call. An approver."""
     return Allow()
 
 
 async def deny_all(question: Approval) -> Allow | Deny:
-    """An approver that says no."""
+    """Deny every call. An approver."""
     return Deny("denied by the test")
 
 
@@ -57,7 +57,7 @@ class _Timer:
 
 
 class ManualClock:
-    """Time that moves only when told. What is due runs in its order, and tasks it wakes run in between."""
+    """A clock that moves only in `advance`. Due timers run in order, and the tasks they wake run in between."""
 
     def __init__(self, *, wall: float = 1_700_000_000.0) -> None:
         self._now = 0.0
@@ -88,7 +88,7 @@ class ManualClock:
             timer.cancel()
 
     async def advance(self, seconds: float) -> None:
-        """Moves time on, running everything that falls due on the way."""
+        """Move the time on, and run every timer that falls due on the way."""
         end = self._now + seconds
         await self.settle()
         while self._due and self._due[0][0] <= end:
@@ -102,6 +102,6 @@ class ManualClock:
 
     @staticmethod
     async def settle() -> None:
-        """Lets tasks that can run do so."""
+        """Let the tasks run that can."""
         for _ in range(50):
             await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.config.profiles import BUILT_IN, TEMPLATE, activate, discover, parse_profile
+from retinue.config.profiles import BUILT_IN, TEMPLATE, choose_active, find_profiles, parse_profile
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from tests.config.conftest import Write
@@ -34,7 +34,7 @@ def names(profiles: list[Profile]) -> list[str]:
 
 @pytest.mark.requirement("MASS-30")
 def test_the_built_in_profiles_are_there_and_say_who_they_are() -> None:
-    profiles = discover(None)
+    profiles = find_profiles(None)
     assert names(profiles) == ["critic", "evaluator", "explorer", "novelty", "researcher", "round_evaluator"]
     for profile in profiles:
         assert profile.source == BUILT_IN
@@ -46,29 +46,32 @@ def test_the_built_in_profiles_are_there_and_say_who_they_are() -> None:
 @pytest.mark.requirement("MASS-30")
 @pytest.mark.requirement("MASS-31")
 def test_by_default_four_are_active_and_the_others_wait_to_be_named() -> None:
-    active, warnings = activate(discover(None), None)
+    active, warnings = choose_active(find_profiles(None), None)
     assert names(active) == ["evaluator", "explorer", "researcher", "critic"]
     assert warnings == []
-    assert names(activate(discover(None), ["novelty", "round_evaluator"])[0]) == ["novelty", "round_evaluator"]
+    assert names(choose_active(find_profiles(None), ["novelty", "round_evaluator"])[0]) == [
+        "novelty",
+        "round_evaluator",
+    ]
 
 
 def test_by_default_what_the_project_defines_is_active_too(tmp_path: Path, write: Write) -> None:
     write(f"{TYPES}/zed/SUBAGENT.md", subagent("zed"))
     write(f"{TYPES}/builder/SUBAGENT.md", subagent("builder"))
     write(f"{TYPES}/explorer/SUBAGENT.md", subagent("Explorer"))
-    active, _ = activate(discover(tmp_path), None)
+    active, _ = choose_active(find_profiles(tmp_path), None)
     assert names(active) == ["evaluator", "Explorer", "researcher", "critic", "builder", "zed"]
 
 
 @pytest.mark.requirement("MASS-32")
 def test_a_list_filters_an_unknown_name_warns_and_an_empty_list_disables_all() -> None:
-    active, warnings = activate(discover(None), ["Critic", "explorr", "EXPLORER", "critic"])
+    active, warnings = choose_active(find_profiles(None), ["Critic", "explorr", "EXPLORER", "critic"])
     assert names(active) == ["critic", "explorer"]
     there = "critic, evaluator, explorer, novelty, researcher, round_evaluator"
     assert warnings == [
         f"unknown subagent type 'explorr' in subagent_types; there is {there}; did you mean 'explorer'?"
     ]
-    assert activate(discover(None), []) == ([], [])
+    assert choose_active(find_profiles(None), []) == ([], [])
 
 
 @pytest.mark.requirement("MASS-43")
@@ -78,7 +81,7 @@ def test_a_projects_profile_wins_in_any_case_and_templates_are_left_out(tmp_path
     write(f"{TYPES}/.hidden/SUBAGENT.md", subagent("hidden"))
     write(f"{TYPES}/notes.md", "not a folder")
     (tmp_path / TYPES / "empty").mkdir()
-    profiles = discover(tmp_path)
+    profiles = find_profiles(tmp_path)
     assert names(profiles) == ["critic", "evaluator", "EXPLORER", "novelty", "researcher", "round_evaluator"]
     explorer = profiles[2]
     assert (explorer.instructions, explorer.source) == ("My own.", f"{TYPES}/mine/SUBAGENT.md")
@@ -87,14 +90,14 @@ def test_a_projects_profile_wins_in_any_case_and_templates_are_left_out(tmp_path
 @pytest.mark.requirement("MASS-43")
 def test_the_template_is_a_good_profile_that_is_never_discovered() -> None:
     profile = parse_profile(TEMPLATE.read_text(), file=str(TEMPLATE), source="template").profile
-    assert profile.name not in names(discover(None))
+    assert profile.name not in names(find_profiles(None))
 
 
 def test_two_profiles_of_a_project_with_one_name_are_an_error(tmp_path: Path, write: Write) -> None:
     write(f"{TYPES}/a/SUBAGENT.md", subagent("same"))
     write(f"{TYPES}/b/SUBAGENT.md", subagent("SAME"))
     with pytest.raises(ConfigError, match=r"b/SUBAGENT.md:2: key 'name': 'SAME' is also the name in .*a/SUBAGENT.md"):
-        discover(tmp_path)
+        find_profiles(tmp_path)
 
 
 @pytest.mark.requirement("MASS-44")
@@ -166,22 +169,22 @@ def test_only_regular_files_are_read(tmp_path: Path, write: Write) -> None:
 
     path.symlink_to(secret)
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is a symbolic link; only regular files are read here"):
-        discover(tmp_path)
+        find_profiles(tmp_path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is not a regular file"):
-        discover(tmp_path)
+        find_profiles(tmp_path)
     path.unlink()
     path.mkdir()
     with pytest.raises(ConfigError, match=r"SUBAGENT\.md: is a folder, not a file"):
-        discover(tmp_path)
+        find_profiles(tmp_path)
 
 
 def test_windows_line_ends_and_a_bom(tmp_path: Path) -> None:
     path = tmp_path / TYPES / "x" / "SUBAGENT.md"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\xef\xbb\xbf" + subagent("x").replace("\n", "\r\n").encode())
-    assert next(p for p in discover(tmp_path) if p.name == "x").instructions == "Do it."
+    assert next(p for p in find_profiles(tmp_path) if p.name == "x").instructions == "Do it."
 
 
 @settings(deadline=None)

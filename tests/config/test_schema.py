@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from retinue.config.schema import Setting, declared
+from retinue.config.schema import Setting, list_settings
 from retinue.config.settings import ApprovalSettings, ProfileSettings, Settings, parse_settings, settings_schema
 from retinue.config.yaml import parse_yaml
 from retinue.core.errors import ConfigError
@@ -20,7 +20,25 @@ from retinue.core.errors import ConfigError
 VALIDATOR = jsonschema.Draft7Validator(settings_schema())
 RULE_TEXTS = ["read", " mcp__* ", "shell(git *)", "my_shell(ls)", "deploy(a=b)", "deploy(a=)", "edit(())"]
 NO_RULES = ["", "shell()", "shell( )", "deploy(x)", "deploy()", "shell(", "a b", "x\n(y=1)", "édit", "read)"]
-SCALARS: list[Any] = [None, True, False, 0, 1, -1, 7, 0.5, -0.5, 2**40, "", " ", "x", "ask", "yes", "walled", "strict"]
+SCALARS: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    7,
+    0.5,
+    -0.5,
+    2**40,
+    "",
+    " ",
+    "x",
+    "ask",
+    "yes",
+    "sandboxed",
+    "strict",
+]
 SCALARS += ["none", "full", "none\n", "a.com", "inherited", "scratch", "shared", "isolated?", *RULE_TEXTS, *NO_RULES]
 LISTS = st.lists(st.sampled_from(SCALARS), max_size=3)
 LEAVES = st.sampled_from(SCALARS) | LISTS | st.sampled_from([[], {}, [[]], {"a": 1}])
@@ -29,7 +47,7 @@ NAMES = st.sampled_from(["explorer", "poet", "a-b_2", "x" * 64] * 3 + ["-a", "a 
 
 def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
     """Mappings with some of its keys, each with a good or a bad value, now and then with a key it has not."""
-    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in declared(section)})
+    good = st.fixed_dictionaries({}, optional={key.name: values(key) for key in list_settings(section)})
     odd = st.builds(lambda found, name: {**found, name: 1}, good, st.sampled_from(["x", "mode", ""]))
     return mostly(good, odd)
 
@@ -37,7 +55,7 @@ def mappings(section: type) -> st.SearchStrategy[dict[str, Any]]:
 def values(key: Setting) -> st.SearchStrategy[Any]:
     """Mostly what could stand there."""
     fits = LEAVES if key.kind.section is None else mappings(key.kind.section)
-    example = st.just(parse_yaml(key.example, "example").plain()) if key.example else fits
+    example = st.just(parse_yaml(key.example, "example").to_plain()) if key.example else fits
     return mostly(mostly(example, fits), LEAVES)
 
 
@@ -66,7 +84,7 @@ def loads(document: Any) -> bool:
 @example(None)
 @example([])
 @example("text")
-@example({"approvals": {"mode": "walled"}})
+@example({"approvals": {"mode": "sandboxed"}})
 @example({"profiles": {"a": {"limits": {"concurrent": 1}}}})
 @example({"network": "full", "profiles": {"explorer": {"network": "none"}}})
 @example({"network": {"allow": ["a.com"]}, "profiles": {"explorer": {"network": ["a.com"]}}})
@@ -99,7 +117,7 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     jsonschema.Draft7Validator.check_schema(settings_schema())
 
     def look(section: type, around: str) -> None:
-        for key in declared(section):
+        for key in list_settings(section):
             assert key.help and key.kind.schema["type"], key.name
             if key.example:
                 parse_settings(around.replace("HERE", f"{{{key.name}: {key.example}}}"), Path("retinue.yaml"))
@@ -111,4 +129,4 @@ def test_each_key_is_explained_and_its_example_is_right() -> None:
     look(ProfileSettings, "profiles: {poet: HERE}")
     properties = settings_schema()["properties"]
     assert properties["max_cost"]["description"].startswith("the same in US dollars")
-    assert properties["profiles"]["additionalProperties"]["title"].startswith("What one agent may do")
+    assert properties["profiles"]["additionalProperties"]["title"].startswith("Rights and limits of one agent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from decimal import Decimal
 from pathlib import Path
@@ -10,14 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 import retinue.config.settings as module
-from retinue.agent.local import LOCAL
 from retinue.agent.plans import SPAWNING, WEB
+from retinue.config.limits import LIMIT_KEYS
+from retinue.config.schema import list_settings
 from retinue.config.settings import Settings, load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
+from retinue.surfaces.cli.options import add_options
+from retinue.tools.local import LOCAL
 from tests.config.conftest import Write
 
 
@@ -164,3 +169,15 @@ def test_any_bytes_are_settings_or_a_config_error(tmp_path: Path, data: bytes) -
 
 def test_the_names_of_tools_in_the_file_are_those_there_are() -> None:
     assert (tuple(LOCAL), tuple(WEB), tuple(SPAWNING)) == (LOCAL_TOOLS, WEB_TOOLS, SPAWN_TOOLS)
+
+
+def test_each_limit_is_an_option_too_whose_help_says_the_declared_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = {action.dest: action for action in parser._actions}
+    settings = {each.name: each for each in list_settings(Settings)}
+    for key in LIMIT_KEYS.values():
+        default = settings[key].default
+        shown = "no limit" if default is None else str(default)
+        assert f"({shown})" in (options[key].help or ""), key
+        assert options[key].default is settings[key].unset is UNSET

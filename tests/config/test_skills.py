@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config.skills import find_skills, skill_prompt
+from retinue.config.skills import find_skills, render_skill_prompt
 from retinue.core.errors import ConfigError
 from tests.config.conftest import Write
 
@@ -20,7 +20,9 @@ def test_the_built_in_skill_is_listed_with_its_path() -> None:
     assert list(skills) == ["report-writing"]
     found = skills["report-writing"]
     assert found.path.is_absolute() and found.path.is_file()
-    assert f"- report-writing: {found.description} (read {found.path})" in skill_prompt(["Report-Writing"], skills)
+    assert f"- report-writing: {found.description} (read {found.path})" in render_skill_prompt(
+        ["Report-Writing"], skills
+    )
 
 
 def test_a_projects_skill_wins_in_any_case_and_other_keys_are_left_alone(tmp_path: Path, write: Write) -> None:
@@ -29,16 +31,16 @@ def test_a_projects_skill_wins_in_any_case_and_other_keys_are_left_alone(tmp_pat
     write(".agent/skills/_template/SKILL.md", "rubbish")
     skills = find_skills(tmp_path)
     assert list(skills) == ["deploy", "Report-Writing"]
-    assert f"- Report-Writing: Ours, folded. (read {mine})" in skill_prompt(["report-writing"], skills)
+    assert f"- Report-Writing: Ours, folded. (read {mine})" in render_skill_prompt(["report-writing"], skills)
 
 
 def test_no_skills_no_prompt() -> None:
-    assert skill_prompt([], {}) == ""
+    assert render_skill_prompt([], {}) == ""
 
 
 def test_an_unknown_skill_lists_those_there_are() -> None:
     with pytest.raises(ConfigError) as caught:
-        skill_prompt(["report-writin"], find_skills(None))
+        render_skill_prompt(["report-writin"], find_skills(None))
     expected = "unknown skill 'report-writin'; there is report-writing; did you mean 'report-writing'?"
     assert str(caught.value) == expected
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from retinue.config.profiles import parse_profile
-from retinue.config.schema import declared
+from retinue.config.schema import list_settings
 from retinue.config.settings import Settings, parse_settings, settings_schema
 from retinue.config.template import render_settings, render_subagent
 from retinue.config.toolchains import find_toolchains
@@ -80,7 +80,7 @@ def test_what_is_written_loads_whichever_line_is_turned_on(
     one_each = [text[: found.start()] + found[1] + text[found.end() :] for found in off]
     for version in (text, *one_each, OFF.sub(r"\1", text)):
         parse_settings(version, Path("retinue.yaml"))
-        jsonschema.validate(parse_yaml(version, "retinue.yaml").plain(), settings_schema())
+        jsonschema.validate(parse_yaml(version, "retinue.yaml").to_plain(), settings_schema())
     settings = parse_settings(text, Path("retinue.yaml"))
     assert settings.model == model
     assert [str(rule) for rule in settings.rules.allow] == [f"shell({test})" for test in tests if allowed]
@@ -90,7 +90,7 @@ def test_every_key_there_is_is_written_down() -> None:
     text = render_settings(model=None, profile="reviewer", tests=(), allowed=False)
 
     def names(section: type) -> set[str]:
-        keys = declared(section)
+        keys = list_settings(section)
         inner = [names(key.kind.section) for key in keys if key.kind.section is not None and not key.example]
         return {key.name for key in keys}.union(*inner)
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retinue.config.yaml as strict
-from retinue.config.located import Section, node_of
+from retinue.config.located import Section, make_node
 from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml, read_yaml
 from retinue.core.errors import ConfigError
 
 
 def plain(text: str) -> object:
-    return parse_yaml(text, "f.yaml").plain()
+    return parse_yaml(text, "f.yaml").to_plain()
 
 
 def refusal(text: str) -> str:
@@ -111,7 +111,7 @@ def test_section_gives_typed_values() -> None:
     )
     inner = s.section("s")
     assert inner is not None and inner.integer("k") == 1
-    assert s.plain("p") == [1, {"a": None}]
+    assert s.require("p").to_plain() == [1, {"a": None}]
     assert s.text("z") is None and s.text("absent") is None
     s.finish()
 
@@ -160,25 +160,25 @@ def test_unknown_keys_list_the_allowed_ones_and_the_likely_one() -> None:
 
 def test_a_missing_key_names_the_misspelt_one() -> None:
     with pytest.raises(ConfigError, match=r"f\.yaml:1: the key 'name' is missing; did you mean 'nam'\?"):
-        section("nam: x").need("name")
+        section("nam: x").require("name")
 
 
 def test_python_values_are_checked_alike() -> None:
-    assert node_of({"a": [1, (2.5, None)]}, Place("script")).plain() == {"a": [1, [2.5, None]]}
+    assert make_node({"a": [1, (2.5, None)]}, Place("script")).to_plain() == {"a": [1, [2.5, None]]}
     loop: list[object] = []
     loop.append(loop)
     for value in ({1: 2}, {"a": object()}, {"a": float("nan")}, {"a": 2**70}, {"a": "\ud800"}, {"\ud800": 1}, loop):
         with pytest.raises(ConfigError, match=r"^script"):
-            node_of(value, Place("script"))
+            make_node(value, Place("script"))
 
 
 def test_files(tmp_path: Path) -> None:
     good = tmp_path / "good.yaml"
     good.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
-    assert read_yaml(good).plain() == {"a": 1, "b": 2}
+    assert read_yaml(good).to_plain() == {"a": 1, "b": 2}
     link = tmp_path / "link.yaml"
     link.symlink_to(good)
-    assert read_yaml(link).plain() == {"a": 1, "b": 2}
+    assert read_yaml(link).to_plain() == {"a": 1, "b": 2}
 
 
 def bad_files(folder: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, 
 from retinue.core.limits import Limits
 from retinue.core.messages import ToolTurn, UserTurn
 from retinue.core.profiles import Profile, Task
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.supervisor.local_control import CLIENT_LEFT
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
@@ -69,7 +69,7 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
         assert "".join(item.text for item in items if isinstance(item, Delta)) == "one two three"
-        written = [encode(event) for event in h.supervisor.log.read(node.ref.tree)]
+        written = [encode(event) for event in await h.supervisor.log.read(node.ref.tree)]
         assert [encode(event) for event in events] == written
         assert [encode(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
@@ -85,11 +85,11 @@ async def test_a_steer_is_read_at_the_next_turn_as_the_users_words(kind: str, tm
         delivered = await first(c, tree, TurnStarted, after=receipt.seq)
         assert delivered.body == TurnStarted(2)
         await node.join()
-        events = h.supervisor.log.read(tree)
+        events = await h.supervisor.log.read(tree)
         [inbox] = [event for event in events if isinstance(event.body, Inbox)]
         assert inbox.seq == receipt.seq
         assert inbox.body == Inbox("look at the tests ? only", source="user")
-        assert [turn for turn in thread(events, 0) if isinstance(turn, UserTurn)][1:] == [
+        assert [turn for turn in fold_thread(events, 0) if isinstance(turn, UserTurn)][1:] == [
             UserTurn("look at the tests ? only", "user")
         ]
         late = await c.send(tree, 0, "too late")
@@ -108,7 +108,7 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
             question = (await h.questions())[0]
             assert await c.answer(question.id, Allow(), by="test") == "taken"
         await node.join()
-        seen = thread(h.supervisor.log.read(node.ref.tree), 0)
+        seen = fold_thread(await h.supervisor.log.read(node.ref.tree), 0)
     assert next(turn.text for turn in seen if isinstance(turn, ToolTurn)) == lie
     words = [turn for turn in seen if isinstance(turn, UserTurn)]
     assert [turn.source for turn in words] == ["task", "notice"]

@@ -19,7 +19,7 @@ from retinue.core.control import ResumeOverrides
 from retinue.core.events import ApprovalAsked, ApprovalDecided, Event, Message, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, Native, Reply
 from retinue.core.network import FULL
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -79,7 +79,7 @@ async def test_a_profile_from_the_log_reaches_no_more_hosts_than_it_did(tmp_path
         whole = [event async for event in run.events()]
     async with crash.after(whole[:2], **options) as r:
         run = await r.resume(whole[0].tree)
-        assert r.control.supervisor.trees[run.tree].nodes[0].plan.network == ()
+        assert r.control.supervisor.trees[run.tree].runs[0].plan.network == ()
         await run.result()
 
 
@@ -92,7 +92,7 @@ async def test_words_for_the_network_are_read_back_from_the_log(tmp_path: Path) 
             whole = [event async for event in (await r.spawn(profile, "go")).events()]
         async with crash.after(whole[:2], network="full") as r:
             run = await r.resume(whole[0].tree)
-            assert r.control.supervisor.trees[run.tree].nodes[0].plan.network == hosts
+            assert r.control.supervisor.trees[run.tree].runs[0].plan.network == hosts
             await run.result()
 
 
@@ -103,7 +103,7 @@ async def test_a_cost_limit_without_a_price_does_not_go_on() -> None:
     async with crash.after(whole[:4]) as r:
         with pytest.raises(ConfigError, match=r"the price of model .* is not known"):
             await r.resume(whole[0].tree, profiles=[crash.profile], limits=Limits(cost=Decimal("0.01")))
-        assert r.control.supervisor.log.read(whole[0].tree) == whole[:4]
+        assert (await r.control.supervisor.log.read(whole[0].tree)) == whole[:4]
 
 
 async def test_a_long_text_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_long_text_comes_back_as_it_was(tmp_path: Path) -> None:
         events = [event async for event in run.events()]
     [message] = bodies(events, Message)
     assert message.file
-    turn = thread(events, 0)[-1]
+    turn = fold_thread(events, 0)[-1]
     assert isinstance(turn, AssistantTurn) and turn.text == said
 
 

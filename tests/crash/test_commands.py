@@ -14,7 +14,8 @@ import pytest
 
 import retinue
 from retinue import Profile
-from retinue.log.retention import collect
+from retinue.log.opening import open_reader
+from retinue.log.retention import remove_old_trees
 from retinue.testing import scripted
 from tests.surfaces.cli.shell import Project, environment, one_line_error, read_until
 
@@ -39,11 +40,11 @@ def test_ps_and_show_say_how_to_go_on(project: Project) -> None:
     assert f"\n{tree} was interrupted: retinue resume {tree}\n" in project.retinue("ps").stdout
     assert f"retinue resume {tree}" in project.retinue("show").stdout
     error = one_line_error(project.retinue("continue", "x", "go on"))
-    assert error == f"{tree} was interrupted: `retinue resume {tree}` goes on with it"
+    assert error == f"{tree} was interrupted: `retinue resume {tree}` resumes it"
     done = project.retinue("resume", tree[:-1], "--json")
     result = json.loads(done.stdout)
     assert (result["status"], result["final_response"], result["children"][0]["status"]) == ("done", "end", "done")
-    assert f"{tree} goes on after event " in done.stderr
+    assert f"{tree} continues after event " in done.stderr
     assert "○ subagent [x] resumed" in done.stderr
     assert "spawned" not in done.stderr, "what was shown before is not shown again"
     assert "was interrupted" not in project.retinue("ps").stdout
@@ -88,7 +89,6 @@ async def test_what_was_made_in_python_is_resumed_in_python(project: Project) ->
 
     profile = Profile("clerk", tools=[note], model=scripted({"clerk": ["done"]}))
     async with retinue.open(project.folder / ".retinue") as other, retinue.open(project.folder / ".retinue") as r:
-        assert other.control.supervisor.log.trees() == [tree], "the first to come has the file"
         with pytest.raises(retinue.RetinueError, match="is being written by process"):
             await r.resume(tree, profiles=[profile])
         run = await other.resume(tree, profiles=[profile])
@@ -136,9 +136,9 @@ def test_a_file_that_is_held_is_written_by_its_holder(project: Project) -> None:
         )
         done = project.retinue("resume", tree, "--yes")
         assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
-        assert f"{tree} goes on in process {process.pid}, which writes its log" in done.stderr
+        assert f"{tree} runs in process {process.pid}, which writes its log" in done.stderr
         refused = one_line_error(project.retinue("continue", f"{done_tree}/1", "again", "--max-tokens", "5"))
-        assert refused.endswith("and goes on with it: it takes no limits from here")
+        assert refused.endswith("and runs it: it takes no limits from here")
         assert "asks nobody" in one_line_error(project.retinue("continue", f"{done_tree}/1", "again"))
         done = project.retinue("continue", f"{done_tree}/1", "again", "--yes")
         assert (done.returncode, done.stdout) == (0, "x has looked\n"), done.stderr
@@ -152,11 +152,12 @@ async def test_gc_keeps_what_can_go_on(tmp_path: Path) -> None:
         old = await r.run(profile, "go")
         await (await r.continue_run(old, "more", profiles=[profile])).result()
     later = time.time() + 3600
-    report = collect(state, before=later, dry_run=True)
+    report = await remove_old_trees(open_reader(state), state / "runs", before=later, dry_run=True)
     assert len(report.removed) == 2 and report.interrupted == []
     db = apsw.Connection(str(state / "logs/0001.db"))
     db.execute("DELETE FROM batches WHERE id = (SELECT max(id) FROM batches)")  # the second tree never got its ending
     db.close()
-    report = collect(state, before=later)
+    report = await remove_old_trees(open_reader(state), state / "runs", before=later)
     assert len(report.interrupted) == 1 and report.removed == []
-    assert len(collect(state, before=later, interrupted=True).removed) == 2
+    report = await remove_old_trees(open_reader(state), state / "runs", before=later, interrupted=True)
+    assert len(report.removed) == 2

@@ -27,8 +27,8 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.messages import Call, Reply, ToolTurn, UserTurn
-from retinue.log.archive import Archive
-from retinue.log.listing import listing
+from retinue.log.listing import load_listing
+from retinue.log.opening import open_reader
 from retinue.log.threads import BROKEN_OFF, NOT_RUN
 from retinue.testing import ManualClock, scripted
 from tests.supervisor.tree.kit import bodies, call, kinds, main, spawn, until
@@ -199,7 +199,7 @@ async def test_a_run_has_the_time_that_was_left() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go", limits=Limits(seconds=100))
         await clock.advance(45)
-        before = r.control.supervisor.log.read(run.tree)
+        before = await r.control.supervisor.log.read(run.tree)
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[crash.profile])
         await clock.advance(59)  # 40 s of the 100 are in the log
@@ -217,16 +217,15 @@ async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: P
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go")
         await clock.advance(45)
-        before = r.control.supervisor.log.read(run.tree)
+        before = await r.control.supervisor.log.read(run.tree)
     async with crash.after(before, path=tmp_path / ".retinue"):
         await clock.advance(3600)
     async with crash.after([], path=tmp_path / ".retinue") as r:
         run = await r.resume(before[0].tree, profiles=[crash.profile])
         await clock.advance(5)
         await until(run, RunResumed)
-        archive = Archive(tmp_path / ".retinue")
-        found = listing(archive, archive.trees()[0])
-        assert (found.live, found.seconds(found.runs.runs[0], clock.wall())) == (True, 45)
+        found = await load_listing(open_reader(tmp_path / ".retinue"), run.tree)
+        assert (found.live, found.seconds_of(found.runs.runs[0], clock.wall())) == (True, 45)
 
 
 async def test_background_children_and_queued_ones_come_back() -> None:
@@ -245,7 +244,7 @@ async def test_background_children_and_queued_ones_come_back() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(profile, "go", limits=Limits(concurrent=1))
         await clock.advance(0)
-        before = r.control.supervisor.log.read(run.tree)
+        before = await r.control.supervisor.log.read(run.tree)
     assert {event.run for event in before if isinstance(event.body, RunStarted)} == {0, 1}
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[profile])
@@ -285,7 +284,7 @@ async def test_what_the_log_cannot_keep_has_to_be_given() -> None:
     async with crash.after(whole[:3]) as r:
         with pytest.raises(ConfigError, match=r"cannot go on: .*'note'.*give it again, from Python"):
             await r.resume(whole[0].tree)
-        assert r.control.supervisor.log.read(whole[0].tree) == whole[:3]
+        assert (await r.control.supervisor.log.read(whole[0].tree)) == whole[:3]
         with pytest.raises(ConfigError, match="there is no tree 'nope'"):
             await r.resume("nope")
     async with crash.after(whole) as r:
@@ -343,7 +342,9 @@ async def test_what_a_run_had_done_when_it_was_stopped_is_known_to_who_continues
     profile = Profile("main", model=Twice(), tools=[note, hang, sign])
     async with retinue.open(wait_approvals=600, allow=["note"]) as r:
         run = await r.spawn(profile, "go")
-        while not (r.control.supervisor.pending() and bodies(r.control.supervisor.log.read(run.tree), ToolResult)):
+        while not (
+            r.control.supervisor.pending() and bodies(await r.control.supervisor.log.read(run.tree), ToolResult)
+        ):
             await asyncio.sleep(0)
         await run.cancel()
         stopped = await run.result()

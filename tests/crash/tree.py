@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from retinue.core.events import Event, RunEnded, RunSpawned, ToolCall, ToolResult, TurnEnded
-from retinue.log.archive import Archive
+from retinue.log.opening import open_reader
 from retinue.log.runs import Runs
 from tests.surfaces.cli.shell import Project
 
@@ -56,10 +57,10 @@ def agents(folder: Path, *, delay: float = 0.0) -> dict[str, Any]:
 
 def events(project: Project) -> list[Event]:
     """All of the one tree there is, whatever happened to its process."""
-    archive = Archive(project.folder / ".retinue")
-    found = archive.trees()
+    log = open_reader(project.folder / ".retinue")
+    found = asyncio.run(log.list_trees())
     assert len(found) == 1, "there should be one tree"
-    return list(archive.events(found[0]))
+    return asyncio.run(log.read(found[0].tree))
 
 
 def marks(project: Project) -> Counter[str]:

@@ -46,9 +46,9 @@ def _describe(event: Event) -> dict[str, Any]:
     """Return the main fields of an event, the kind first."""
     fields = msgspec.json.decode(msgspec.json.encode(event.body))
     found = {"kind": event.kind}
-    found |= {name: value for name, value in fields.items() if name not in {"kind", "walls", "sandbox", *DROPPED}}
+    found |= {name: value for name, value in fields.items() if name not in {"kind", "sandbox", *DROPPED}}
     if event.kind == "run.started":
-        found["sandboxed"] = bool(fields.get("walls") or fields.get("sandbox"))
+        found["sandboxed"] = bool(fields.get("sandbox"))
     if event.kind == "run.spawned":
         found["tools"] = [tool["name"] for tool in fields.get("tools", [])]
     return found

@@ -11,7 +11,7 @@ from retinue import Event, Limits, Profile
 from retinue.core.events import Delta, RunEnded, UsageReported, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.usage import Usage
-from retinue.log.accounts import bills
+from retinue.log.accounts import fold_bills
 from retinue.models.provider_messages import build_messages, frame_words
 from retinue.testing import ManualClock, scripted
 from tests.models import wire
@@ -27,14 +27,14 @@ async def cancelled(model: str, *answers: Answer) -> tuple[list[Event], Any]:
     clock = ManualClock()
     async with serving(*answers), retinue.open(clock=clock, limits=Limits(tokens=10**6)) as r:
         run = await r.spawn(Profile("main", model=model, tools=[]), "hello" * 40)
-        account = r.control.supervisor.trees[run.tree].nodes[0].account
+        account = r.control.supervisor.trees[run.tree].runs[0].account
         async for item in r.control.supervisor.watch(run.tree, deltas=True):
             if isinstance(item, Delta):
                 await run.cancel()
             elif isinstance(item.body, Warned):
                 await clock.advance(60)
         assert (await run.result()).status == "cancelled"
-        return r.control.supervisor.log.read(run.tree), account
+        return await r.control.supervisor.log.read(run.tree), account
 
 
 async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -> None:
@@ -43,7 +43,7 @@ async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -
     assert said.usage == Usage(1000, 100) and said.estimated
     assert (account.spent.tokens, account.reserved.tokens, account.in_flight) == (1100, 0, 0)
     assert bodies(events, RunEnded)[0].partial == "x" * 400
-    [bill] = bills(events, by="model").values()
+    [bill] = fold_bills(events, by="model").values()
     assert (bill.estimated, bill.to_json()["estimated_tokens"]) == (1100, 1100)
 
 
@@ -113,7 +113,7 @@ async def test_a_wall_clock_that_jumps_breaks_no_fold_and_no_deadline() -> None:
         assert r.control.supervisor.trees
         await clock.advance(0.2)
         result = await asyncio.wait_for(run.result(), 5)
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert result.status == "timed_out" and 5000 <= result.duration_ms <= 5200
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert any(later.at < earlier.at for earlier, later in pairwise(events))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config.models import PROVIDERS, default_model, install_command
+from retinue.config.models import PROVIDERS, find_default_model, find_install_command
 from tests.models import wire
 from tests.models.server import KEY, Answer, Server, environ
 from tests.surfaces.cli.shell import SOURCE, Project, one_line_error
@@ -66,11 +66,11 @@ async def test_the_order(project: Project, option: str, config: str, variable: s
 
 
 def test_the_environment_alone() -> None:
-    assert default_model({}) is None
-    assert default_model({CLAUDE.key: "k"}) == CLAUDE.default
-    assert default_model({GPT.key: "k", CLAUDE.key: " "}) == GPT.default
-    assert default_model({GPT.key: "k", CLAUDE.key: "k"}) is None
-    assert default_model({GPT.key: "k", CLAUDE.key: "k", "RETINUE_MODEL": "a:b"}) == "a:b"
+    assert find_default_model({}) is None
+    assert find_default_model({CLAUDE.key: "k"}) == CLAUDE.default
+    assert find_default_model({GPT.key: "k", CLAUDE.key: " "}) == GPT.default
+    assert find_default_model({GPT.key: "k", CLAUDE.key: "k"}) is None
+    assert find_default_model({GPT.key: "k", CLAUDE.key: "k", "RETINUE_MODEL": "a:b"}) == "a:b"
 
 
 @pytest.mark.parametrize("keys", [{}, {CLAUDE.key: KEY, GPT.key: KEY}])
@@ -112,7 +112,12 @@ def test_doctor_says_which_providers_work_here(project: Project) -> None:
 
 
 def test_what_needs_nothing_more() -> None:
-    assert install_command("anthropic:x") == install_command("openai-chat:x") == install_command("groq:x") == ""
+    assert (
+        find_install_command("anthropic:x")
+        == find_install_command("openai-chat:x")
+        == find_install_command("groq:x")
+        == ""
+    )
 
 
 def test_a_scripted_run_loads_no_provider(project: Project, tmp_path: Path) -> None:

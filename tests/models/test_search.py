@@ -10,7 +10,7 @@ from retinue.build.models import use_cassette
 from retinue.core.events import Message, ToolCall, ToolResult, Warned
 from retinue.core.messages import AssistantTurn
 from retinue.core.usage import Usage
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.models.cassettes import Cassette
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, GPT, serving
@@ -48,7 +48,7 @@ async def test_anthropics_search_is_seen_and_its_results_go_back_to_it() -> None
     kinds = ["thinking", "server_tool_use", "web_search_tool_result", "thinking", "text", "tool_use"]
     assert [block["type"] for block in blocks_again] == kinds
     assert sent["web_search_tool_result"]["content"][0]["encrypted_content"] == "Eo8B=="
-    kept = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn)).natives[0]
+    kept = next(turn for turn in fold_thread(events, 0) if isinstance(turn, AssistantTurn)).natives[0]
     assert (kept.origin, kept.args) == ("anthropic", {"query": "what is new"})
     assert kept.content[0]["encrypted_content"] == "Eo8B=="
     assert [body.text for body in bodies(events, Message)] == ["Let me see.", "All is new."]

@@ -13,7 +13,7 @@ from retinue import Event, Profile, Result, Task, tool
 from retinue.core.events import Delta, Message, RunEnded, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.models.provider_messages import build_messages
 from retinue.models.retries import ATTEMPTS
 from retinue.testing import ManualClock
@@ -63,7 +63,7 @@ async def test_a_run_with_thinking_and_a_tool() -> None:
     assert [body.text for body in bodies(events, ToolResult)] == ["added 1"]
     again = server.requests[1].body["messages"][1]["content"]
     assert (again[0]["thinking"], again[0]["signature"]) == ("hm", "sig==")
-    turn = next(turn for turn in thread(events, 0) if isinstance(turn, AssistantTurn))
+    turn = next(turn for turn in fold_thread(events, 0) if isinstance(turn, AssistantTurn))
     assert turn.thoughts == (Thought("hm", "thinking", "sig==", "", "anthropic"),)
 
 
@@ -80,7 +80,7 @@ async def test_thoughts_go_back_in_their_places() -> None:
     sent = server.requests[1].body["messages"][1]["content"]
     said = [part.get("signature") or part.get("text") or part.get("id") for part in sent]
     assert said == ["s1", "One.", "s2", "c1", "s3", " Two.", "c2"]
-    again = build_messages("", thread(events, 0), provider="anthropic")  # and so after a crash
+    again = build_messages("", fold_thread(events, 0), provider="anthropic")  # and so after a crash
     assert [type(part).__name__ for part in again[1].parts] == [
         "ThinkingPart", "TextPart", "ThinkingPart", "ToolCallPart", "ThinkingPart", "TextPart", "ToolCallPart"
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,14 @@ def said(events: list[Event], run: int = 0) -> list[str]:
 
 async def written(supervisor: Supervisor, tree: str, kind: type[Body], count: int = 1) -> list[Event]:
     """Waits until the log has so many events of that kind; all of it."""
-    await until(lambda: sum(isinstance(event.body, kind) for event in supervisor.log.read(tree)) >= count)
-    return supervisor.log.read(tree)
+    seen: list[Event] = []
+    async with aclosing(supervisor.watch(tree)) as events:
+        async for event in events:
+            assert isinstance(event, Event)
+            seen.append(event)
+            if sum(isinstance(each.body, kind) for each in seen) >= count:
+                break
+    return await supervisor.log.read(tree)
 
 
 async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_the_peer_is_asked(
@@ -57,7 +64,7 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
     logged: list[str] = []
 
     async def script(run: PeerRun) -> None:
-        logged.extend(event.kind for event in supervisor.log.read(run.request.ref.tree))
+        logged.extend(event.kind for event in await supervisor.log.read(run.request.ref.tree))
         run.say(ending("over"))
 
     peer = ScriptedPeer(script)
@@ -93,9 +100,9 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
     assert (await supervisor.send(node.ref.tree, 0, "left")).state == "queued"
     await node.join()
     result = node.result()
-    assert (result.status, result.runtime, result.walls) == ("done", "scripted", ("net",))
+    assert (result.status, result.runtime, result.sandbox) == ("done", "scripted", ("net",))
     assert node.account is not None and node.account.spent.tokens == 100
-    assert said(supervisor.log.read(node.ref.tree)) == [
+    assert said(await supervisor.log.read(node.ref.tree)) == [
         "run.started", "turn.started", "approval.asked", "approval.decided", "tool.started", "inbox", "usage",
         "run.ended",
     ]  # fmt: skip
@@ -135,7 +142,7 @@ async def test_a_peer_that_lies_changes_nothing_but_its_own_run(tmp_path: Path, 
     supervisor = make_supervisor(tmp_path, peer)
     node = supervisor.spawn(PROFILE, Task("look"))
     await node.join()
-    events, result = supervisor.log.read(node.ref.tree), node.result()
+    events, result = await supervisor.log.read(node.ref.tree), node.result()
     assert (result.status, result.final_response, result.usage.total_tokens, result.total_turns) == (
         "done",
         "over",
@@ -189,10 +196,10 @@ async def test_after_a_crash_the_run_is_attached_to_and_nothing_is_lost_or_writt
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    node = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
     peer.runs[0].say(ending("over"))
     await node.join()
-    events = second.log.read(tree)
+    events = await second.log.read(tree)
     assert [kind for kind in said(events) if kind != "run.resumed"] == [
         "turn.started", "message", "turn.ended", "turn.started", "message", "run.ended",
     ]  # fmt: skip
@@ -217,7 +224,7 @@ async def test_a_question_that_was_open_at_the_crash_is_asked_again(tmp_path: Pa
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    node = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
     await until(lambda: bool(second.pending()))
     second.answer(second.pending()[0].id, Allow(), by="user")
     await node.join()

@@ -14,7 +14,7 @@ from typing import Any
 
 from retinue import Event, Profile, Result
 from retinue.build import Parts, make_supervisor
-from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
 from retinue.sandbox import box, cgroups
@@ -75,6 +75,8 @@ def told(result: Result[Any], events: list[Event]) -> Facts:
         "endings": sum(isinstance(event.body, RunEnded) for event in events),
         "last": events[-1].kind,
         "results": [event.body.text for event in events if isinstance(event.body, ToolResult)],
+        "outcomes": [event.body.outcome for event in events if isinstance(event.body, ToolResult)],
+        "stood": [bool(event.body.sandbox) for event in events if isinstance(event.body, ToolResult)],
     }
 
 
@@ -126,27 +128,43 @@ def cmdline(pid: int) -> str:
         return ""
 
 
-async def kill_worker(owner: Supervisor, tree: str) -> None:
-    """The last of those that look like it: in a container it has a first process above it that looks the same."""
+async def kill_tool_server(owner: Supervisor, tree: str) -> None:
+    """Kill the last process that looks like one, when there is one: in a container the first process looks the same."""
+    async with asyncio.timeout(30):
+        while not (found := tool_servers()):
+            await asyncio.sleep(0.01)
+    os.kill(found[-1], signal.SIGKILL)
+
+
+def tool_servers() -> list[int]:
     lines = {pid: cmdline(pid) for pid in everybody()}
-    workers = [pid for pid, line in lines.items() if " -c import sys; sys.modules" in line]
-    os.kill([pid for pid in workers if Path(lines[pid].split()[0]).name.startswith("python")][-1], signal.SIGKILL)
+    servers = [pid for pid, line in lines.items() if " -c import sys; sys.modules" in line]
+    return [pid for pid in servers if Path(lines[pid].split()[0]).name.startswith("python")]
+
+
+async def kill_in_command(owner: Supervisor, tree: str) -> None:
+    """Kill the tool server when the command of its call is at work."""
+    workspace = Path(owner.trees[tree].runs[0].folders.path)
+    async with asyncio.timeout(30):
+        while not (workspace / "on").exists():
+            await asyncio.sleep(0.01)
+    await kill_tool_server(owner, tree)
 
 
 WORDS = {"text": "so far", "usage": {"input_tokens": 5, "output_tokens": 2}}
+SLEEPS = call("shell", command="touch on; sleep 60")
+AFTERWARDS = call("shell", command="ls; touch again")
 
 
 @fall
-async def killed_in_a_model_call(runtime: str) -> Facts:
-    async def kill(owner: Supervisor, tree: str) -> None:
-        await kill_worker(owner, tree)
-
-    return await play(runtime, [WORDS | call("shell", command="true"), {"hang": True}], when=ToolResult, then=kill)
+async def killed_between_calls(runtime: str) -> Facts:
+    replies = [WORDS | call("shell", command="touch on"), AFTERWARDS | {"delay": 1.0}, {"text": "over"}]
+    return await play(runtime, replies, when=ToolResult, then=kill_tool_server)
 
 
 @fall
 async def killed_in_a_tool(runtime: str) -> Facts:
-    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=ToolCall, then=kill_worker)
+    return await play(runtime, [WORDS | SLEEPS, AFTERWARDS, {"text": "over"}], when=ToolCall, then=kill_in_command)
 
 
 @fall
@@ -154,7 +172,7 @@ async def stubborn_tool(runtime: str) -> Facts:
     """It does not hear SIGTERM, and has left the group, the session and its parent."""
 
     async def cancel(owner: Supervisor, tree: str) -> None:
-        workspace = Path(owner.trees[tree].nodes[0].folders.path)
+        workspace = Path(owner.trees[tree].runs[0].folders.path)
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)
         assert await owner.cancel(tree)
@@ -207,12 +225,6 @@ async def large_file(runtime: str) -> Facts:
 
 
 @fall
-async def spent_before_the_end(runtime: str) -> Facts:
-    """What was spent is known though the process went away in the middle."""
-    return await play(runtime, [WORDS | call("shell", command="sleep 60")], when=UsageReported, then=kill_worker)
-
-
-@fall
 async def large_calls(runtime: str) -> Facts:
     replies = [
         call("write", path="big", content="x" * 1_000_000),
@@ -259,11 +271,11 @@ async def hosts(runtime: str) -> Facts:
             said[event.run].append(event.body.text)
         elif isinstance(event.body, Warned):
             warned[event.run].append(f"{event.body.code} {event.body.text}")
-    started = [event.body.walls for event in events if isinstance(event.body, RunStarted)]
+    started = [event.body.sandbox for event in events if isinstance(event.body, RunStarted)]
     return {
         "said": said,
         "warned": warned,
-        "walls": [["net" in walls, "proxy" in walls] for walls in started],
+        "sandbox": [["net" in sandbox, "proxy" in sandbox] for sandbox in started],
         "resolved": sorted(web.resolved),
         "left": await left(runtime) + sockets,
     }

@@ -60,7 +60,7 @@ async def host(
         say=here.said.append,
         begun=lambda ref, _: here.trees.append(ref.tree),
     )
-    watcher = Watcher(owner, hosting)
+    watcher = Watcher(owner.control, hosting)
     watching = asyncio.create_task(watcher.watch())
     try:
         yield here
@@ -94,7 +94,7 @@ async def play_elsewhere(
             assert list(there.outbox.iterdir()) == []
             for event in events:
                 if event.kind == "run.started":
-                    assert event.body.runtime == "delegated" and "net" in event.body.walls  # type: ignore[union-attr]
+                    assert event.body.runtime == "delegated" and "net" in event.body.sandbox  # type: ignore[union-attr]
             runs = f"{there.folder}/project/.retinue/runs"
             return as_here(events, folder, runs, there.trees)
     finally:

@@ -31,10 +31,11 @@ from tests.supervisor.tree.kit import call, main, spawn, until
 from tests.tools.code_mode.kit import NAME, TOOLS, report, served
 
 Facts = dict[str, Any]
+LABEL = "[as the sandbox shows it]\\n"  # as it stands in JSON
 SCENES: dict[str, Callable[[str], Awaitable[Facts]]] = {}
 _IN_PROCESS: dict[str, Facts] = {}
 # What differs from one tree to the next, whatever its runtime.
-PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "walls"}
+PASSING = {"tree", "duration_ms", "subagent_id", "workspace", "children", "runtime", "sandbox"}
 
 
 def scene(play: Callable[[str], Awaitable[Facts]]) -> Callable[[str], Awaitable[Facts]]:
@@ -79,7 +80,7 @@ def facts(result: Result[Any], events: list[Event]) -> Facts:
         said[path] = _sorted(said.get(path, []), _turn, lambda fields: (fields["kind"], fields.get("call_id", "")))
     plain = json.dumps({"kinds": kinds, "said": said, "result": _plain(result)}, sort_keys=True)
     plain = plain.replace(result.workspace, "PROJECT").replace(result.tree, "TREE")
-    plain_facts: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain))
+    plain_facts: Facts = json.loads(_PASSING_TEXT.sub("SOME", plain.replace(LABEL, "")))
     return plain_facts
 
 
@@ -94,7 +95,7 @@ def _sorted(items: list[Any], group: Callable[[Any], Any], key: Callable[[Any], 
 
 
 _PASSING_TEXT = re.compile(r"subagent_[0-9a-f]{12,}|(?<=execution_time_seconds)[^,]+")
-_CHANGING = {"duration_ms", "approval_id", "digest", "file"}
+_CHANGING = {"duration_ms", "approval_id", "digest", "file", "sandbox"}
 
 
 def _plain(result: Result[Any]) -> Facts:
@@ -130,7 +131,7 @@ async def play(
         for event in events:
             if isinstance(event.body, RunStarted):
                 assert event.body.runtime == runtime
-                assert bool(event.body.walls) is (runtime != "inherited")
+                assert bool(event.body.sandbox) is (runtime != "inherited")
         return await run.result(), events
 
 
@@ -274,7 +275,8 @@ async def approvals_at_depth_3(runtime: str) -> Facts:
     asked: list[tuple[str, str | None, str, str]] = []
 
     async def person(question: Approval) -> Allow | Deny:
-        asked.append((question.path, question.label, question.tool, question.preview))
+        shown = question.preview.removeprefix("[as the sandbox shows it]\n")
+        asked.append((question.path, question.label, question.tool, shown))
         match question.args.get("command"):
             case "echo no":
                 return Deny("not now")

@@ -56,7 +56,7 @@ def test_flags_of_the_host_do_not_open_the_wall(flag: str) -> None:
     except ConfigError as error:
         assert "holes" in str(error) or "cannot start" in str(error)
     else:
-        assert {"uid", "pid", "net", "caps"} <= set(started.walls) or "user" in started.walls
+        assert {"uid", "pid", "net", "caps"} <= set(started.sandbox) or "user" in started.sandbox
 
 
 async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_pat
             engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
             for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{labels.MAKER}={labels.maker()}")
         ]
-        (Path(r.control.supervisor.trees[run.tree].nodes[0].folders.path) / "go").touch()
+        (Path(r.control.supervisor.trees[run.tree].runs[0].folders.path) / "go").touch()
         result = await run.result()
         events = [event async for event in run.events()]
     assert result.status == "done", result.error_details

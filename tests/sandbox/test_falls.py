@@ -1,4 +1,4 @@
-"""Runs with a process of their own: when it dies, when it does not want to, and when it takes all it can get."""
+"""A sandbox that dies, that does not want to, and that takes all it can get."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT
 from retinue.core.limits import Caps
 from retinue.processes.group import has_living_member
 from retinue.sandbox import bubblewrap, cgroups
@@ -26,13 +27,19 @@ places = pytest.mark.parametrize("place", PLACES)
 
 
 @places
-@pytest.mark.parametrize("scene", ["killed_in_a_model_call", "killed_in_a_tool", "spent_before_the_end"])
-async def test_a_killed_process_is_a_disconnected_run_with_what_it_had(place: Place, scene: str) -> None:
-    told = await place.play(scene)
-    assert (told["status"], told["endings"], told["last"]) == ("disconnected", 1, "run.ended")
-    assert told["error"].startswith("Run 'main' ended before returning a final state: its process was ended by SIGKILL")
-    assert (told["partial"], told["tokens"]) == ("so far", 7)
-    assert told["left"] == []
+async def test_a_sandbox_that_is_killed_between_two_calls_costs_nothing(place: Place) -> None:
+    told = await place.play("killed_between_calls")
+    assert (told["status"], told["endings"], told["tokens"], told["left"]) == ("done", 1, 7, [])
+    assert (told["results"], told["outcomes"]) == (["", "on\n"], ["", ""])
+    assert told["stood"] == [True, True]  # the first call of each start says what stood around it
+
+
+@places
+async def test_a_sandbox_that_is_killed_costs_the_call_in_flight_and_starts_again(place: Place) -> None:
+    told = await place.play("killed_in_a_tool")
+    assert (told["status"], told["endings"], told["tokens"], told["left"]) == ("done", 1, 7, [])
+    assert told["outcomes"] == [UNKNOWN_AFTER_CRASH, ""]
+    assert told["results"] == [UNKNOWN_AFTER_CRASH_TEXT, "on\n"]
 
 
 @places
@@ -84,7 +91,7 @@ async def test_a_call_of_a_megabyte_crosses_whole_and_one_of_many_is_refused_in_
     assert told["status"] == "done"
     assert told["results"][0] == "wrote big (1000000 bytes)"
     assert told["results"][1].strip() == "1000000 big"
-    assert "larger than the link to its run carries. It was not run." in told["results"][2]
+    assert "larger than a sandbox can be sent. It was not run." in told["results"][2]
 
 
 @places

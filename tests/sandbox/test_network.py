@@ -42,7 +42,7 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
     assert [text.partition(":80")[0] for text in told["warned"][1]] == [
         f"network_refused {host}" for host in ("a.com", "evil.org", "near.com")
     ]
-    assert told["walls"] == [[True, True]] * 2
+    assert told["sandbox"] == [[True, True]] * 2
     assert told["resolved"] == ["a.com", "b.com", "b.com", "near.com"]
     assert told["left"] == []
 
@@ -87,7 +87,7 @@ async def test_the_full_network_is_the_host_s_and_said_plainly(tmp_path: Path, r
     parts = build.Parts(tmp_path, network="full", runtime=runtime, mode="yes", profiles=profiles)
     async with server:
         events = await play(parts, main(agents, workspace="shared"))
-    words = {event.path: event.body.walls for event in events if isinstance(event.body, RunStarted)}
+    words = {event.path: event.body.sandbox for event in events if isinstance(event.body, RunStarted)}
     reach = {
         path: [word for word in ("net", "proxy", "full_network") if word in walls] for path, walls in words.items()
     }
@@ -120,7 +120,7 @@ async def test_in_mode_walled_a_run_with_the_full_network_is_asked_about(tmp_pat
     agents = {"main": [call("shell", command="echo x"), {"text": "x"}]}
     for network, questions in (("none", []), ("full", ["shell"])):
         asked.clear()
-        parts = build.Parts(tmp_path, network=network, runtime="isolated", mode="walled", approver=person)
+        parts = build.Parts(tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=person)
         await play(parts, main(agents, workspace="scratch"))
         assert asked == questions
 
@@ -143,4 +143,4 @@ async def test_without_a_wall_the_setting_cannot_hold_and_that_is_said(
     async with Web({}) as web:
         events = await play(build.Parts(tmp_path, network=network, dialer=web), main({"main": ["x"]}, **fields))
     told = [body for body in bodies(events, Warned) if body.code == "network"]
-    assert [("has no wall" in body.text) for body in told] == [True] * warned
+    assert [("has no sandbox" in body.text) for body in told] == [True] * warned

@@ -16,7 +16,7 @@ from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
 from retinue.sandbox.box import NoWall, command
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
 from tests.sandbox.places import ROOT, needs_bubblewrap
@@ -27,7 +27,7 @@ WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", command("b
 without_bubblewrap = pytest.mark.skipif(not ROOT or command("bwrap") is None, reason="root hides bubblewrap from it")
 
 
-class Walled(Inherited):
+class Walled(InProcess):
     """Stands for a stricter runtime."""
 
     name = "isolated"
@@ -39,17 +39,17 @@ def no_wall() -> Walled:
 
 
 def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, walls: bool = True) -> Placement:
-    return Placement({"inherited": Inherited, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
+    return Placement({"inherited": InProcess, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
 
 
 @pytest.mark.requirement("MASS-6", "P32")
 def test_a_child_never_has_less_of_a_wall_than_its_parent() -> None:
     place = placed()
-    strict, floor = place(Profile("a", runtime="isolated"), None)
+    strict, floor, _ = place(Profile("a", runtime="isolated"), None)
     parent = Plan(*[None] * 12, floor=floor)  # type: ignore[arg-type]
     assert strict.name == "isolated"
     for wish in (None, "inherited", "isolated"):
-        runtime, below = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
+        runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]
         assert (runtime.name, below) == ("isolated", "isolated")
 
 
@@ -57,7 +57,7 @@ def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
     async def work(task: str, ctx: object) -> str:
         return task
 
-    runtime, floor = placed("isolated")(Profile("a", call=work), None)
+    runtime, floor, _ = placed("isolated")(Profile("a", call=work), None)
     assert (runtime.name, floor) == ("inherited", "isolated")
 
 
@@ -79,7 +79,7 @@ async def test_a_fallback_is_told_in_the_result(tmp_path: Path) -> None:
         "import retinue\nfrom retinue.testing import scripted\n"
         "profile = retinue.Profile('main', model=scripted({'main': [{'text': 'hello'}]}))\n"
         "result = retinue.run_sync(profile, 'go', runtime='isolated', fallback='inherited')\n"
-        "print(result.status, result.runtime, list(result.walls), result.warning)\n"
+        "print(result.status, result.runtime, list(result.sandbox), result.warning)\n"
     )
     if not ROOT or command("bwrap") is None:
         pytest.skip("root hides bubblewrap from it")
@@ -109,8 +109,8 @@ async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_p
     async with retinue.open(project=tmp_path, config=config) as r:
         result = await r.run(Profile("main"), "go")
     assert (result.status, result.runtime) == ("done", "isolated")
-    assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.walls)
-    assert result.to_json()["walls"] == result.walls
+    assert {"pid", "mount", "net", "seccomp", "rlimits"} <= set(result.sandbox)
+    assert result.to_json()["sandbox"] == result.sandbox
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
     (shown / "hello").write_text("#!/bin/sh\necho tool\n")
     (shown / "hello").chmod(0o755)
     parts = Parts(tmp_path / "none", expose=[str(shown)])
-    assert make_placement(parts).runtime("isolated").started.walls
+    assert make_placement(parts).runtime("isolated").started.sandbox
     agents = {"main": [call("shell", command=f"{shown}/hello; : >> {shown}/hello"), {"text": "x"}]}
     (tmp_path / "retinue.yaml").write_text(f"expose_paths: [{shown}]\n")
     _, events = await tree(agents, runtime="isolated", config=tmp_path / "retinue.yaml", project=tmp_path)

@@ -27,7 +27,7 @@ from retinue.core.events import (
 from retinue.core.results import STATUSES
 from retinue.core.usage import NO_USAGE
 from retinue.log.runs import Runs
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from tests.soak.witness import Asked, Witness
 
 FAULTS = {"refuse": "refused", "error": "failed", "crash": "failed", "cut": "disconnected", "hang": None}
@@ -131,7 +131,7 @@ def check_threads(events: Sequence[Event], witness: Witness) -> None:
         starts = {event.body.turn: place for place, event in enumerate(own) if isinstance(event.body, TurnStarted)}
         assert list(starts) == [one.turn for one in calls]
         for one in calls:
-            assert thread(own[: starts[one.turn] + 1], number) == one.thread, (one.ref.path, one.turn)
+            assert fold_thread(own[: starts[one.turn] + 1], number) == one.thread, (one.ref.path, one.turn)
 
 
 def check_endings(events: Sequence[Event], witness: Witness, *, stopped: bool = False) -> None:

@@ -82,15 +82,15 @@ def stop(way: str, chance: random.Random, supervisor: Supervisor, tree: str, ste
         return
     match way:
         case "primary":
-            found.nodes[0].stop("cancelled")
+            found.runs[0].stop("cancelled")
         case "one":
-            chance.choice(found.nodes).stop("cancelled")
+            chance.choice(found.runs).stop("cancelled")
         case "timed out":
-            chance.choice(found.nodes).time_out()
+            chance.choice(found.runs).time_out()
         case "killed":
             supervisor.kill(tree)
         case "twice" | "one, then all":
-            node = found.nodes[0] if way == "twice" else chance.choice(found.nodes)
+            node = found.runs[0] if way == "twice" else chance.choice(found.runs)
             node.stop("cancelled")
             steps.pull[steps.count + chance.choice((1, 1, 2, 3, 5, 8))] = lambda: supervisor.kill(tree)
 
@@ -122,7 +122,7 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
                 async for item in r.control.supervisor.watch(run.tree, deltas=True):
                     seen.append(item)
                 result = await run.result()
-            held = r.control.supervisor.log.read(run.tree)
+            held = await r.control.supervisor.log.read(run.tree)
     check(held, seen, result)
     await check_no_tasks(tasks)
     gc.collect()

@@ -34,7 +34,7 @@ class Stopper:
     async def __call__(self, r: Retinue, run: RunHandle) -> None:
         stop = r.control.supervisor.cancel
         tree = r.control.supervisor.trees.get(run.tree)
-        count = 0 if tree is None else len(tree.nodes)
+        count = 0 if tree is None else len(tree.runs)
         match self.way:
             case "primary":
                 self.told = 0 if await run.cancel() else None

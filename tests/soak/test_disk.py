@@ -13,12 +13,13 @@ import pytest
 
 import retinue
 from retinue import Event
-from retinue.core.errors import LogError
+from retinue.core.errors import LogError, NotFound
 from retinue.core.events import encode
 from retinue.core.ports import Log
 from retinue.log import sqlite
-from retinue.log.archive import Archive
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
+from retinue.log.opening import open_reader
+from retinue.log.sqlite_reader import SqliteReader
 from retinue.supervisor import runfiles
 from tests.soak.checks import by_run, check_calls, check_folds, check_order
 from tests.soak.conftest import Note
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 WORDS = {"full": "the disk is full: cannot ", "write": "the disk fails (", "sync": "the disk fails ("}
 
 
-class Told(Wrapped):
+class Told(ForwardingLog):
     """A log before the real one that notes which events were acknowledged: somebody waited, and was told."""
 
     def __init__(self, log: Log) -> None:
@@ -65,7 +66,7 @@ async def one_tree(folder: Path, *, wait: bool = True) -> tuple[retinue.Result[A
     try:
         kids = [retinue.Profile("mid")]
         async with retinue.open(folder / ".retinue", project=folder, mode="yes", profiles=kids) as r:
-            r.control.supervisor.log = told = Told(r.control.supervisor.log)
+            r.control.supervisor.trees.log = told = Told(r.control.supervisor.log)
             run = await r.spawn(main(SCRIPT), "go")
             result = await run.result()
     except LogError as error:
@@ -73,14 +74,15 @@ async def one_tree(folder: Path, *, wait: bool = True) -> tuple[retinue.Result[A
     return result, told, ""
 
 
-def stored(folder: Path) -> list[list[Event]]:
+async def stored(folder: Path) -> list[list[Event]]:
     """Every tree in the file as another process would read it after a crash here: from a copy, with its journal."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder / ".retinue" / "logs", copy / "logs")
-    archive = Archive(copy)
-    found = [list(archive.events(each)) for each in archive.trees()]
-    assert all("empty" in problem for problem in archive.problems), archive.problems
+    problems: list[LogError] = []
+    log = open_reader(copy)
+    found = [await log.read(each.tree) for each in await log.list_trees(problems.append)]
+    assert all("empty" in str(problem) for problem in problems), problems
     return found
 
 
@@ -96,7 +98,7 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
         assert all(text.startswith(WORDS[fault]) and "0001.db" in text and "\n" not in text for text in words), words
         if result is not None and result.status != "done":
             assert result.status == "failed" and WORDS[fault] in (result.error_details or ""), result
-        for events in stored(folder):
+        for events in await stored(folder):
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
             held = {event.seq: encode(event) for event in events}
             assert told is not None
@@ -107,11 +109,11 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
                 assert result is not None
                 check_folds(events, result)
         if told is not None and told.acknowledged:
-            assert stored(folder)
+            assert await stored(folder)
         again, told, closing = await one_tree(folder)
         assert (again is not None and again.status, closing) == ("done", "")
         assert told is not None and told.acknowledged, "the witness saw nothing"
-        newest = stored(folder)[0]
+        newest = (await stored(folder))[0]
         check_order(newest)
         assert len(by_run(newest)) == 4
     except BaseException as error:
@@ -211,19 +213,21 @@ async def test_a_damaged_file_is_told_in_one_line_and_hides_no_other(seed: int, 
             case "nothing":
                 data[at : at + 4096] = bytes(len(data[at : at + 4096]))
         file.write_bytes(data)
-        archive = Archive(tmp_path / ".retinue")
-        found = archive.trees()
-        assert [stored for stored in found if stored.file == other], "the other file is hidden"
-        problems = list(archive.problems)
-        for stored in found:
+        log = SqliteReader(tmp_path / ".retinue" / "logs")
+        problems: list[LogError] = []
+        found = await log.list_trees(problems.append)
+        assert [each for each in found if log.find_file(each.tree) == other], "the other file is hidden"
+        for each in found:
             try:
-                list(archive.events(stored))
-                archive.has_ended(stored)
+                await log.read(each.tree)
+                await log.read_status(each.tree)
             except LogError as error:
-                problems.append(str(error))
-        list(archive.usage())
-        problems += archive.problems
-        assert all("0001.db" in text and "\n" not in text for text in problems), problems
+                problems.append(error)
+            except NotFound as error:  # its index is damaged
+                problems.append(LogError(f"0001.db: {error}"))
+        spent = [event async for event in log.read_kind("usage", problems.append)]
+        assert {event.kind for event in spent} <= {"usage"}
+        assert all("0001.db" in str(problem) and "\n" not in str(problem) for problem in problems), problems
         told += bool(problems)
     assert told > 30
     shell = [*COMMAND, "ps", "--all"]

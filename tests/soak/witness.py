@@ -17,7 +17,7 @@ from retinue.core.events import Event
 from retinue.core.messages import Reply, Request, RunRef, Turn
 from retinue.core.ports import Clock, Log
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.memory import MemoryLog
 from retinue.testing import scripted
 from tests.soak.wild import Wild
@@ -143,7 +143,7 @@ class Witness:
 KIDS = (Profile("alpha"), Profile("beta"), Profile("typed", output=ANSWER))
 
 
-class Tee(Wrapped):
+class Tee(ForwardingLog):
     """A log before another that keeps all it was given in memory too, and at event number `at` pulls a wire."""
 
     def __init__(self, log: Log) -> None:

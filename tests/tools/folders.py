@@ -1,12 +1,13 @@
-"""Real folders and a link that only knows its run, for tests that call a tool directly."""
+"""Real folders and a link that knows its run and no person, for tests that call a local tool directly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from retinue.agent.local_tools import SandboxedTool
 from retinue.core.messages import Call, RunRef
-from retinue.core.ports import Folders, Link, Outcome, Tool
+from retinue.core.ports import Folders, Link, LocalTool, Outcome
 
 WORKER = RunRef("t1", 1, "/main/worker-1", "worker-1", "worker", "s1")
 
@@ -33,9 +34,12 @@ class RealFolders:
 
 @dataclass(frozen=True)
 class NamedLink:
-    """The part of a link that local tools use: which run this is."""
+    """The part of a link that calls of local tools use."""
 
     ref: RunRef = WORKER
+
+    def show_output(self, text: str) -> None:
+        """Nobody watches."""
 
 
 def make_folders(base: Path, *readable: Path) -> RealFolders:
@@ -44,9 +48,10 @@ def make_folders(base: Path, *readable: Path) -> RealFolders:
     return RealFolders(base / "workspace", readable, base / "spills")
 
 
-async def use(tool: Tool, folders: Folders, **args: Any) -> Outcome:
-    return await tool(Call("c1", tool.spec.name, args), folders, cast("Link", NamedLink()))
+async def use(tool: LocalTool, folders: Folders, **args: Any) -> Outcome:
+    call = Call("c1", tool.spec.name, args)
+    return await SandboxedTool(tool)(call, folders, cast("Link", NamedLink()))
 
 
-def preview(tool: Tool, folders: Folders, **args: Any) -> str:
+def preview(tool: LocalTool, folders: Folders, **args: Any) -> str:
     return tool.preview(Call("c1", tool.spec.name, args), folders)

@@ -11,7 +11,7 @@ import pytest
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.tools.files import Edit, Read, Write
-from retinue.tools.truncate import Ends, cut
+from retinue.tools.truncate import Ends, truncate_text
 from tests.tools.folders import RealFolders, make_folders, preview, use
 
 
@@ -192,7 +192,7 @@ def test_nobody_is_asked_about_a_call_that_cannot_work(folders: RealFolders) -> 
 @pytest.mark.parametrize("unit", ["x", "é", "€", "𝄞", "a€𝄞"])
 def test_cut_keeps_both_ends_on_whole_characters(tmp_path: Path, limit: int, unit: str) -> None:
     text = unit * 3000
-    short, file = cut(text, limit, spill=lambda: tmp_path / "whole.txt")
+    short, file = truncate_text(text, limit, spill=lambda: tmp_path / "whole.txt")
     head, _, rest = short.partition("\n[... ")
     missing, _, tail = rest.partition(" ...]\n")
     assert text.startswith(head)
@@ -205,7 +205,7 @@ def test_cut_keeps_both_ends_on_whole_characters(tmp_path: Path, limit: int, uni
 
 
 def test_text_that_fits_is_left_alone(tmp_path: Path) -> None:
-    assert cut("é" * 50, 100, spill=lambda: tmp_path / "none") == ("é" * 50, "")
+    assert truncate_text("é" * 50, 100, spill=lambda: tmp_path / "none") == ("é" * 50, "")
     assert os.listdir(tmp_path) == []
 
 

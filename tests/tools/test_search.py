@@ -164,7 +164,7 @@ async def test_a_cancelled_search_stops(folders: RealFolders) -> None:
 
 def test_a_walk_stops_between_two_files(folders: RealFolders) -> None:
     stop = threading.Event()
-    files = search._walk(folders.workspace, folders, stop, "grep")
+    files = search._walk_files(folders.workspace, folders, stop, "grep")
     assert next(files) == (".hidden.py",)
     stop.set()
     assert list(files) == []

@@ -89,7 +89,7 @@ async def test_a_worktree_that_is_gone_is_not_taken_from_elsewhere_when_its_run_
         async for event in run.events():
             if isinstance(event.body, ToolResult):
                 break
-        workspace = Path(r.control.supervisor.trees[run.tree].nodes[0].folders.path)
+        workspace = Path(r.control.supervisor.trees[run.tree].runs[0].folders.path)
         workspace.rename(workspace.with_name("away"))
         workspace.symlink_to(project)
         before = hashed(project)

@@ -11,7 +11,7 @@ import retinue
 from retinue import Profile
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
-from retinue.supervisor.places import default_kind
+from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
 from retinue.workspaces.git import find_git
 from retinue.workspaces.run_folders import StateFolder
@@ -342,14 +342,15 @@ def test_what_a_run_gets_when_nobody_says() -> None:
     """Behind walls nobody works in the project itself."""
     state = StateFolder(None, project=Path("/nonexistent"))
     kinds = [
-        default_kind(state, walled=walled, primary=primary) for walled in (False, True) for primary in (True, False)
+        default_workspace(state, sandboxed=walled, primary=primary)
+        for walled in (False, True)
+        for primary in (True, False)
     ]
     assert kinds == ["shared", "scratch", "copy", "scratch"]
     state.in_repository = True
-    assert (
-        default_kind(state, walled=True, primary=True) == default_kind(state, walled=True, primary=False) == "worktree"
-    )
-    assert default_kind(state, walled=False, primary=True) == "shared"
+    for primary in (True, False):
+        assert default_workspace(state, sandboxed=True, primary=primary) == "worktree"
+    assert default_workspace(state, sandboxed=False, primary=True) == "shared"
 
 
 def test_a_closed_folder_on_the_path_does_not_hide_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

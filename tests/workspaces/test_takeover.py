@@ -125,7 +125,7 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     assert hashed(project) == before
     late = made.changes[1]
     assert late.path == "b"
-    verify = swapping._verify
+    verify = swapping._verify_old
 
     def meddle(kept: Path, change: Any) -> None:
         verify(kept, change)
@@ -133,7 +133,7 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
             kept.write_text("in the last moment\n")
 
     (project / "n").unlink()
-    monkeypatch.setattr(swapping, "_verify", meddle)
+    monkeypatch.setattr(swapping, "_verify_old", meddle)
     with pytest.raises(RetinueError, match="was changed while"):
         takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
     assert (project / "c").read_text() == "in the last moment\n" and (project / "b").read_text() == "b\n"
@@ -195,7 +195,7 @@ async def test_two_at_once_are_one_after_the_other(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     result = await work(project, "echo 1 > b")
     aside = f"{project}/.retinue/applying"
-    with swapping._alone(aside), pytest.raises(RetinueError, match="another process is taking over"):
+    with swapping._hold_lock(aside), pytest.raises(RetinueError, match="another process is taking over"):
         take_over(result, project)
     take_over(result, project)
     assert (project / "b").read_text() == "1\n"

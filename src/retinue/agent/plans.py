@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent import programs
-from retinue.agent.local import LOCAL
+from retinue.agent.local_tools import make_local_tool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, is_full, meet, parse_hosts
-from retinue.core.plans import HostTool, Plan, Runtime
+from retinue.core.plans import HostTool, JobRunner, Plan, Sandbox
 from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
@@ -28,6 +27,7 @@ from retinue.tools import answer, web
 from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, Lent
+from retinue.tools.local import LOCAL
 from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
 GENERIC = Profile(
@@ -44,13 +44,13 @@ CACHED_PLANS = 4096
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
-    "the network setting does not hold for commands of this run: it has no wall (runtime '{runtime}'), so its shell "
+    "the network setting does not hold for commands of this run: it has no sandbox (runtime '{runtime}'), so its shell "
     "reaches whatever you can"
 )
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
-Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName]]
+Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Sandbox | JobRunner, RuntimeName, Sequence[Warned]]]
 
 
 class ProfilePlanner:
@@ -104,25 +104,25 @@ class ProfilePlanner:
         tools, host = self._tools(profile, parent, given=given)
         parse = None
         if profile.output is not None and profile.call is None:
-            output = answer.output_of(profile.output)
+            output = answer.make_output(profile.output)
             parse = output.parse
             tools[answer.NAME] = answer.FinalAnswer(output)
         elif profile.output is not None:
-            parse = answer.output_of(profile.output).parse
+            parse = answer.make_output(profile.output).parse
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
-        runtime, floor = self._runtimes(profile, parent, network)
+        runtime, floor, fallback = self._runtimes(profile, parent, network)
         model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
         notes = self._web(profile, tools, host, network, model)
-        programs.offer(tools, host, named=CODE_MODE in (profile.tools or ()))
+        offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks = self._lacks(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
         words = (profile.instructions, self._skills(profile), *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)
-        warnings = [Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks))]
+        warnings = [*fallback, *(Warned(note, code="lacks_tools") for note in (*notes, *(why for _, why in lacks)))]
         said = profile.network is not None or (parent is None and self._network is not None)
         if said and "shell" in tools and not is_full(network) and runtime.name == "inherited":
             warnings.append(Warned(NOT_BOUND.format(runtime=runtime.name), code="network"))
@@ -169,8 +169,7 @@ class ProfilePlanner:
         host: dict[str, HostTool] = {}
         tools: dict[str, Tool] = {}
         if profile.tools is None:
-            for name, make in LOCAL.items():
-                tools[name] = make()
+            tools |= {name: make_local_tool(name) for name in LOCAL}
             tools |= {name: Lent(spec) for name, spec in WEB.items()}
             tools |= self._spawning()
             if parent is None:
@@ -199,8 +198,10 @@ class ProfilePlanner:
             self._add_served(entry, tools, host)
         elif entry in WEB:
             tools[entry] = Lent(WEB[entry])
-        elif entry in LOCAL or entry in SPAWNING:
-            tools[entry] = {**LOCAL, **SPAWNING}[entry]()
+        elif entry in LOCAL:
+            tools[entry] = make_local_tool(entry)
+        elif entry in SPAWNING:
+            tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
             tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
         else:
@@ -225,7 +226,7 @@ class ProfilePlanner:
         """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
         notes = []
         for name in [name for name, tool in tools.items() if _is_web(tool)]:
-            search = web.search_at(model, network) if name == web.SEARCH.name else None
+            search = web.bind_search(model, network) if name == web.SEARCH.name else None
             if search is not None:
                 tools[name] = Lent(search)
             elif name == web.FETCH.name and network:

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.agent.jobs import run_job
+from retinue.agent.runs import run_agent
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, edited
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message, RunSpawned, RunStarted
 from retinue.core.limits import CANCEL_ASK_SECONDS, Limits
 from retinue.core.messages import Call, Reply, Request, ToolSpec, UserTurn
-from retinue.core.plans import Job, Plan, Planner
-from retinue.core.ports import Folders, Link, Order, Outcome
+from retinue.core.plans import Job, JobRunner, Plan, Planner
+from retinue.core.ports import Folders, Link, Order, Outcome, Preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
 from retinue.core.results import Ending, ending_texts, unconfirmed_texts
@@ -233,7 +233,7 @@ class ReplayedRun:
     async def _play_question(self, step: CallRecord, link: Link) -> None:
         body = step.body
         call = Call(body.call_id, body.name, body.args, within=body.within)
-        await link.begin(call, ToolSpec(body.name, "", {}, tier=body.tier, host=True), "")
+        await link.begin(call, ToolSpec(body.name, "", {}, tier=body.tier, host=True), _no_preview)
         if step.result is not None:
             link.finish(call, Outcome(step.result.text, step.result.success), 0)
 
@@ -245,7 +245,7 @@ class ReplayTool:
         self.spec = spec
         self._run = run
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         record = self._run.find_call(call.id)
         return "" if record is None or record.asked is None else record.asked.preview
 
@@ -281,7 +281,7 @@ class ReplayLink:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: Any) -> Decision:
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         """Begin a call with the recorded verdict and answer. A call without a result ends the run, after all calls
         beside it have finished."""
         record = self._run.find_call(call.id)
@@ -337,7 +337,7 @@ class ReplayLink:
         self._run.replay.report(Difference(record.number, record.path, self._turn, "call", diff_lines([], [line])))
 
 
-class ReplayRuntime:
+class ReplayRuntime(JobRunner):
     """The runtime of one replayed run: the loop in this process, on a link that plays. A run without a model does what
     its callable did. Nothing leaves the process or touches a file."""
 
@@ -355,7 +355,7 @@ class ReplayRuntime:
             if job.plan.model is None:
                 await run.play_steps(run.record.steps, replay_link)
                 return run.make_ending()
-            return await run_job(job, replay_link)
+            return await run_agent(job, replay_link)
         except EndOfRecord:
             return run.make_ending()
         finally:
@@ -367,6 +367,10 @@ class SilentModel:
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         raise EndOfRecord
+
+
+async def _no_preview() -> str:
+    return ""
 
 
 def _find_verdict(record: CallRecord) -> Verdict:

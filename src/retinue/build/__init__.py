@@ -4,7 +4,7 @@ Its functions take values (a folder, profiles, a model name) and return what the
 unless a name or a project says so.
 """
 
-from retinue.build.logs import open_log, open_tree_log
+from retinue.build.logs import open_log
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, add_profiles, find_profile
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import make_placement
@@ -21,5 +21,4 @@ __all__ = [
     "make_supervisor",
     "open_control",
     "open_log",
-    "open_tree_log",
 ]

@@ -3,80 +3,54 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from retinue.build.parts import Parts
-from retinue.core.errors import ConfigError, NotFound
-from retinue.core.events import Event
+from retinue.core.errors import ConfigError
 from retinue.core.ports import Log
 from retinue.core.traces import Telemetry, traceparent_of
 from retinue.files.private import make_private_folder
 
 
-def open_log(state: Path | None, file: Path | None = None) -> Log:
+def open_log(state: Path | None) -> Log:
     """Return a log in memory, or the durable one of a state folder, which ignores itself in git."""
     if state is None:
         from retinue.log.memory import MemoryLog
 
         return MemoryLog()
-    from retinue.log.archive import unlinked
+    from retinue.log.opening import LOGS, check_state_folder
     from retinue.log.sqlite import SqliteLog
 
-    make_private_folder(unlinked(state))
+    make_private_folder(check_state_folder(state))
     ignore = state / ".gitignore"
     try:
         if not ignore.exists():
             ignore.write_text("*\n")
     except OSError as error:
         raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
-    return SqliteLog(state / "logs", file)
-
-
-def open_tree_log(state: Path, tree: str) -> Log:
-    """Return the log that holds the tree; no other process may be writing it."""
-    from retinue.log.archive import Archive
-
-    for stored in Archive(state).trees():
-        if stored.tree == tree:
-            return open_log(state, stored.file)
-    raise NotFound(f"there is no tree '{tree}' in {state}")
-
-
-class StoredLogs:
-    """The logs of a state folder, whichever process wrote them."""
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-
-    def read(self, tree: str) -> Sequence[Event]:
-        from retinue.log.archive import Archive
-
-        return Archive(self._state).read(tree)
-
-    def open(self, tree: str) -> Log:
-        return open_tree_log(self._state, tree)
+    return SqliteLog(state / LOGS)
 
 
 def open_observed_log(parts: Parts) -> tuple[Log, Callable[[], str] | None]:
     """Return the log, wrapped for telemetry if the parts ask for it, and the function that gives a new tree's trace."""
-    log = _with_failpoint(open_log(parts.state, parts.log_file))
+    log = _with_failpoint(open_log(parts.state))
     if parts.telemetry:
-        from retinue.telemetry.observed import Observed, current_trace
-        from retinue.telemetry.providers import disabled, providers_of
+        from retinue.telemetry.observed import ObservedLog, current_trace
+        from retinue.telemetry.providers import is_disabled, make_providers
 
-        if not disabled(os.environ):
+        if not is_disabled(os.environ):
             wanted = parts.telemetry if isinstance(parts.telemetry, Telemetry) else Telemetry()
-            return Observed(log, providers_of(wanted)), current_trace
+            return ObservedLog(log, make_providers(wanted)), current_trace
     return log, _read_environment_trace if parts.traced else None
 
 
 def is_telemetry_wanted(setting: bool | None) -> bool:
     """Return the setting; where it is unset, whether the environment names an OpenTelemetry collector."""
     if setting is None and any(name.startswith("OTEL_EXPORTER_") for name in os.environ):
-        from retinue.telemetry.providers import asked_for
+        from retinue.telemetry.providers import is_requested
 
-        return bool(asked_for(os.environ))
+        return bool(is_requested(os.environ))
     return bool(setting)
 
 

@@ -106,9 +106,9 @@ def _make_provider_model(name: str, clock: Clock) -> Model:
         raise NotFound(
             f"unknown model {name!r}: write anthropic:NAME, openai:NAME, another PROVIDER:NAME, or scripted:FILE"
         )
-    from retinue.config.models import install_command
+    from retinue.config.models import find_install_command
 
-    command = install_command(name)
+    command = find_install_command(name)
     if command:
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
     from retinue.models.providers import ProviderModel

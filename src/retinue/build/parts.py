@@ -9,8 +9,7 @@ from pathlib import Path
 from retinue.agent.plans import GENERIC
 from retinue.core.errors import NotFound
 from retinue.core.limits import Caps, Limits, Timeouts
-from retinue.core.plans import Setup
-from retinue.core.ports import Approver, Clock, Model, Policy, Prices
+from retinue.core.ports import Approver, Clock, Model, Policy, Prices, Setup
 from retinue.core.profiles import Profile, RuntimeName
 from retinue.core.rules import Mode, Rules
 from retinue.core.servers import McpServer
@@ -42,7 +41,6 @@ class Parts:
     limits, timeouts    limits of the primary and its tree; bounds for what a model asks for
     skills              returns the part of a profile's system prompt that lists its skills
     setup               the command that prepares each new copied workspace
-    log_file            the log file to write; None: any free one
     telemetry           True sends spans as OpenTelemetry's variables say
     traced              puts new trees into the trace that TRACEPARENT names
     network             reachable hosts, "none" or "full"; `dialer` connects to them (no file can name it)
@@ -76,7 +74,6 @@ class Parts:
     workspace_max_mib: int | None = None
     clock: Clock | None = None
     prices: Prices | None = None
-    log_file: Path | None = None
     telemetry: bool | Telemetry = False
     traced: bool = False
     network: Sequence[str] | None = None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from retinue.build.logs import is_telemetry_wanted
 from retinue.build.parts import Parts
-from retinue.config.resolve import detected, merged, outbox_of, setup_of
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.profiles import RuntimeName
 
@@ -23,25 +22,25 @@ def load_project_parts(
 
     `changes` are fields of Parts that the caller sets; None means unset. They win over the files, except that limits
     and rules are merged."""
-    from retinue.config.models import default_model
     from retinue.config.project import load_project
-    from retinue.config.skills import skill_prompt
+    from retinue.config.resolve import make_setup, merge_rules, resolve_model, resolve_outbox, resolve_runtime
+    from retinue.config.skills import render_skill_prompt
 
     project = load_project(start, config=config)
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
-    outbox = outbox_of(given.pop("outbox", None), settings, project.folder)
+    outbox = resolve_outbox(given.pop("outbox", None), settings, project.folder, os.environ)
     values: dict[str, Any] = {
         "state": project.folder / ".retinue",
         "profiles": project.profiles,
-        "model": settings.model or default_model(os.environ),
+        "model": resolve_model(settings, os.environ),
         "limits": limits.over(settings.limits),
-        "rules": merged(given.pop("rules", None), settings.rules),
+        "rules": merge_rules(given.pop("rules", None), settings),
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
-        "setup": setup_of(settings),
+        "setup": make_setup(settings),
         "workspace_max_mib": settings.workspace_max_mib,
         "caps": settings.caps.to_caps(),
         "timeouts": Timeouts(
@@ -49,7 +48,7 @@ def load_project_parts(
             settings.coordination.subagent_min_timeout,
             settings.coordination.subagent_max_timeout,
         ),
-        "runtime": settings.coordination.subagent_runtime_mode or detected(settings, outbox) or default_runtime,
+        "runtime": resolve_runtime(settings, outbox, os.environ, default=default_runtime),
         "outbox": outbox,
         "best_effort": settings.coordination.subagent_reports == "best_effort",
         "fallback": settings.coordination.subagent_runtime_fallback_mode,
@@ -57,7 +56,7 @@ def load_project_parts(
         "launch_prefix": settings.coordination.subagent_host_launch_prefix,
         "image": settings.container_image,
         "container_flags": settings.container_flags,
-        "skills": lambda profile: skill_prompt(profile.skills, project.skills),
+        "skills": lambda profile: render_skill_prompt(profile.skills, project.skills),
         "telemetry": is_telemetry_wanted(settings.telemetry),
         "network": settings.network,
         "mcp_servers": settings.mcp_servers,

@@ -6,16 +6,17 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
-from retinue.build.logs import open_log
 from retinue.build.models import LatePrices
 from retinue.build.parts import Parts
 from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
+from retinue.core.ports import Log
 from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
-from retinue.sandbox.inherited import Inherited
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
-from retinue.supervisor.approvals import Terms
+from retinue.supervisor.approvals import ApprovalTerms
+from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
@@ -35,7 +36,7 @@ def make_replay(
     planner = ProfilePlanner(
         parts.profiles,
         models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: Inherited()), mode="inherited"),
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: IN_PROCESS), mode="inherited"),
         default_model=model,
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),
@@ -44,20 +45,21 @@ def make_replay(
     return Replay(records, planner=planner, primary_profile=primary_profile)
 
 
-def make_replay_supervisor(replay: Replay, project: Path) -> Supervisor:
-    """Build the supervisor of a replay. Its log is in memory, and it calls no model and no tool."""
+def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Supervisor:
+    """Build the supervisor of a replay, which calls no model and no tool."""
     supervisor = Supervisor(
-        open_log(None),
+        log,
         planner=replay,
         state=StateFolder(None, project=project),
         clock=SystemClock(),
         policy=replay,
         approver=replay,
-        terms=Terms(),
+        terms=ApprovalTerms(),
         book=None,
         limits=replay.limits,
         timeouts=Timeouts(),
         prices=LatePrices(),
     )
+    LocalControl(supervisor)
     replay.answer = supervisor.answer
     return supervisor

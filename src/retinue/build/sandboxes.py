@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
-from retinue.core.plans import Runtime
+from retinue.core.plans import JobRunner, Sandbox
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.inherited import Inherited
+from retinue.files.trees import remove_tree
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
+from retinue.sandbox.workspace_sandbox import WorkspaceMaker, WorkspaceSandbox
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.tree_workspaces import Workspaces
-from retinue.workspaces.workspace_runtime import WorkspaceRuntime
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,20 +35,21 @@ NO_OUTBOX = (
 def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
     """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
     is called."""
-    add_workspaces = partial(WorkspaceRuntime, setup=parts.setup, workspaces=workspaces or Workspaces())
+    maker = WorkspaceMaker(workspaces or Workspaces())
+    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, maker=maker)
 
-    def delegated() -> Runtime:
+    def delegated() -> JobRunner:
         from retinue.remote.outbox import NAME, OutboxAdapter
         from retinue.remote.runtime import RemoteRuntime
 
         if parts.adapter is not None:
-            return RemoteRuntime(NAME, parts.adapter)
+            return RemoteRuntime(NAME, parts.adapter, prepare=maker.make_above)
         if parts.outbox is None:
             raise ConfigError(NO_OUTBOX)
-        return RemoteRuntime(NAME, OutboxAdapter(parts.outbox))
+        return RemoteRuntime(NAME, OutboxAdapter(parts.outbox), prepare=maker.make_above)
 
-    makers: dict[RuntimeName, Callable[..., Runtime]] = {
-        "inherited": lambda: add_workspaces(Inherited()),
+    makers: dict[RuntimeName, Callable[..., Sandbox | JobRunner]] = {
+        "inherited": lambda: add_workspaces(IN_PROCESS),
         "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
         "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),
         "delegated": delegated,
@@ -56,8 +57,8 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
-def _make_bubblewrap(parts: Parts, reach: str) -> Runtime:
-    """Probe bubblewrap and return its runtime; raises ConfigError with what to install or set.
+def _make_bubblewrap(parts: Parts, reach: str) -> Sandbox:
+    """Probe bubblewrap and return its sandbox; raises ConfigError with what to install or set.
 
     `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
     from retinue.sandbox.bubblewrap import probe
@@ -68,10 +69,10 @@ def _make_bubblewrap(parts: Parts, reach: str) -> Runtime:
     return Isolated(sandbox, caps=parts.caps, proxies=_make_proxies(parts, reach))
 
 
-def _make_container(parts: Parts, reach: str) -> Runtime:
-    """Probe podman or docker and return the runtime of its containers; otherwise like `_make_bubblewrap`."""
+def _make_container(parts: Parts, reach: str) -> Sandbox:
+    """Probe podman or docker and return the sandbox of its containers; otherwise like `_make_bubblewrap`."""
     from retinue.sandbox.container import probe
-    from retinue.sandbox.container_runtime import Container
+    from retinue.sandbox.container_sandbox import Container
 
     with _probe_folder() as folder:
         sandbox = probe(
@@ -88,7 +89,7 @@ def _make_proxies(parts: Parts, reach: str) -> Proxies | None:
     """Return the factory of network proxies, for runs that may reach some hosts."""
     if reach != "hosts":
         return None
-    from retinue.tools.proxy import Proxy
+    from retinue.sandbox.network_proxy import Proxy
 
     return partial(Proxy, dialer=parts.dialer or SystemDialer())
 
@@ -99,7 +100,7 @@ def _probe_folder() -> Iterator[Path]:
     try:
         yield folder / "sandbox"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.core.limits import Limits
-from retinue.core.ports import Clock, Collector, Log, ToolServers
+from retinue.core.ports import Clock, Collector, CommitHook, Log, ToolServers
 from retinue.core.servers import McpServer
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
@@ -48,12 +48,13 @@ class NoReporting:
     """Reporting of a process that neither starts reporting servers nor is one: it only keeps its inherited limits."""
 
     collector: Collector | None = None
+    hook: CommitHook | None = None
 
-    def over(self, log: Log) -> Log:
+    def hook_log(self, log: Log) -> Log:
         return log
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.caller = travel.inherited(os.environ)
+        supervisor.bind_caller(travel.inherited(os.environ))
 
     async def close(self) -> None:
         """Nothing was opened."""

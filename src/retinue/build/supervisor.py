@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
-from retinue.build.logs import StoredLogs, open_observed_log
+from retinue.build.logs import open_observed_log
 from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
@@ -19,9 +19,8 @@ from retinue.core.messages import RunRef
 from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
-from retinue.supervisor.approvals import Terms
+from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.local_control import LocalControl
-from retinue.supervisor.places import lasting_path
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
@@ -50,7 +49,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
                 await each.close()
 
     supervisor = Supervisor(
-        reporting.over(log),
+        reporting.hook_log(log),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -65,21 +64,21 @@ def make_supervisor(parts: Parts) -> Supervisor:
         clock=clock,
         policy=policy,
         approver=parts.approver,
-        terms=Terms(parts.approval_timeout, parts.wait_approvals),
+        terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
         book=book,
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
-        stored_logs=None if parts.state is None else StoredLogs(parts.state),
+        servers=servers,
+        hook=reporting.hook,
         trace=trace,
         on_close=close,
     )
-    supervisor.servers = servers
     LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
-        return lasting_path(supervisor.trees[ref.tree].nodes[ref.run])
+        return supervisor.trees[ref.tree].runs[ref.run].lasting_path()
 
     wrap_with_cassette(models, name_run=name_run, project=state.project, state=str(state.folder))
     return supervisor

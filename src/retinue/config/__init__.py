@@ -1,1 +1,1 @@
-"""What people write down, read strictly: retinue.yaml, SUBAGENT.md, skills and script files. Knows only `core`."""
+"""Configuration that people write, read strictly: retinue.yaml, SUBAGENT.md, skills and script files."""

@@ -43,9 +43,9 @@ def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
         return values if rule in allowed else _with_value(values, ALLOW, [*allowed, rule])
 
     def change(document: CommentedMap) -> None:
-        _append(_enter(document, "approvals"), "allow", rule)
+        _append_item(_enter_section(document, "approvals"), "allow", rule)
 
-    return _change(path, want, change, f"cannot be changed here; add this to approvals.allow by hand: {rule}")
+    return _change_file(path, want, change, f"cannot be changed here; add this to approvals.allow by hand: {rule}")
 
 
 def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
@@ -57,16 +57,18 @@ def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
     def change(document: CommentedMap) -> None:
         *sections, key = RUNTIME_MODE
         for section in sections:
-            document = _enter(document, section)
+            document = _enter_section(document, section)
         if key in document:
             document[key] = runtime
         else:
             document.insert(0, key, runtime)
 
-    return _change(path, want, change, f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand")
+    return _change_file(
+        path, want, change, f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand"
+    )
 
 
-def _change(
+def _change_file(
     path: Path,
     want: Callable[[dict[str, Any]], dict[str, Any]],
     change: Callable[[CommentedMap], None],
@@ -81,7 +83,7 @@ def _change(
         wanted = want(before)
         if wanted == before:
             return there, old
-        new = _edit(old, change)
+        new = _edit_text(old, change)
         if _read_values(new, path) != wanted:
             raise by_hand
     except (ConfigError, YAMLError, ValueError, AttributeError, TypeError):
@@ -99,7 +101,7 @@ def _read_raw(path: Path) -> str:
 
 
 def _read_values(text: str, path: Path) -> Any:
-    return parse_yaml(text.replace("\r\n", "\n"), str(path)).plain() or {}
+    return parse_yaml(text.replace("\r\n", "\n"), str(path)).to_plain() or {}
 
 
 def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) ->
     return {**values, key: _with_value(values.get(key) or {}, tuple(rest), value) if rest else value}
 
 
-def _edit(text: str, change: Callable[[CommentedMap], None]) -> str:
+def _edit_text(text: str, change: Callable[[CommentedMap], None]) -> str:
     """Return the text with the change made, in the indentation and line ends that it has."""
 
     end = "\r\n" if "\r\n" in text else "\n"
@@ -139,7 +141,7 @@ def _find_indent(text: str) -> tuple[int, int]:
     return found.get(False, 2), found.get(True, 2)
 
 
-def _enter(document: CommentedMap, key: str) -> CommentedMap:
+def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
     """Return the section of that name, which is made if it is missing or empty."""
 
     if document.get(key) is None:
@@ -150,7 +152,7 @@ def _enter(document: CommentedMap, key: str) -> CommentedMap:
     return section
 
 
-def _append(section: CommentedMap, key: str, text: str) -> None:
+def _append_item(section: CommentedMap, key: str, text: str) -> None:
     """Append the text to a list, which is made if it is missing or empty."""
 
     value = DoubleQuotedScalarString(text)

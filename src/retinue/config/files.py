@@ -31,7 +31,7 @@ _REFUSALS: dict[Reason, str] = {
 
 
 def read_text(path: Path, *, follow: bool = True) -> str:
-    """The text of the file, without a BOM and with `\\n` as line end. Without `follow` a symbolic link is an error."""
+    """Return the text of a file, without a BOM and with `\\n` as line end. Without `follow` a link is an error."""
     data = _read_bytes(path, follow=follow)
     try:
         text = data.decode("utf-8-sig")
@@ -45,7 +45,7 @@ def read_text(path: Path, *, follow: bool = True) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything stands there, also a link to nowhere or what may not be read: reading it then says why."""
+    """Return whether the path exists, also as a broken link or unreadable file: reading it then says why."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -55,15 +55,15 @@ def exists(path: Path) -> bool:
     return True
 
 
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, by name, without those that begin with `_` or `.`; none if it is not there."""
+def list_subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, by name, without those that begin with `_` or `.`."""
     try:
         found = [entry for entry in folder.iterdir() if not entry.name.startswith(("_", "."))]
         return sorted(entry for entry in found if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _unreadable(folder, error) from None
+        raise _make_read_error(folder, error) from None
 
 
 def _read_bytes(path: Path, *, follow: bool) -> bytes:
@@ -75,8 +75,8 @@ def _read_bytes(path: Path, *, follow: bool) -> bytes:
     except RefusedFile as error:
         raise place.error(_REFUSALS.get(error.reason, error.text)) from None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _make_read_error(path, error) from None
 
 
-def _unreadable(path: Path, error: OSError) -> ConfigError:
+def _make_read_error(path: Path, error: OSError) -> ConfigError:
     return Place(str(path)).error(_REASONS.get(error.errno or 0) or error.strerror or "cannot be read")

@@ -22,7 +22,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The document of a regular file; links are not followed."""
+    """Read the document of a regular file; links are not followed."""
     return parse_document(read_text(path, follow=False), str(path))
 
 

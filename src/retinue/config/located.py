@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from retinue.config.location import Place, meant, shown
+from retinue.config.location import Place, show_text, suggest
 from retinue.core.errors import ConfigError
 
 MAX_DEPTH = 64
@@ -31,17 +31,17 @@ class Node:
     def error(self, what: str) -> ConfigError:
         return self.place.error(what)
 
-    def wrong(self, expected: str) -> ConfigError:
-        return self.error(f"expected {expected}, got {_kind(self.value)}")
+    def type_error(self, expected: str) -> ConfigError:
+        return self.error(f"expected {expected}, got {_describe_kind(self.value)}")
 
     def text(self) -> str:
         if not isinstance(self.value, str):
             hint = " (quote it to make it a text)" if isinstance(self.value, (bool, int, float)) else ""
-            raise self.error(f"expected a text, got {_kind(self.value)}{hint}")
+            raise self.error(f"expected a text, got {_describe_kind(self.value)}{hint}")
         return self.value
 
     def word(self) -> str:
-        """A text that says something."""
+        """Return a text that is not blank."""
         text = self.text()
         if not text.strip():
             raise self.error("expected a text, got an empty one")
@@ -49,25 +49,25 @@ class Node:
 
     def integer(self, *, minimum: int | None = None, maximum: int | None = None) -> int:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            got = str(self.value) if isinstance(self.value, float) else _kind(self.value)
+            got = str(self.value) if isinstance(self.value, float) else _describe_kind(self.value)
             raise self.error(f"expected a whole number, got {got}")
         self._check_range(self.value, minimum, maximum)
         return self.value
 
     def number(self, *, minimum: float | None = None, maximum: float | None = None) -> float:
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            raise self.wrong("a number")
+            raise self.type_error("a number")
         self._check_range(self.value, minimum, maximum)
         return float(self.value)
 
     def flag(self) -> bool:
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.type_error("true or false")
         return self.value
 
     def items(self, *, what: str = "a list") -> tuple[Node, ...]:
         if not isinstance(self.value, tuple):
-            raise self.wrong(what)
+            raise self.type_error(what)
         return self.value
 
     def texts(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Node:
 
     def section(self, *, what: str = "a mapping") -> Section:
         if not isinstance(self.value, dict):
-            raise self.wrong(what)
+            raise self.type_error(what)
         return Section(self.place, self.value)
 
     def choice(self, options: tuple[S, ...]) -> S:
@@ -83,22 +83,24 @@ class Node:
         for option in options:
             if option == text:
                 return option
-        raise self.error(f"unknown value '{shown(text, 80)}'; there is {', '.join(options)}{meant(text, options)}")
+        raise self.error(
+            f"unknown value '{show_text(text, 80)}'; there is {', '.join(options)}{suggest(text, options)}"
+        )
 
-    def checked(self, check: Callable[[str], T]) -> T:
-        """What `check` makes of the text; its complaint gets our place."""
+    def parse(self, check: Callable[[str], T]) -> T:
+        """Return what `check` makes of the text; its error gets our place."""
         text = self.text()
         try:
             return check(text)
         except ConfigError as error:
             raise self.error(str(error)) from None
 
-    def plain(self) -> Any:
-        """The value without places: what `json.loads` would give."""
+    def to_plain(self) -> Any:
+        """Return the value without places, as `json.loads` would."""
         if isinstance(self.value, tuple):
-            return [item.plain() for item in self.value]
+            return [item.to_plain() for item in self.value]
         if isinstance(self.value, dict):
-            return {key: item.plain() for key, item in self.value.items()}
+            return {key: item.to_plain() for key, item in self.value.items()}
         return self.value
 
     def _check_range(self, value: float, minimum: float | None, maximum: float | None) -> None:
@@ -119,81 +121,79 @@ class Section:
     _asked: dict[str, None] = field(default_factory=dict)
 
     def entry(self, key: str) -> Node | None:
-        """The key's node, also when its value is null."""
+        """Return the key's node, also when its value is null."""
         self._asked[key] = None
         return self.entries.get(key)
 
-    def given(self, key: str) -> Node | None:
-        """The key's node, unless its value is null."""
+    def get(self, key: str) -> Node | None:
+        """Return the key's node, unless its value is null."""
         node = self.entry(key)
         return None if node is None or node.value is None else node
 
-    def need(self, key: str) -> Node:
-        node = self.given(key)
+    def require(self, key: str) -> Node:
+        node = self.get(key)
         if node is None:
             others = (other for other in self.entries if other not in self._asked)
-            raise self.place.error(f"the key '{key}' is missing{meant(key, others)}")
+            raise self.place.error(f"the key '{key}' is missing{suggest(key, others)}")
         return node
 
     def text(self, key: str) -> str | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.text()
 
     def integer(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.integer(minimum=minimum, maximum=maximum)
 
     def number(self, key: str, *, minimum: float | None = None, maximum: float | None = None) -> float | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.number(minimum=minimum, maximum=maximum)
 
     def flag(self, key: str) -> bool | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.flag()
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.texts()
 
     def section(self, key: str) -> Section | None:
-        node = self.given(key)
+        node = self.get(key)
         return None if node is None else node.section()
 
-    def plain(self, key: str) -> Any:
-        node = self.given(key)
-        return None if node is None else node.plain()
-
     def finish(self, hints: Mapping[str, str] | None = None) -> None:
-        """Raises for the first key nobody asked for; `hints` has better words for some of them."""
+        """Raise for the first key that was not read; `hints` has better words for some keys."""
         for key, node in self.entries.items():
             if key in self._asked:
                 continue
             if hints and key in hints:
                 raise node.error(hints[key])
             allowed = ", ".join(sorted(self._asked)) or "none"
-            raise node.error(f"unknown key; allowed here: {allowed}{meant(key, self._asked)}")
+            raise node.error(f"unknown key; allowed here: {allowed}{suggest(key, self._asked)}")
 
 
-def node_of(value: object, place: Place) -> Node:
-    """A Node from Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
+def make_node(value: object, place: Place) -> Node:
+    """Return a Node of Python values: dicts with texts as keys, lists, tuples, texts, numbers, flags and None."""
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
     match value:
         case None | bool():
             return Node(place, value)
         case str():
-            return Node(place, sound_text(value, place))
+            return Node(place, check_text(value, place))
         case int() | float():
-            return Node(place, sound_number(value, place))
+            return Node(place, check_number(value, place))
         case list() | tuple():
-            return Node(place, tuple(node_of(item, place.below(i)) for i, item in enumerate(value)))
+            return Node(place, tuple(make_node(item, place.child(i)) for i, item in enumerate(value)))
         case dict():
-            return Node(place, {_key(key, place): node_of(item, place.below(key)) for key, item in value.items()})
+            return Node(
+                place, {_check_key(key, place): make_node(item, place.child(key)) for key, item in value.items()}
+            )
     raise place.error(f"expected a text, number, flag, list or dict, got {type(value).__name__}")
 
 
-def sound_text(text: str, place: Place) -> str:
-    """The text, if it can be written as UTF-8."""
+def check_text(text: str, place: Place) -> str:
+    """Return the text, if it can be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -201,8 +201,8 @@ def sound_text(text: str, place: Place) -> str:
     return text
 
 
-def sound_number(number: T, place: Place) -> T:
-    """The number, if JSON can carry it."""
+def check_number(number: T, place: Place) -> T:
+    """Return the number, if JSON can carry it."""
     if isinstance(number, float) and not math.isfinite(number):
         raise place.error("expected a number, got one that is not finite")
     if isinstance(number, int) and number not in INTEGERS:
@@ -210,13 +210,13 @@ def sound_number(number: T, place: Place) -> T:
     return number
 
 
-def _key(key: object, place: Place) -> str:
+def _check_key(key: object, place: Place) -> str:
     if not isinstance(key, str):
         raise place.error(f"keys must be texts, got {type(key).__name__}")
-    return sound_text(key, place)
+    return check_text(key, place)
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     match value:
         case None:
             return "nothing"

@@ -1,4 +1,4 @@
-"""Where a value stands (file, line, key path) and the one-line error that says so. Knows no values and no formats."""
+"""The place of a value (file, line, key path) and the one-line error that names it. Knows no values and no formats."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from itertools import islice
 from retinue.core.errors import ConfigError
 
 
-def shown(text: str, limit: int = 400) -> str:
-    """The text on one line of a terminal: what cannot be printed is escaped, what is long is cut."""
+def show_text(text: str, limit: int = 400) -> str:
+    """Return the text on one line of a terminal, escaped where it cannot be printed and cut where it is long."""
     cut = text if len(text) <= limit else text[:limit] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
-def meant(word: str, words: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a word that is almost one of these, else nothing."""
+def suggest(word: str, words: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for a word that is almost one of these, else nothing."""
     candidates = [other for other in islice(words, 200) if other != word and len(other) <= 100]
     close = difflib.get_close_matches(word[:100], candidates, n=1)
-    return f"; did you mean '{shown(close[0], 80)}'?" if close else ""
+    return f"; did you mean '{show_text(close[0], 80)}'?" if close else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands. Without a line (Python values) the key path alone says it."""
+    """The place of a value: file, line and key path. Python values have no line."""
 
     file: str
     line: int | None = None
     keys: tuple[str | int, ...] = ()
 
-    def below(self, key: str | int, line: int | None = None) -> Place:
+    def child(self, key: str | int, line: int | None = None) -> Place:
         return Place(self.file, line if line is not None else self.line, (*self.keys, key))
 
     def error(self, what: str) -> ConfigError:
         """`FILE:LINE: key 'a.b[0]': what`, on one line."""
-        path = "".join(f"[{key}]" if isinstance(key, int) else f".{shown(key, 80)}" for key in self.keys)
-        path = shown(path.removeprefix("."), 200)
-        name = shown(self.file, 4096)
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{show_text(key, 80)}" for key in self.keys)
+        path = show_text(path.removeprefix("."), 200)
+        name = show_text(self.file, 4096)
         if self.line is None:
             where = f"{name}: {path}" if path else name
         else:
             where = f"{name}:{self.line}: key '{path}'" if path else f"{name}:{self.line}"
-        return ConfigError(f"{where}: {shown(what, 1000)}")
+        return ConfigError(f"{where}: {show_text(what, 1000)}")

@@ -1,4 +1,4 @@
-"""Which model runs when nobody says: the table of providers with a default, and the order in which we look.
+"""The default model: the table of providers with their defaults, and the order in which we look.
 
 `--model`, else `model:` in retinue.yaml, else RETINUE_MODEL, else the default of the only provider whose key is set.
 """
@@ -41,15 +41,15 @@ NO_MODEL = (
 )
 
 
-def no_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
-    """What to say when nobody says which: all four ways, and why keys that are there do not say it."""
+def explain_missing_model(where: object, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the error for a missing model: all four ways to name one, and why the keys that are set do not."""
     keys = [provider.key for provider in PROVIDERS if provider.has_key(environ)]
     why = f" ({' and '.join(keys)} are set, so none is the default)" if len(keys) > 1 else ""
     return NO_MODEL.format(where=where, why=why)
 
 
-def default_model(environ: Mapping[str, str]) -> str | None:
-    """The model that the environment means; None when it means none, or could mean two."""
+def find_default_model(environ: Mapping[str, str]) -> str | None:
+    """Return the model that the environment names; None if it names none, or several keys are set."""
     named = environ.get(VARIABLE, "").strip()
     if named:
         return named
@@ -57,8 +57,8 @@ def default_model(environ: Mapping[str, str]) -> str | None:
     return with_key[0].default if len(with_key) == 1 else None
 
 
-def install_command(name: str) -> str:
-    """How to get what this model needs; '' when it is there (or nobody here knows what it needs)."""
+def find_install_command(name: str) -> str:
+    """Return the command that installs what this model needs; '' when it is installed or unknown."""
     prefix = name.partition(":")[0]
     for provider in PROVIDERS:
         if prefix == provider.name or prefix.startswith(f"{provider.name}-"):

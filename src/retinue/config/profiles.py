@@ -1,4 +1,4 @@
-"""SUBAGENT.md files into Profiles: who an agent is. What it may do stands in retinue.yaml (`settings.py`).
+"""Profiles from SUBAGENT.md files, which say who an agent is; retinue.yaml says what it may do (`settings.py`).
 
 Built-in ones live beside this file, a project's own in `.agent/subagent_types/*/`; a project's wins over a built-in
 one of the same name. Which of them a parent may use is `activate`.
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, subfolders
+from retinue.config.files import exists, list_subfolders
 from retinue.config.frontmatter import parse_document, read_document
 from retinue.config.located import Node, Section
-from retinue.config.location import Place, meant, shown
+from retinue.config.location import Place, show_text, suggest
 from retinue.core.profiles import Profile, check_name
 
 BUILT_IN = "built in"
@@ -37,40 +37,40 @@ _HINTS = dict.fromkeys(("model", "tools", "limits", "runtime", "network", "works
 
 @dataclass(frozen=True)
 class Definition:
-    """A profile and where its skills are named, for whoever finds that one of them does not exist."""
+    """A profile, and the places of its name and its skills for error messages."""
 
     profile: Profile
     place: Place
     skills: Place
 
 
-def discover(project: Path | None) -> list[Profile]:
-    """All profiles there are, by name; without a project the built-in ones."""
-    return [definition.profile for definition in definitions(project)]
+def find_profiles(project: Path | None) -> list[Profile]:
+    """Return all profiles by name; without a project the built-in ones."""
+    return [definition.profile for definition in find_definitions(project)]
 
 
-def definitions(project: Path | None) -> list[Definition]:
-    """All profiles there are, by name, with their places."""
-    found = _folder(BUILT_IN_FOLDER, None)
+def find_definitions(project: Path | None) -> list[Definition]:
+    """Return all profiles by name, with their places."""
+    found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
-        found |= _folder(project / PROJECT_FOLDER, project)
+        found |= _read_folder(project / PROJECT_FOLDER, project)
     return [found[key] for key in sorted(found)]
 
 
 def load_profile(path: Path, *, source: str) -> Definition:
-    """The profile of one SUBAGENT.md; `source` says to people where it came from."""
+    """Read the profile of one SUBAGENT.md; `source` tells people where it comes from."""
     document = read_document(path)
-    return _definition(document.keys, document.body, source)
+    return _make_definition(document.keys, document.body, source)
 
 
 def parse_profile(text: str, *, file: str, source: str) -> Definition:
-    """The profile of a text in the format of SUBAGENT.md."""
+    """Read the profile of a text in the format of SUBAGENT.md."""
     document = parse_document(text, file)
-    return _definition(document.keys, document.body, source)
+    return _make_definition(document.keys, document.body, source)
 
 
-def activate(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
-    """The profiles a parent may use, and warnings.
+def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
+    """Return the profiles a parent may use, and warnings.
 
     Without names: the four built-in ones, then every one the project defines itself. With names: those, in that
     order; an unknown one is a warning. `round_evaluator` and `novelty` are active only when named or overridden."""
@@ -80,20 +80,21 @@ def activate(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[
         wanted = [name for name in DEFAULT_TYPES if name in by_name] + own
         return [by_name[name] for name in dict.fromkeys(wanted)], []
     chosen = {name.casefold(): by_name.get(name.casefold()) for name in names}
-    warnings = [_unknown(name, by_name.values()) for name in dict.fromkeys(names) if chosen[name.casefold()] is None]
+    warnings = [
+        _warn_unknown(name, by_name.values()) for name in dict.fromkeys(names) if chosen[name.casefold()] is None
+    ]
     return [profile for profile in chosen.values() if profile is not None], warnings
 
 
-def _unknown(name: str, profiles: Iterable[Profile]) -> str:
+def _warn_unknown(name: str, profiles: Iterable[Profile]) -> str:
     there = sorted((profile.name for profile in profiles), key=str.casefold)
-    return (
-        f"unknown subagent type '{shown(name, 80)}' in subagent_types; there is {', '.join(there)}{meant(name, there)}"
-    )
+    known = ", ".join(there)
+    return f"unknown subagent type '{show_text(name, 80)}' in subagent_types; there is {known}{suggest(name, there)}"
 
 
-def _folder(folder: Path, project: Path | None) -> dict[str, Definition]:
+def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
-    for path in (entry / FILE_NAME for entry in subfolders(folder)):
+    for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
         definition = load_profile(path, source=BUILT_IN if project is None else path.relative_to(project).as_posix())
@@ -103,25 +104,25 @@ def _folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     return found
 
 
-def _definition(keys: Section, body: str, source: str) -> Definition:
+def _make_definition(keys: Section, body: str, source: str) -> Definition:
     for key in ("name", "description", "skills", "expected_input"):
         keys.entry(key)
     keys.finish(_HINTS)
-    name = keys.need("name")
-    skills = keys.given("skills")
+    name = keys.require("name")
+    skills = keys.get("skills")
     profile = Profile(
-        name.checked(check_name),
+        name.parse(check_name),
         instructions=body,
-        description=keys.need("description").word(),
+        description=keys.require("description").word(),
         skills=() if skills is None else skills.texts(),
-        expected_input=_expected(keys.given("expected_input")),
+        expected_input=_read_expected_input(keys.get("expected_input")),
         source=source,
         wants=_WANTS.get(name.text(), ()) if source == BUILT_IN else (),
     )
     return Definition(profile, name.place, name.place if skills is None else skills.place)
 
 
-def _expected(node: Node | None) -> tuple[str, ...]:
+def _read_expected_input(node: Node | None) -> tuple[str, ...]:
     if node is None:
         return ()
     return (node.value,) if isinstance(node.value, str) else node.texts()

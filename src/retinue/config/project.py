@@ -1,4 +1,4 @@
-"""A project as its files say it: folder, settings, profiles and skills put together. Starts nothing, writes nothing."""
+"""A project as its files describe it: folder, settings, profiles and skills. Starts nothing and writes nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retinue.config.files import exists, read_text
-from retinue.config.profiles import BUILT_IN, Definition, activate, definitions
+from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
-from retinue.config.skills import Skill, find_skills, pick
+from retinue.config.skills import Skill, find_skill, find_skills
 from retinue.config.trust import read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
@@ -27,7 +27,7 @@ _WHO_IT_IS = ("description", "instructions", "skills")
 class Project:
     """`profiles` are the active ones, `all_profiles` those one can name; both as retinue.yaml left them.
 
-    `ignored` is what retinue.yaml loosens and nobody has trusted it with, in words."""
+    `ignored` are the settings of retinue.yaml that need trust and do not have it."""
 
     folder: Path
     settings: Settings
@@ -39,7 +39,7 @@ class Project:
 
 
 def find_project(start: Path) -> Path:
-    """The nearest folder, from `start` upward, that has one of our marks or git's; `start` when none has."""
+    """Return the nearest folder, from `start` upward, with a mark of ours or git's; `start` if there is none."""
     here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         if any(os.path.lexists(folder / mark) for mark in MARKS):
@@ -48,23 +48,23 @@ def find_project(start: Path) -> Path:
 
 
 def load_project(start: Path, *, config: Path | None = None) -> Project:
-    """Everything the project's files say; `config` is read instead of the project's retinue.yaml, and trusted."""
+    """Read the project around `start`. `config` is read instead of its retinue.yaml, and trusted."""
     folder = find_project(start)
-    settings, ignored = (load_settings(config), ()) if config is not None else own_settings(folder)
+    settings, ignored = (load_settings(config), ()) if config is not None else load_own_settings(folder)
     skills = find_skills(folder)
-    merged = merge(definitions(folder), settings)
+    merged = merge_profiles(find_definitions(folder), settings)
     for definition in merged:
         _check_skills(definition, skills)
     everyone = [definition.profile for definition in merged]
-    active, warnings = activate(everyone, settings.coordination.subagent_types)
+    active, warnings = choose_active(everyone, settings.coordination.subagent_types)
     warnings = [*warnings, *warn_of_missing_paths(settings.expose_paths)]
     if ignored:
-        warnings = [UNTRUSTED.format(file=settings.file, what=_few(ignored)), *warnings]
+        warnings = [UNTRUSTED.format(file=settings.file, what=_list_some(ignored)), *warnings]
     return Project(folder, settings, tuple(active), tuple(everyone), skills, tuple(warnings), ignored)
 
 
-def own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
-    """What the project's own retinue.yaml says, as far as it is in force, and what of it is not."""
+def load_own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
+    """Return the project's own settings as far as they are in force, and the loosened ones that are not."""
     file = folder / SETTINGS_FILE
     if not exists(file):
         return Settings(), ()
@@ -74,21 +74,21 @@ def own_settings(folder: Path) -> tuple[Settings, tuple[str, ...]]:
     return (settings, ()) if not loose or read_answer(file, text) else (narrow, tuple(map(str, loose)))
 
 
-def _few(ignored: tuple[str, ...]) -> str:
+def _list_some(ignored: tuple[str, ...]) -> str:
     more = f" and {len(ignored) - FEW} more" if len(ignored) > FEW else ""
     return ", ".join(ignored[:FEW]) + more
 
 
-def merge(found: Iterable[Definition], settings: Settings) -> list[Definition]:
-    """The profiles of files and of retinue.yaml, by name. A file says who an agent is, retinue.yaml what it may do."""
+def merge_profiles(found: Iterable[Definition], settings: Settings) -> list[Definition]:
+    """Merge profiles of files and retinue.yaml, by name: a file says who an agent is, retinue.yaml what it may do."""
     by_name = {definition.profile.name.casefold(): definition for definition in found}
     for key, given in settings.profiles.items():
         known = by_name.get(key)
-        by_name[key] = _define(given, settings) if known is None else _extend(known, given)
+        by_name[key] = _define_profile(given, settings) if known is None else _extend_profile(known, given)
     return [by_name[key] for key in sorted(by_name)]
 
 
-def _extend(definition: Definition, given: ProfileSettings) -> Definition:
+def _extend_profile(definition: Definition, given: ProfileSettings) -> Definition:
     profile = definition.profile
     home = profile.source
     if home == BUILT_IN:
@@ -96,10 +96,10 @@ def _extend(definition: Definition, given: ProfileSettings) -> Definition:
     for key in _WHO_IT_IS:
         if key in given.places:
             raise given.places[key].error(f"belongs in {home}; retinue.yaml says what '{profile.name}' may do")
-    return replace(definition, profile=_allow(profile, given))
+    return replace(definition, profile=_apply_rights(profile, given))
 
 
-def _define(given: ProfileSettings, settings: Settings) -> Definition:
+def _define_profile(given: ProfileSettings, settings: Settings) -> Definition:
     if given.description is None:
         raise given.place.error("no SUBAGENT.md has this name; to define it here give it a 'description'")
     source = SETTINGS_FILE if settings.file is None else settings.file.name
@@ -110,11 +110,11 @@ def _define(given: ProfileSettings, settings: Settings) -> Definition:
         skills=given.skills or (),
         source=source,
     )
-    return Definition(_allow(profile, given), given.place, given.places.get("skills", given.place))
+    return Definition(_apply_rights(profile, given), given.place, given.places.get("skills", given.place))
 
 
-def _allow(profile: Profile, given: ProfileSettings) -> Profile:
-    """The profile with what retinue.yaml lets it do."""
+def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
+    """Return the profile with the rights that retinue.yaml gives it."""
     return replace(
         profile,
         model=given.model or profile.model,
@@ -131,6 +131,6 @@ def _allow(profile: Profile, given: ProfileSettings) -> Profile:
 def _check_skills(definition: Definition, skills: Mapping[str, Skill]) -> None:
     for name in definition.profile.skills:
         try:
-            pick(name, skills)
+            find_skill(name, skills)
         except ConfigError as error:
             raise definition.skills.error(str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retinue.config.schema import Setting, declared
+from retinue.config.schema import Setting, list_settings
 from retinue.config.servers import ServerSettings
 from retinue.config.settings import ProfileSettings, Settings
 
@@ -12,9 +12,9 @@ from retinue.config.settings import ProfileSettings, Settings
 def render_reference() -> str:
     """Return the tables of all settings as Markdown."""
     tables = {
-        "retinue.yaml": _render_rows(declared(Settings), ""),
-        "Each of `profiles`": _render_rows(declared(ProfileSettings), ""),
-        "Each of `mcp_servers`": _render_rows(declared(ServerSettings), ""),
+        "retinue.yaml": _render_rows(list_settings(Settings), ""),
+        "Each of `profiles`": _render_rows(list_settings(ProfileSettings), ""),
+        "Each of `mcp_servers`": _render_rows(list_settings(ServerSettings), ""),
     }
     return "\n".join(
         f"### {title}\n\n| key | meaning | default | example | needs trust |\n|---|---|---|---|---|\n{''.join(rows)}"
@@ -26,7 +26,7 @@ def _render_rows(settings: tuple[Setting, ...], prefix: str) -> Iterator[str]:
     for each in settings:
         name = f"{prefix}{each.name}"
         if each.kind.section is not None:
-            yield from _render_rows(declared(each.kind.section), f"{name}.")
+            yield from _render_rows(list_settings(each.kind.section), f"{name}.")
             continue
         cells = [f"`{name}`", each.help, _show_default(each.default), f"`{each.example}`" if each.example else ""]
         cells.append("" if each.trust is None else each.trust.words)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.config.located import Node
-from retinue.config.location import shown
+from retinue.config.location import show_text
 from retinue.config.schema import (
     ABOVE_DEFAULT,
     COUNT,
@@ -28,13 +28,13 @@ from retinue.core.network import HOST_PATTERN, WORDS, parse_host
 
 PATH_PATTERN = r"^(?:~|/[^/\0])[^\0]*$"
 MISSING = "expose_paths: {path} does not exist here, so no run will see it"
-_HOSTS = list_of(lambda node: str(node.checked(parse_host)), HOST_PATTERN, what="a list of hosts")
+_HOSTS = list_of(lambda node: str(node.parse(parse_host)), HOST_PATTERN, what="a list of hosts")
 _DEFAULTS = Caps()
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """What may be reached on the network."""
+    """Hosts that may be reached on the network."""
 
     allow: tuple[str, ...] = setting(
         _HOSTS, 'hosts; none unless named, "*" is all public ones', default=(), example='[docs.python.org, "*.x.com"]'
@@ -45,7 +45,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
     """Read none, full, a list of hosts, or a section with that list. An empty list allows nothing."""
     if isinstance(node.value, str):
         if node.value not in WORDS:
-            raise node.error(f"expected none, full or a list of hosts, got '{shown(node.value, 80)}'")
+            raise node.error(f"expected none, full or a list of hosts, got '{show_text(node.value, 80)}'")
         return node.value
     if isinstance(node.value, dict):
         return read_section(NetworkSettings, node.section()).allow
@@ -54,7 +54,7 @@ def _read_network(node: Node) -> tuple[str, ...] | str:
 
 
 def _close_network(value: tuple[str, ...] | str, _: Setting) -> tuple[tuple[str, ...] | str, list[Loosening]]:
-    """A project opens no network by itself."""
+    """Close the network: a project opens none by itself."""
     if value == "none":
         return value, []
     return (), [Loosening("", host) for host in ((value,) if isinstance(value, str) else value)]
@@ -89,12 +89,12 @@ def warn_of_missing_paths(paths: Sequence[str]) -> Iterator[str]:
     yield from (MISSING.format(path=path) for path in paths if not Path(path).exists())
 
 
-PATHS = list_of(lambda node: node.checked(parse_exposed_path), PATH_PATTERN, what="a list of paths")
+PATHS = list_of(lambda node: node.parse(parse_exposed_path), PATH_PATTERN, what="a list of paths")
 
 
 @dataclass(frozen=True)
 class CapsSettings:
-    """What each sandboxed run may use of the machine."""
+    """Shares of the machine that each sandboxed run may use."""
 
     memory_mib: int = setting(
         whole_from(128),

@@ -29,7 +29,7 @@ class Loosening:
     key: str
     value: str
 
-    def below(self, key: str) -> Loosening:
+    def with_prefix(self, key: str) -> Loosening:
         """Return the same, with its key in the section or setting of that name."""
         return Loosening(f"{key}.{self.key}" if self.key else key, self.value)
 
@@ -101,7 +101,7 @@ def section(cls: type[T], help: str, *, example: str = "") -> Any:
     return field(default=cls(), metadata={_KEY: declaration})
 
 
-def declared(cls: type) -> tuple[Setting, ...]:
+def list_settings(cls: type) -> tuple[Setting, ...]:
     """Return the declarations of a section's keys, in order."""
     found = [(each.name, each.metadata.get(_KEY)) for each in fields(cls)]
     return tuple(replace(declaration, name=name) for name, declaration in found if declaration is not None)
@@ -110,7 +110,7 @@ def declared(cls: type) -> tuple[Setting, ...]:
 def read_section(cls: type[T], node: Section, **more: Any) -> T:
     """Read a section strictly: an unknown key is an error. `more` are fields that are no settings."""
     values = {}
-    for each in declared(cls):
+    for each in list_settings(cls):
         entry = node.entry(each.name)
         if entry is None:
             continue
@@ -125,7 +125,7 @@ def read_section(cls: type[T], node: Section, **more: Any) -> T:
 def section_schema(cls: type) -> dict[str, Any]:
     """Return the JSON schema of a section."""
     properties = {}
-    for each in declared(cls):
+    for each in list_settings(cls):
         about = dict(each.kind.schema if each.null == "refused" else nullable(each.kind.schema))
         about["description"] = f"{each.help} (such as {each.example})" if each.example else each.help
         properties[each.name] = about
@@ -148,30 +148,30 @@ def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
 def restrict_section(values: Any, _: Setting | None = None) -> tuple[Any, list[Loosening]]:
     """Apply the trust rules of a section's keys."""
     changes, loosened = {}, []
-    for each in declared(type(values)):
+    for each in list_settings(type(values)):
         value = getattr(values, each.name)
         if each.trust is None or value is each.unset:
             continue
         changes[each.name], found = each.trust.restrict(value, each)
-        loosened += [loosening.below(each.name) for loosening in found]
+        loosened += [loosening.with_prefix(each.name) for loosening in found]
     return replace(values, **changes), loosened
 
 
 def _drop_value(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
     items = value if isinstance(value, tuple) else (value,)
-    return declaration.unset, [_loosen(item) for item in items]
+    return declaration.unset, [_make_loosening(item) for item in items]
 
 
 def _drop_more(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
     within = value is not None and value <= declaration.default
-    return (value, []) if within else (declaration.default, [_loosen(value)])
+    return (value, []) if within else (declaration.default, [_make_loosening(value)])
 
 
 def _drop_less(value: Any, declaration: Setting) -> tuple[Any, list[Loosening]]:
-    return (value, []) if value >= declaration.default else (declaration.default, [_loosen(value)])
+    return (value, []) if value >= declaration.default else (declaration.default, [_make_loosening(value)])
 
 
-def _loosen(value: object) -> Loosening:
+def _make_loosening(value: object) -> Loosening:
     return Loosening("", "null" if value is None else str(value).removesuffix(".0"))
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from retinue.config.located import Node, node_of
-from retinue.config.location import Place, meant
+from retinue.config.located import Node, make_node
+from retinue.config.location import Place, suggest
 from retinue.config.schema import (
     POSITIVE,
     TEXTS,
@@ -28,8 +28,8 @@ from retinue.config.schema import (
     Loosening,
     Setting,
     TrustRule,
-    declared,
     list_of,
+    list_settings,
     read_section,
     section_schema,
     setting,
@@ -71,7 +71,7 @@ def _texts_by_name(pattern: str, what: str) -> Kind:
     def read(node: Node) -> dict[str, str]:
         found = {}
         for name, entry in node.section().entries.items():
-            Node(entry.place, name).checked(check)
+            Node(entry.place, name).parse(check)
             found[name] = _read_line(entry)
         return found
 
@@ -115,7 +115,7 @@ class ServerSettings:
     )
     inherit_env: tuple[str, ...] = setting(
         list_of(
-            lambda node: node.checked(_name_check(VARIABLE_NAME, "a variable")), VARIABLE_NAME, what="a list of names"
+            lambda node: node.parse(_name_check(VARIABLE_NAME, "a variable")), VARIABLE_NAME, what="a list of names"
         ),
         "variables of yours that it gets unchanged, beside PATH, HOME and the like",
         default=(),
@@ -123,7 +123,7 @@ class ServerSettings:
     )
     cwd: str | None = setting(WORD, "the folder it is started in; the project's unless named", example="tools")
     url: str = setting(
-        Kind(lambda node: node.checked(_check_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"}),
+        Kind(lambda node: node.parse(_check_url), {"type": "string", "pattern": r"^https?://[^\s@]+$"}),
         "its address, for streamable HTTP",
         default="",
         example="https://mcp.example.com/mcp",
@@ -152,7 +152,7 @@ def _read_servers(node: Node) -> tuple[McpServer, ...]:
     found = []
     names: dict[str, str] = {}
     for name, entry in node.section().entries.items():
-        Node(entry.place, name).checked(check_server_name)
+        Node(entry.place, name).parse(check_server_name)
         other = names.setdefault(name.casefold(), name)
         if other != name:
             raise entry.error(f"is the same name as '{other}'")
@@ -168,12 +168,14 @@ def _read_server(name: str, node: Node) -> McpServer:
     for key in ONLY_PROGRAM if values.url else ONLY_ADDRESS:
         if getattr(values, key):
             raise section.entries[key].error(f"is for a server with a '{'command' if values.url else 'url'}'")
-    found = {each.name: getattr(values, each.name) for each in declared(ServerSettings) if each.name in section.entries}
+    found = {
+        each.name: getattr(values, each.name) for each in list_settings(ServerSettings) if each.name in section.entries
+    }
     return McpServer(name, **{key: value for key, value in found.items() if value is not None or key == "timeout"})
 
 
 def _drop_servers(servers: tuple[McpServer, ...], _: Setting) -> tuple[tuple[McpServer, ...], list[Loosening]]:
-    """A project starts or reaches no server by itself."""
+    """Drop all servers: a project starts or reaches none by itself."""
     return (), [Loosening(server.name, f"{server.words}{_describe_environment(server)}") for server in servers]
 
 
@@ -199,11 +201,11 @@ SERVERS = Kind(
 def _check_tool(name: str) -> str:
     if not re.match(TOOL_PATTERN, name):
         there = ", ".join([*TOOLS, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
-        raise ConfigError(f"there is no tool {name!r}; there is {there}{meant(name, TOOLS)}")
+        raise ConfigError(f"there is no tool {name!r}; there is {there}{suggest(name, TOOLS)}")
     return name
 
 
-TOOL_NAMES = list_of(lambda node: node.checked(_check_tool), TOOL_PATTERN, what="a list of tools")
+TOOL_NAMES = list_of(lambda node: node.parse(_check_tool), TOOL_PATTERN, what="a list of tools")
 
 
 def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
@@ -214,10 +216,10 @@ def check_tools(tools: Node | None, servers: tuple[McpServer, ...]) -> None:
         if server and server not in names:
             there = ", ".join(names) or "none"
             raise entry.error(
-                f"there is no MCP server '{server}' in 'mcp_servers'; there is {there}{meant(server, names)}"
+                f"there is no MCP server '{server}' in 'mcp_servers'; there is {there}{suggest(server, names)}"
             )
 
 
 def parse_servers(values: Mapping[str, Mapping[str, Any]]) -> tuple[McpServer, ...]:
     """Read servers from Python values, with the same checks."""
-    return _read_servers(node_of({name: dict(about) for name, about in values.items()}, Place(PYTHON)))
+    return _read_servers(make_node({name: dict(about) for name, about in values.items()}, Place(PYTHON)))

@@ -22,7 +22,7 @@ container_flags: [--cpus=2]      # for podman or docker run; the flags of the wa
 mcp_servers:                     # where tools come from beside our own: config/servers.py
   files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
-  mode: ask                      # strict: every tool of the primary asks; walled: nothing inside a wall; yes: nothing
+  mode: ask                      # strict: every tool of the primary asks; sandboxed: nothing in a sandbox; yes: nothing
   allow: [shell(git status*)]    # deny wins, then ask, then allow, then the mode
   ask: [edit(docs/**)]
   deny: [shell(git push*)]
@@ -32,8 +32,8 @@ orchestrator:
     subagent_default_timeout: 1800
     subagent_min_timeout: 60     # bounds for a timeout that a model asks for
     subagent_max_timeout: 14400
-    subagent_runtime_mode: isolated              # where runs live: isolated or container (walls), inherited, delegated
-    subagent_host_launch_prefix: [nice]          # words before the command that starts a walled run
+    subagent_runtime_mode: isolated              # where tools run: a sandbox, this process, or the host
+    subagent_host_launch_prefix: [nice]          # words before the command that starts a sandbox
     subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
     subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it goes on unseen
     subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
@@ -64,6 +64,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import UNSET, UnsetType
 
 from retinue.config.files import read_text
+from retinue.config.limits import make_limits
 from retinue.config.located import Node, Section
 from retinue.config.location import Place
 from retinue.config.models import PROVIDERS
@@ -113,16 +114,7 @@ from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeNam
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
-LIMIT_KEYS = {
-    "turns": "max_turns",
-    "seconds": "timeout",
-    "depth": "max_depth",
-    "concurrent": "max_concurrent",
-    "tokens": "max_tokens",
-    "cost": "max_cost",
-    "stall": "stall",
-}
-_RULES = list_of(lambda node: node.checked(parse_rule), RULE_PATTERN, what="a list of rules")
+_RULES = list_of(lambda node: node.parse(parse_rule), RULE_PATTERN, what="a list of rules")
 _COST = Kind(lambda node: amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
@@ -133,8 +125,8 @@ class ApprovalSettings:
 
     mode: Mode | None = setting(
         choice(MODES),
-        "ask: before what changes something; strict: before every tool of the primary; walled: as ask, but not "
-        "for edit, write and shell in a walled workspace of its own; yes: never",
+        "ask: before what changes something; strict: before every tool of the primary; sandboxed: as ask, but not "
+        "for edit, write and shell in a sandboxed workspace of its own; yes: never",
         default="ask",
         unset=None,
         example="ask",
@@ -218,13 +210,13 @@ class LimitSettings:
 
 
 def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
-    """Without trust there are no MCP servers, so their tools are left out without a word."""
+    """Leave out the tools of MCP servers: without trust there are no servers."""
     return tuple(tool for tool in tools if not server_of(tool)), []
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """What one agent may do; who it is stands in its SUBAGENT.md, if it has one.
+    """Rights and limits of one agent; its SUBAGENT.md, if it has one, says who it is.
 
     `places` has the places of the keys that were given."""
 
@@ -336,7 +328,7 @@ def _read_profiles(node: Node) -> dict[str, ProfileSettings]:
     """Read the profiles, by name in lower case."""
     found: dict[str, ProfileSettings] = {}
     for name, entry in node.section().entries.items():
-        Node(entry.place, name).checked(check_name)
+        Node(entry.place, name).parse(check_name)
         other = found.get(name.casefold())
         if other is not None:
             raise entry.error(f"is the same name as '{other.name}' on line {other.place.line}")
@@ -359,7 +351,7 @@ def _restrict_profiles(
     narrow, loosened = {}, []
     for key, profile in profiles.items():
         narrow[key], found = restrict_section(profile)
-        loosened += [loosening.below(profile.name) for loosening in found]
+        loosened += [loosening.with_prefix(profile.name) for loosening in found]
     return narrow, loosened
 
 
@@ -375,7 +367,7 @@ _PROFILES = Kind(
 
 @dataclass(frozen=True)
 class Settings:
-    """retinue.yaml: what agents in this project run on and what they may do."""
+    """retinue.yaml: models, rights and limits of the agents in this project."""
 
     model: str | None = setting(WORD, "PROVIDER:NAME or scripted:FILE", example=PROVIDERS[0].default)
     approvals: ApprovalSettings = section(
@@ -497,8 +489,8 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the primary and its tree; what the file does not say is not set."""
-        return Limits(**{limit: getattr(self, key) for limit, key in LIMIT_KEYS.items()})
+        """Return the limits of the primary and its tree, unset where the file sets none."""
+        return make_limits(self.__getattribute__)
 
     @property
     def rules(self) -> Rules:
@@ -518,7 +510,7 @@ def parse_settings(text: str, path: Path) -> Settings:
     keys = node.section(what="'key: value' lines")
     settings = read_section(Settings, keys, file=path)
     _check_timeouts(settings, keys)
-    for each in keys.need("profiles").section().entries.values() if settings.profiles else ():
+    for each in keys.require("profiles").section().entries.values() if settings.profiles else ():
         check_tools(None if each.value is None else each.section().entry("tools"), settings.mcp_servers)
     return settings
 
@@ -545,6 +537,6 @@ def _check_timeouts(settings: Settings, keys: Section) -> None:
     """Check the bounds for what a model asks for. A default outside them is a person's choice and stands."""
     low, high = settings.coordination.subagent_min_timeout, settings.coordination.subagent_max_timeout
     if low > high:
-        coordination = keys.need("orchestrator").section().need("coordination").section()
-        node = coordination.given("subagent_max_timeout") or coordination.need("subagent_min_timeout")
+        coordination = keys.require("orchestrator").section().require("coordination").section()
+        node = coordination.get("subagent_max_timeout") or coordination.require("subagent_min_timeout")
         raise node.error(f"subagent_min_timeout ({low:g}) is more than subagent_max_timeout ({high:g})")

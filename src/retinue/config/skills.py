@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, subfolders
+from retinue.config.files import exists, list_subfolders
 from retinue.config.frontmatter import read_document
-from retinue.config.location import meant, shown
+from retinue.config.location import show_text, suggest
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 
@@ -22,7 +22,7 @@ FILE_NAME = "SKILL.md"
 
 @dataclass(frozen=True)
 class Skill:
-    """What a system prompt says of a skill; `path` is its SKILL.md, absolute."""
+    """A skill as a system prompt lists it; `path` is its SKILL.md, absolute."""
 
     name: str
     description: str
@@ -30,44 +30,44 @@ class Skill:
 
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
-    """All skills by name; a project's wins over a built-in one of the same name in any case."""
-    found = _folder(BUILT_IN_FOLDER)
+    """Return all skills by name; a project's wins over a built-in one of the same name in any case."""
+    found = _read_folder(BUILT_IN_FOLDER)
     if project is not None:
-        found |= _folder(project / PROJECT_FOLDER)
+        found |= _read_folder(project / PROJECT_FOLDER)
     return {found[key].name: found[key] for key in sorted(found)}
 
 
-def skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
-    """The part of a system prompt that names these skills; empty when there are none. Raises for an unknown one."""
+def render_skill_prompt(profile_skills: Sequence[str], skills: Mapping[str, Skill]) -> str:
+    """Return the part of a system prompt that lists these skills; empty without skills. Raises for an unknown one."""
     if not profile_skills:
         return ""
-    chosen = [pick(name, skills) for name in dict.fromkeys(profile_skills)]
+    chosen = [find_skill(name, skills) for name in dict.fromkeys(profile_skills)]
     lines = [f"- {skill.name}: {' '.join(skill.description.split())} (read {skill.path})" for skill in chosen]
     return "\n".join(["# Skills", "Read a skill's file before you do what it is for.", *lines])
 
 
-def pick(name: str, skills: Mapping[str, Skill]) -> Skill:
-    """The skill of that name in any case; raises with those there are."""
+def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
+    """Return the skill of that name in any case; the error lists those there are."""
     for skill in skills.values():
         if skill.name.casefold() == name.casefold():
             return skill
     there = ", ".join(sorted(skills)) or "none"
-    raise ConfigError(f"unknown skill '{shown(name, 80)}'; there is {there}{meant(name, skills)}")
+    raise ConfigError(f"unknown skill '{show_text(name, 80)}'; there is {there}{suggest(name, skills)}")
 
 
-def _folder(folder: Path) -> dict[str, Skill]:
+def _read_folder(folder: Path) -> dict[str, Skill]:
     found: dict[str, Skill] = {}
-    for path in (entry / FILE_NAME for entry in subfolders(folder)):
+    for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
         keys = read_document(path).keys
-        name = keys.need("name")
-        skill = Skill(name.checked(_check), keys.need("description").word(), path.absolute())
+        name = keys.require("name")
+        skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
         other = found.setdefault(skill.name.casefold(), skill)
         if other is not skill:
             raise name.error(f"'{skill.name}' is also the name in {other.path}")
     return found
 
 
-def _check(name: str) -> str:
+def _check_skill_name(name: str) -> str:
     return check_name(name, what="skill name")

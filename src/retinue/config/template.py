@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from retinue.config.schema import Setting, declared
+from retinue.config.schema import Setting, list_settings
 from retinue.config.settings import ProfileSettings, Settings
 
 COLUMN = 42
@@ -59,8 +59,8 @@ def render_settings(
         "approvals": {"mode": "ask", "allow": list(_render_allow(tests, on=allowed)) if tests else None},
         "profiles": {profile: {"tools": f"[{', '.join(tools)}]"}},
     }
-    known = {"model": _quote(model)} if model else {}
-    return HEAD + "\n".join(_render_keys(declared(Settings), {**known, **values}, "")) + "\n"
+    known = {"model": _quote_text(model)} if model else {}
+    return HEAD + "\n".join(_render_keys(list_settings(Settings), {**known, **values}, "")) + "\n"
 
 
 def render_subagent(name: str, tests: Sequence[str]) -> str:
@@ -84,7 +84,9 @@ def _render_keys(keys: Sequence[Setting], values: Mapping[str, object], margin: 
         elif key.kind.section is not None and not key.example:
             yield from ("", f"{margin}# {key.help}") if not margin else ()
             yield f"{margin}{key.name}:"
-            yield from _render_keys(declared(key.kind.section), value if isinstance(value, dict) else {}, margin + "  ")
+            yield from _render_keys(
+                list_settings(key.kind.section), value if isinstance(value, dict) else {}, margin + "  "
+            )
         elif isinstance(value, list):
             yield _add_note(f"{margin}{key.name}:", key.help)
             yield from (f"{margin}  {line}" for line in value)
@@ -94,7 +96,7 @@ def _render_keys(keys: Sequence[Setting], values: Mapping[str, object], margin: 
 
 def _render_profiles(key: Setting, chosen: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
     yield from ("", f"# {key.help}", f"{key.name}:")
-    may_do = [each for each in declared(ProfileSettings) if each.name not in WHO]
+    may_do = [each for each in list_settings(ProfileSettings) if each.name not in WHO]
     for name, values in chosen.items():
         yield f"  {name}:"
         yield from _render_keys(may_do, values, "    ")
@@ -105,6 +107,6 @@ def _add_note(line: str, note: str) -> str:
     return f"{line:<{COLUMN}}  # {note}"
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     """Return the text as YAML."""
     return text if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*:[A-Za-z0-9][A-Za-z0-9_./@-]*", text) else json.dumps(text)

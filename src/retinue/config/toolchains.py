@@ -1,4 +1,4 @@
-"""How a project is tested, by the files it has: the commands that `retinue init` proposes to allow. Runs nothing."""
+"""Toolchains of a project, found by its files, with the test commands that `retinue init` proposes to allow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PYTESTS = ("pytest.ini", "conftest.py", "tests", "test")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What was found, the file that shows it, and the command that tests the project with it."""
+    """A toolchain, the file that shows it, and the command that tests the project with it."""
 
     name: str
     mark: str
@@ -31,7 +31,7 @@ class Toolchain:
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """Those of the PATH that the command needs."""
+        """Return the programs on the PATH that the command needs."""
         first = self.test.split()[0]
         return (*([] if first.startswith("./") else [first]), *_BELOW.get(self.name, ()))
 
@@ -42,22 +42,22 @@ class Toolchain:
 
 
 def find_toolchains(folder: Path) -> list[Toolchain]:
-    """Those with a command for tests, the one a person would most likely type first."""
-    return [*_make(folder), *_python(folder), *_node(folder), *_others(folder)]
+    """Return the toolchains that have a test command, the most likely one first."""
+    return [*_find_make(folder), *_find_python(folder), *_find_node(folder), *_find_others(folder)]
 
 
-def _make(folder: Path) -> Iterator[Toolchain]:
+def _find_make(folder: Path) -> Iterator[Toolchain]:
     for name in ("GNUmakefile", "makefile", "Makefile"):
-        if re.search(r"^test\s*:(?!=)", _text(folder / name), re.MULTILINE):
+        if re.search(r"^test\s*:(?!=)", _read_text(folder / name), re.MULTILINE):
             yield Toolchain("make", name, "make test")
             return
 
 
-def _python(folder: Path) -> Iterator[Toolchain]:
+def _find_python(folder: Path) -> Iterator[Toolchain]:
     mark = next((name for name in _PYTHON if exists(folder / name)), None)
     if mark is None:
         return
-    if not any(exists(folder / name) for name in _PYTESTS) and "pytest" not in _text(folder / "pyproject.toml"):
+    if not any(exists(folder / name) for name in _PYTESTS) and "pytest" not in _read_text(folder / "pyproject.toml"):
         return
     if exists(folder / "uv.lock"):
         yield Toolchain("uv", "uv.lock", "uv run pytest")
@@ -69,9 +69,9 @@ def _python(folder: Path) -> Iterator[Toolchain]:
         yield Toolchain("python", mark, "pytest" if which("pytest", path=path) else "python -m pytest", path)
 
 
-def _node(folder: Path) -> Iterator[Toolchain]:
+def _find_node(folder: Path) -> Iterator[Toolchain]:
     try:
-        package = json.loads(_text(folder / "package.json") or "null")
+        package = json.loads(_read_text(folder / "package.json") or "null")
         test = package["scripts"]["test"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return
@@ -81,7 +81,7 @@ def _node(folder: Path) -> Iterator[Toolchain]:
         yield Toolchain(manager, lock, "bun run test" if manager == "bun" else f"{manager} test")
 
 
-def _others(folder: Path) -> Iterator[Toolchain]:
+def _find_others(folder: Path) -> Iterator[Toolchain]:
     for name, mark, test in (
         ("cargo", "Cargo.toml", "cargo test"),
         ("go", "go.mod", "go test ./..."),
@@ -92,8 +92,8 @@ def _others(folder: Path) -> Iterator[Toolchain]:
             yield Toolchain(name, mark, test)
 
 
-def _text(path: Path) -> str:
-    """What stands in the file; nothing when it cannot be read."""
+def _read_text(path: Path) -> str:
+    """Return the text of the file; nothing when it cannot be read."""
     try:
         return read_text(path)
     except ConfigError:

@@ -30,7 +30,7 @@ MAX_ANSWER_BYTES = 16 * 1024
 def read_answer(file: Path, text: str) -> bool | None:
     """Return whether the user trusts this text in this file; None if nobody has answered for this text."""
     kept = _read_record(_answer_path(file))
-    return kept.get("trusted") is True if kept.get("sha256") == _digest(text) else None
+    return kept.get("trusted") is True if kept.get("sha256") == _hash_text(text) else None
 
 
 def keep_answer(file: Path, text: str, *, trusted: bool = True) -> None:
@@ -38,7 +38,7 @@ def keep_answer(file: Path, text: str, *, trusted: bool = True) -> None:
     place = _answer_path(file)
     if place is None:
         raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
-    about = {"file": os.path.realpath(file), "sha256": _digest(text), "trusted": trusted}
+    about = {"file": os.path.realpath(file), "sha256": _hash_text(text), "trusted": trusted}
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(place, json.dumps(about).encode())
@@ -58,7 +58,9 @@ def remove_answer(file: Path) -> None:
 
 def carry_answer(file: Path, before: str | None, after: str) -> None:
     """Trust the new text of a file that we changed on the user's word, if the old text was in force."""
-    in_force = before is None or read_answer(file, before) or not restrict(parse_settings(_normalize(before), file))[1]
+    in_force = (
+        before is None or read_answer(file, before) or not restrict(parse_settings(_normalize_text(before), file))[1]
+    )
     if in_force:
         with suppress(ConfigError):  # then the next run asks
             keep_answer(file, after)
@@ -87,10 +89,10 @@ def _read_record(place: Path | None) -> Mapping[str, Any]:
     return kept if isinstance(kept, dict) else {}
 
 
-def _normalize(text: str) -> str:
+def _normalize_text(text: str) -> str:
     """Return the text as it is read: without a BOM, with one kind of line end."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(_normalize(text).encode()).hexdigest()
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(_normalize_text(text).encode()).hexdigest()

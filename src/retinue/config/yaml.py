@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, sound_number, sound_text
+from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
@@ -30,48 +30,48 @@ _NOT_YAML = re.compile("[^\t\n\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 
 
 def read_yaml(path: Path) -> Node:
-    """The one document of a file."""
+    """Read the one document of a file."""
     return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, file: str, *, first_line: int = 1) -> Node:
-    """The one document of a text that begins on that line of the file; an empty text is null."""
+    """Read the one document of a text that begins on that line of the file; an empty text is null."""
     bad = _NOT_YAML.search(text)
     if bad is not None:
         line = text.count("\n", 0, bad.start()) + first_line
         raise Place(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
     try:
-        return _document(yaml.parse(text, Loader=_LOADER), Place(file, first_line), first_line)
+        return _read_document(yaml.parse(text, Loader=_LOADER), Place(file, first_line), first_line)
     except yaml.MarkedYAMLError as error:
-        raise _syntax(error, file, first_line) from None
+        raise _make_syntax_error(error, file, first_line) from None
     except yaml.YAMLError:
         raise Place(file, first_line).error("is not valid YAML") from None
 
 
-def _document(events: Iterator[Any], root: Place, first_line: int) -> Node:
+def _read_document(events: Iterator[Any], root: Place, first_line: int) -> Node:
     node = Node(root, None)
     seen = False
     for event in events:
         if not isinstance(event, yaml.DocumentStartEvent):
             continue
         if seen:
-            raise Place(root.file, _line(event, first_line)).error("a second document begins here; one is allowed")
+            raise Place(root.file, _line_of(event, first_line)).error("a second document begins here; one is allowed")
         seen = True
         first = next(events)
-        node = _node(first, events, Place(root.file, _line(first, first_line)), first_line)
+        node = _read_node(first, events, Place(root.file, _line_of(first, first_line)), first_line)
     return node
 
 
-def _node(event: Any, events: Iterator[Any], place: Place, first_line: int) -> Node:
-    """The node that begins with this event; takes its other events."""
+def _read_node(event: Any, events: Iterator[Any], place: Place, first_line: int) -> Node:
+    """Return the node that begins with this event; consumes its other events."""
     _check_bare(event, place)
     if len(place.keys) > MAX_DEPTH:
         raise place.error(f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(event, yaml.ScalarEvent):
-        return Node(place, _scalar(event, place))
+        return Node(place, _read_scalar(event, place))
     if isinstance(event, yaml.SequenceStartEvent):
-        return Node(place, tuple(_items(events, place, first_line)))
-    return Node(place, _entries(events, place, first_line))
+        return Node(place, tuple(_read_items(events, place, first_line)))
+    return Node(place, _read_entries(events, place, first_line))
 
 
 def _check_bare(event: Any, place: Place) -> None:
@@ -83,42 +83,42 @@ def _check_bare(event: Any, place: Place) -> None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
 
 
-def _items(events: Iterator[Any], place: Place, first_line: int) -> Iterator[Node]:
+def _read_items(events: Iterator[Any], place: Place, first_line: int) -> Iterator[Node]:
     index = 0
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        yield _node(event, events, place.below(index, _line(event, first_line)), first_line)
+        yield _read_node(event, events, place.child(index, _line_of(event, first_line)), first_line)
         index += 1
 
 
-def _entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, Node]:
+def _read_entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, Node]:
     entries: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        line = _line(event, first_line)
-        key = _key(event, Place(place.file, line, place.keys))
-        below = place.below(key, line)
+        line = _line_of(event, first_line)
+        key = _read_key(event, Place(place.file, line, place.keys))
+        below = place.child(key, line)
         if key in entries:
             raise below.error(f"appears twice, first on line {entries[key].place.line}")
-        entries[key] = _node(next(events), events, below, first_line)
+        entries[key] = _read_node(next(events), events, below, first_line)
     return entries
 
 
-def _key(event: Any, place: Place) -> str:
-    """The text of a mapping's key. Looked at before anything below it is, so that keys in keys cannot nest."""
+def _read_key(event: Any, place: Place) -> str:
+    """Return the text of a mapping's key. It is checked before anything below it, so that keys in keys cannot nest."""
     _check_bare(event, place)
     if not isinstance(event, yaml.ScalarEvent):
         raise place.error("a list or mapping cannot be a key")
-    key = _scalar(event, place)
+    key = _read_scalar(event, place)
     if not isinstance(key, str):
         hint = f'quote this one: "{event.value}"' if event.value else "there is none before ':'"
         raise place.error(f"keys must be texts; {hint}")
     return key
 
 
-def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
-    """What a scalar means. Quoted and block scalars are always texts."""
+def _read_scalar(event: Any, place: Place) -> str | int | float | bool | None:
+    """Return the value of a scalar. Quoted and block scalars are always texts."""
     text: str = event.value
     if event.style is not None and event.style != "":
-        return sound_text(text, place)
+        return check_text(text, place)
     if text in _NULL:
         return None
     if text in _FLAGS:
@@ -126,19 +126,19 @@ def _scalar(event: Any, place: Place) -> str | int | float | bool | None:
     if _INTEGER.fullmatch(text):
         if len(text) > 21:  # Python refuses to convert very long ones, and none of them fits
             raise place.error("the whole number does not fit in 64 bits")
-        return sound_number(int(text), place)
+        return check_number(int(text), place)
     if _FLOAT.fullmatch(text):
-        return sound_number(float(text), place)
+        return check_number(float(text), place)
     if _ODD_FLOAT.fullmatch(text):
         raise place.error(f"'{text}' is not a number that is allowed here")
-    return sound_text(text, place)
+    return check_text(text, place)
 
 
-def _line(event: Any, first_line: int) -> int:
+def _line_of(event: Any, first_line: int) -> int:
     return int(event.start_mark.line) + first_line
 
 
-def _syntax(error: yaml.MarkedYAMLError, file: str, first_line: int) -> ConfigError:
+def _make_syntax_error(error: yaml.MarkedYAMLError, file: str, first_line: int) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line = first_line if mark is None else mark.line + first_line
     words = " ".join(part for part in (error.context, error.problem) if part)

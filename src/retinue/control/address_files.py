@@ -45,12 +45,12 @@ class AddressFile:
 
 def find_address(folder: Path, pid: int) -> Address | None:
     """Return the address of a process's control server, if it has one."""
-    return _read(folder / f"{pid}.json")
+    return _read_address(folder / f"{pid}.json")
 
 
 def find_addresses(folder: Path) -> list[Address]:
     """Return the addresses of all control servers. Removes files that dead processes left."""
-    return [address for address in map(_read, _list_files(folder)) if address is not None]
+    return [address for address in map(_read_address, _list_files(folder)) if address is not None]
 
 
 def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
@@ -76,7 +76,7 @@ def _list_files(folder: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path) -> Address | None:
+def _read_address(path: Path) -> Address | None:
     try:
         fd = open_regular_file(path, owners=(os.geteuid(),))
     except OSError:

@@ -135,7 +135,9 @@ class ControlClient:
     async def kill(self, tree: str) -> None:
         await self._channel.call(protocol.KILL, protocol.TreeRequest(tree=tree))
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        if source != "user":
+            raise ConfigError("over loopback only the user sends messages")
         return await self._channel.call(protocol.SEND, protocol.SendRequest(tree=tree, run=run, text=text))
 
     async def pending(self, tree: str | None = None) -> list[Approval]:

@@ -122,7 +122,7 @@ class Collector(Listener):
         return run_id
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        """With a word for the run itself, below which a server can report what is not the call's own run."""
+        """Add an id for the run itself, below which a server can report runs that are not the call's own."""
         place = ref.tree, ref.run
         anchor = self._anchors.get(place)
         if anchor is None:
@@ -262,7 +262,7 @@ class Collector(Listener):
             tree = supervisor.trees.get(run.tree)
             if tree is None:
                 return None
-            adoption.anchor(run.parent, tree.nodes[int(run.parent.removeprefix(OURS))])
+            adoption.anchor(run.parent, tree.runs[int(run.parent.removeprefix(OURS))])
         return adoption
 
 

@@ -116,29 +116,22 @@ class CommandHandlers:
         handle = await self._control.spawn(
             request.profile, request.task, narrow=request.limits, below=request.below, caller=request.caller
         )
-        return await self._wait_until_logged(handle)
+        return await _wait_until_logged(handle)
 
     async def resume_tree(self, request: protocol.ResumeRequest) -> RunRef:
         self._check_attended(request)
         overrides = ResumeOverrides(model=request.model)
-        return await self._wait_until_logged(await self._control.resume(request.tree, overrides))
+        return await _wait_until_logged(await self._control.resume(request.tree, overrides))
 
     async def continue_run(self, request: protocol.ContinueRequest) -> RunRef:
         self._check_attended(request)
         overrides = ResumeOverrides(model=request.model, seconds=request.seconds, files=request.files)
         handle = await self._control.continue_run(request.tree, request.run, request.text, overrides)
-        return await self._wait_until_logged(handle)
+        return await _wait_until_logged(handle)
 
     def _check_attended(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> None:
         if self._unattended and not request.unattended:
             raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
-
-    async def _wait_until_logged(self, handle: RunHandle) -> RunRef:
-        """Reply when the run is in the log, so that a reader of the log finds it."""
-        async with aclosing(handle.events()) as events:  # type: ignore[type-var]
-            async for _ in events:
-                break
-        return handle.ref
 
     async def open_client(self, request: protocol.ClientRequest) -> AsyncIterator[bytes]:
         options = ClientOptions(
@@ -193,7 +186,13 @@ class CommandHandlers:
         return protocol.ApplyReply(files=list(await self._control.apply(request.tree, request.run)))
 
     async def watch_tree(self, request: protocol.WatchRequest) -> AsyncIterator[bytes]:
+        await self._control.describe_run(request.tree)  # raises NotFound before the response begins
         return _encode_items(self._control.watch(request.tree, after=request.after, deltas=request.deltas))
+
+
+async def _wait_until_logged(handle: RunHandle) -> RunRef:
+    await handle.wait_until_logged()
+    return handle.ref
 
 
 async def _encode_items(items: AsyncIterator[Event | Delta]) -> AsyncIterator[bytes]:

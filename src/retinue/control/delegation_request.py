@@ -1,6 +1,6 @@
 """One request from an outbox, on the host: checked, copied in, run as a tree of ours, streamed, and copied back.
 
-Knows the supervisor only by the commands of `HostControl`. The watcher of the outbox makes one `DelegationRequest` for
+Knows runs only by the commands of Control, in this process. The watcher of the outbox makes one `DelegationRequest` for
 each request file and writes the response it returns.
 """
 
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.caller import Caller, narrower
+from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
-from retinue.core.ports import Receipt
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.files.content import write_all
@@ -32,47 +32,16 @@ from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.protocol import outbox as wire
 from retinue.workspaces.delegated import AllowedRoots, DelegatedWorkspace, RefusedPath
-from retinue.workspaces.run_folders import RunFolders
 
 POLL_SECONDS = 0.5
 STOPPED = "cancelled before it was started"
 
 
-class HostRun(Protocol):
-    """A run that was spawned for a request."""
-
-    ref: RunRef
-    folders: RunFolders
-
-    def join(self) -> Awaitable[None]:
-        """Wait until the ending of the run is written."""
-        ...
-
-    def result(self) -> Result[Any]: ...
-
-
-class HostControl(Protocol):
-    """The commands of the supervisor that the host's side of an outbox uses. `caller` has the limits that the whole
-    process inherited."""
-
-    @property
-    def caller(self) -> Caller: ...
-
-    async def prepare(self, profile: Profile) -> None: ...
-
-    def spawn(self, profile: Profile, task: Task, *, caller: Caller) -> HostRun: ...
-
-    def watch(self, tree: str) -> AsyncGenerator[Event | Delta]: ...
-
-    async def send(self, tree: str, run: int, text: str, *, source: str) -> Receipt: ...
-
-    async def cancel(self, tree: str) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Hosting:
     """The host's part of an outbox. `project` and `state` are its own folders, `find` returns one of its profiles by
-    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned."""
+    name, `say` shows a line to its user, `begun` is called with the ref and the task of each run that was spawned.
+    `caller` has the limits that the whole process inherited."""
 
     outbox: Path
     roots: Sequence[Path]
@@ -83,6 +52,7 @@ class Hosting:
     timeouts: Timeouts
     say: Callable[[str], None] = lambda _: None
     begun: Callable[[RunRef, str], None] = lambda _, __: None
+    caller: Caller = NOBODY
     poll: float = POLL_SECONDS
 
 
@@ -104,7 +74,7 @@ class DelegationRequest:
     request file."""
 
     def __init__(
-        self, control: HostControl, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
+        self, control: Control, host: Hosting, box: Mailbox, roots: AllowedRoots, locks: FolderLocks, stage: Path
     ) -> None:
         self._control, self._host, self._box, self._roots, self._locks = control, host, box, roots, locks
         self._stage, self._name = stage, stage.name
@@ -128,7 +98,7 @@ class DelegationRequest:
             reach_failpoint("checked")
             if stopping() or self._is_cancelled():
                 return failure_response(name, STOPPED, "cancelled")
-            run = await self._spawn(request, profile, readable)
+            run, workspace = await self._spawn(request, profile, readable)
         except FileNotFoundError:
             return failure_response(name, "the request went away while it was looked at")
         except UnreadableMessage as error:
@@ -143,13 +113,13 @@ class DelegationRequest:
         except BaseException:
             await self._control.cancel(run.ref.tree)  # nobody would report how it goes on
             raise
-        await run.join()
+        result = await run.result()
         async with self._locks.lock_of(request.workspace):
-            await asyncio.to_thread(self._copy_back, request, Path(run.folders.path))
+            await asyncio.to_thread(self._copy_back, request, workspace)
         reach_failpoint("copied_back")
         if request.ignored:
             self._notes.append(f"keys of the request that nobody here knows: {', '.join(request.ignored[:10])}"[:500])
-        return self._response(run.result())
+        return self._response(result)
 
     def _read_request(self) -> wire.Request:
         file = wire.request_name(self._name)
@@ -191,9 +161,11 @@ class DelegationRequest:
                 found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         return found
 
-    async def _spawn(self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]) -> HostRun:
-        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host. It reaches
-        the hosts that our own profile of that name allows, and none if that profile says nothing."""
+    async def _spawn(
+        self, request: wire.Request, profile: Profile, readable: list[tuple[str, str]]
+    ) -> tuple[RunHandle, Path]:
+        """Spawn a primary whose workspace is the copy, within the limits of the request and of the host; return it with
+        its workspace. It reaches the hosts that our own profile of that name allows, and none if that says nothing."""
         there = [f"{request.workspace} is your workspace", *(f"{path} is {copy}" for path, copy in readable)]
         task = Task(
             request.task,
@@ -205,14 +177,15 @@ class DelegationRequest:
             timeout_seconds=_timeout_of(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        run = self._control.spawn(placed, task, caller=narrower(self._control.caller, request.limits))
+        run = await self._control.spawn(placed, task, caller=narrower(self._host.caller, request.limits))
+        workspace = Path((await self._control.describe_run(run.tree)).workspace)
         try:
-            make_private_folder(run.folders.own)
-            self._copies.path.rename(run.folders.path)  # no step of the run comes before this
+            make_private_folder(workspace.parent)
+            self._copies.path.rename(workspace)  # nothing was awaited, so no step of the run comes first
         except (OSError, RetinueError) as error:
             await self._control.cancel(run.ref.tree)
             raise RefusedPath(f"its workspace could not be made: {error}") from None
-        return run
+        return run, workspace
 
     async def _stream(self, tree: str) -> None:
         """Write the events of the tree to the outbox. A file that cannot be written does not stop the run."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
+from retinue.concurrency import run_until_first
+from retinue.core.errors import RetinueError
 from retinue.http.server import ServerConnection
 
 HEARTBEAT_SECONDS = 5.0
@@ -21,20 +23,13 @@ LINES_PER_TURN = 64
 async def send_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
     """Send the whole response. Returns when there are no more lines, or the peer is gone."""
     connection.start_response(200, {"Content-Type": "application/x-ndjson"})
-    tasks = [
-        asyncio.create_task(_write(lines, connection)),
-        asyncio.create_task(_beat(connection)),
-        asyncio.create_task(connection.wait_for_peer()),
-    ]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines end: it sees an unfinished response
+        await run_until_first(
+            [_write_lines(lines, connection), _send_heartbeats(connection), connection.wait_for_peer()]
+        )
 
 
-async def _write(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
     written = 0
     async with aclosing(lines):  # type: ignore[type-var]
         async for line in lines:
@@ -48,7 +43,7 @@ async def _write(lines: AsyncIterator[bytes], connection: ServerConnection) -> N
     connection.end_response()
 
 
-async def _beat(connection: ServerConnection) -> None:
+async def _send_heartbeats(connection: ServerConnection) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
         if not connection.unsent_bytes:

@@ -2,7 +2,7 @@
 
 Nothing in the folder is trusted. A request names a task, a profile of ours and folders below the allowed roots; the run
 gets copies of them, and its changes are copied back. Claims and answers are kept in the state folder of the host, so
-that an id has one effect and one answer, whichever process is killed when. Uses the commands of `HostControl` only.
+that an id has one effect and one answer, whichever process is killed when. Uses the commands of Control only.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from typing import Any
 
 from msgspec import UNSET
 
+from retinue.concurrency import TaskOwner
 from retinue.control.delegation_request import (
     STOPPED,
     DelegationRequest,
     FolderLocks,
-    HostControl,
     Hosting,
     failure_response,
 )
+from retinue.core.control import Control
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
+from retinue.files.atomic import sync_folder
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
@@ -48,7 +50,7 @@ FALLEN = "the watcher that ran it ended; what the run had done until then is not
 class Watcher:
     """The watcher of one outbox. `watch` serves it until cancelled, `close` ends and answers the requests at work."""
 
-    def __init__(self, control: HostControl, hosting: Hosting) -> None:
+    def __init__(self, control: Control, hosting: Hosting) -> None:
         self._control = control
         self._host = hosting
         self._box = Mailbox(hosting.outbox, SIDE)
@@ -66,7 +68,7 @@ class Watcher:
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._trees: dict[str, str] = {}
         self._steers: dict[str, int] = {}
-        self._commands: set[asyncio.Task[None]] = set()
+        self._commands = TaskOwner()
         self._odd: set[str] = set()
         self._said: set[str] = set()
         self._stopping = False
@@ -122,7 +124,7 @@ class Watcher:
             if name in self._serving or name in self._odd or self._stopping:
                 continue
             if most is None or len(self._serving) < max(most, 1):
-                task = self._serving[name] = asyncio.create_task(self._serve(name))
+                task = self._serving[name] = self._commands.start(self._serve(name))
                 task.add_done_callback(partial(self._forget_task, name))
             elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
@@ -220,9 +222,7 @@ class Watcher:
             self._complain(f"{tree}: words for it are not read: {error}")
 
     def _start_command(self, command: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(command)
-        self._commands.add(task)
-        task.add_done_callback(self._commands.discard)
+        self._commands.start(command)
 
     async def _serve(self, name: str) -> None:
         """Serve one request and answer it, whatever happens."""
@@ -252,7 +252,7 @@ class Watcher:
 
     def _claim(self, name: str) -> bool:
         self._kept.create_mark(name)
-        os.fsync(self._kept.fd)
+        sync_folder(dir_fd=self._kept.fd)
         reach_failpoint("claimed")
         marked = self._box.create_mark(wire.claim_name(name))
         reach_failpoint("marked")

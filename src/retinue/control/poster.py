@@ -94,7 +94,7 @@ class Poster:
             response = await connection.read_response()
             text = await connection.read_body(ANSWER_BYTES)
             is_reusable = connection.start_next_request()
-            return response.status, _shown(text)
+            return response.status, _shorten_text(text)
         except (NoResponse, OSError):
             return None
         except IncompleteResponse:
@@ -108,6 +108,6 @@ class Poster:
                 connection.close()
 
 
-def _shown(said: bytes) -> str:
+def _shorten_text(said: bytes) -> str:
     text = " ".join(said[:400].decode("utf-8", "replace").split())
     return "" if text in ("", "{}") else f": {text}"

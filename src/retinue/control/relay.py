@@ -1,4 +1,4 @@
-"""The collector's port in a process that is itself reported: it opens nothing, and passes on the address it got."""
+"""The collector's port in a process that is itself reported. It opens nothing and passes on the address it got."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 
 
 class Relay:
-    """`publisher` knows under which ids the runs of this process are reported."""
+    """A stand-in for the collector. `publisher` knows the ids under which the runs of this process are reported."""
 
     def __init__(self, down: Downward, address: str, publisher: Publisher) -> None:
         self._down = down
@@ -32,15 +32,15 @@ class Relay:
         return travel.to_meta(self._down.left(ref, parent_id=parent_id, root_id=root_id))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
-        """What the call's run did is told by whoever ran it. Of a call that failed or was given up that may be nobody
-        any more, so its run, and what is below it, is ended from here too: the first end counts."""
+        """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
+        reported end of a run counts."""
         if outcome is None:
             self._publisher.end(run_id, "cancelled", "")
         elif not outcome.success:
             self._publisher.end(run_id, "failed", outcome.text)
 
     def gone(self, server: str) -> None:
-        """Its open calls fail, and are told so. What else it ran ends, where it is reported, with who made it."""
+        """Do nothing: the open calls of the server fail, and `returned` reports those."""
 
     async def close(self) -> None:
         """Nothing was opened."""

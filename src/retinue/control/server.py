@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.control.address_files import AddressFile
 from retinue.control.commands import CommandHandlers
 from retinue.control.line_stream import send_lines
@@ -116,14 +117,14 @@ class _KeyedCalls:
 
     def __init__(self) -> None:
         self._calls: dict[str, tuple[object, asyncio.Task[Any]]] = {}
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits the reply gets the exception
 
     async def run(self, key: str, content: object, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         if len(key) > protocol.MAX_KEY:
             raise HttpError(400, f"{protocol.KEY_HEADER} is longer than {protocol.MAX_KEY} characters")
         known = self._calls.get(key)
         if known is None:
-            known = self._calls[key] = (content, asyncio.create_task(run()))
-            known[1].add_done_callback(lambda done: done.cancelled() or done.exception())
+            known = self._calls[key] = (content, self._tasks.start(run()))
             if len(self._calls) > MAX_REMEMBERED:
                 del self._calls[next(iter(self._calls))]
         first_content, task = known

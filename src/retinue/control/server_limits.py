@@ -1,4 +1,4 @@
-"""What the MCP servers we start, and the calls made on them, are given on their way: run ids, and what is left."""
+"""Run ids and remaining limits for the MCP servers that we start and the calls that we make on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retinue.supervisor.supervisor import Supervisor
 
 
 class Downward:
-    """For one supervisor, set when it is made, whose trees have these limits."""
+    """The limits that travel down from one supervisor, which is set once it is made."""
 
     supervisor: Supervisor
 
@@ -27,7 +27,7 @@ class Downward:
         self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).over(limits)
 
     def variables(self) -> dict[str, str]:
-        """What holds for all calls on a server, whichever run makes them."""
+        """Return the limits of all calls on a server, whichever run makes them, as environment variables."""
         above = self.supervisor.caller
         own = above.narrow(self._limits)
         tokens = own.tokens if isinstance(own.tokens, int) else None
@@ -39,16 +39,16 @@ class Downward:
         return travel.to_environment(holds)
 
     def left(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
-        """What is left to that run, which is reported as `parent_id`; of one that is not at work, nothing."""
+        """Return what is left to a run that is reported as `parent_id`; nothing for one that is not at work."""
         tree = self.supervisor.trees.get(ref.tree)
-        if tree is None or not 0 <= ref.run < len(tree.nodes):
+        if tree is None or not 0 <= ref.run < len(tree.runs):
             return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
-        found = left_to(tree, tree.nodes[ref.run], self._clock)
+        found = left_to(tree, tree.runs[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
         return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 
 def mint(name: str) -> str:
-    """A new run id, which a person can tell from others: the tool's name and some letters."""
+    """Return a new run id that a person can tell from others: the tool's name and some letters."""
     return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}"

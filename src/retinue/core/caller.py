@@ -17,7 +17,8 @@ from retinue.core.limits import Limits
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who made a call, as far as it travels. `depth` is how many levels may stand below that run, `deadline` the second
     since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing is said. `parent_id` is
-    the run id under which its caller is reported, `root_id` that of the first of its line."""
+    the run id under which its caller is reported, `root_id` that of the first of its line, and `run_id` the one that
+    the call gives to the run it makes."""
 
     depth: int | None = None
     deadline: float | None = None
@@ -26,6 +27,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     parent_id: str = ""
     root_id: str = ""
+    run_id: str = ""
 
     def as_client(self) -> Caller:
         """For a primary that stands for the caller itself, and so takes no level of its own."""

@@ -69,7 +69,7 @@ class Context:
         """Asks the user. False means no, also to just these arguments; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), "")
+        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), _no_preview)
         if isinstance(decision, Deny):
             said = denial(decision)
         elif decision.args is not None and decision.args != args:
@@ -90,3 +90,7 @@ class Context:
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:
     [result] = await link.wait([run])
     return result
+
+
+async def _no_preview() -> str:
+    return ""

@@ -68,12 +68,14 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeInfo(msgspec.Struct, frozen=True):
-    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then."""
+    """One tree in a list. `live` says that its runs are at work; `pid` is the process that has it then, `root` the run
+    that the tree ends with."""
 
     tree: str
     live: bool
     runs: list[Row]
     pid: int | None = None
+    root: int = 0
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -125,8 +127,8 @@ class Control(Protocol):
         """Start a run that begins with the conversation of an ended one, and this text."""
         ...
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        """Send a message of the user to a run, read at its next turn."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
         ...
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
@@ -197,7 +199,8 @@ class Control(Protocol):
 class RunHandle:
     """One run: what it is, what happens in it, and how it ends. `wait` replaces the wait for its ending: that of a
     tool for its own child gives the slot of the waiting run to others. `since` is the number of an event before its
-    first, where events begin to be read."""
+    first, where events begin to be read; `start_seq` the number of the event that started or resumed it, or of a later
+    one."""
 
     def __init__(
         self,
@@ -206,11 +209,13 @@ class RunHandle:
         *,
         wait: Callable[[], Awaitable[Result[Any]]] | None = None,
         since: int = 0,
+        start_seq: int = 1,
     ) -> None:
         self.control = control
         self.ref = ref
         self._wait = wait
         self._since = since
+        self._start_seq = start_seq
 
     @property
     def tree(self) -> str:
@@ -248,6 +253,12 @@ class RunHandle:
                 yield event
                 if event.run == self.number and isinstance(event.body, RunEnded):
                     return
+
+    async def wait_until_logged(self) -> None:
+        """Wait until the log has the event that started or resumed the run, so that a reader of the log finds it."""
+        async with aclosing(self.control.watch(self.tree, after=self._start_seq - 1)) as events:
+            async for _ in events:
+                return
 
     async def cancel(self) -> bool:
         """Stop the run and all below it; False if it has ended or is stopping already."""

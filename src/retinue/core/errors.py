@@ -30,6 +30,23 @@ class LogError(RetinueError):
     """The log cannot be written or read; nothing after the last acknowledged event is promised."""
 
 
+class LogVersionError(LogError):
+    """A part of the log was written by another version of Retinue."""
+
+
+class LogHeld(LogError):
+    """Another process has the right to write a tree; `pid` is its number, 0 while that is not known."""
+
+    def __init__(self, message: str, *, pid: int) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class LogLost(LogError):
+    """This process has lost the right to write the log. Final: the events it had not written are never written, and
+    writing them again is no use."""
+
+
 class SpawnRefused(RetinueError):
     """A spawn that made no run. The text goes to the model as the tool's result."""
 
@@ -93,6 +110,10 @@ class Limited(Stop):
     """A limit of the run is spent; the text says which. `usage` is what a call spent that is not made once more."""
 
     usage: Usage = NO_USAGE
+
+
+class Failed(Stop):
+    """The run cannot go on; the text says why."""
 
 
 class Unconfirmed(Stop):

@@ -65,11 +65,12 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
-    """It has its slot and its place to run; `walls` are those that really stand around it."""
+    """It has its slot and begins. `sandbox` names the walls of the sandbox that its tools will use, as it was
+    probed."""
 
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
-    walls: tuple[str, ...] = ()
+    sandbox: tuple[str, ...] = ()
 
 
 class RunRemote(Body, frozen=True, gc=False, tag="run.remote"):
@@ -145,10 +146,17 @@ class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):
     call_id: str
 
 
+UNKNOWN_AFTER_CRASH = "unknown_after_crash"
+UNKNOWN_AFTER_CRASH_TEXT = (
+    f"{UNKNOWN_AFTER_CRASH}: the process died while this call was being made, so nobody knows whether it took effect. "
+    "It was not repeated. Look at how things are before you make it again."
+)
+
+
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran. Of a tool that ran at the provider, `content` is what
-    `origin` gave it."""
+    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the walls that stood around the first
+    call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"
     call_id: str
@@ -160,6 +168,7 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     outcome: str = ""
     content: Any = None
     origin: str = ""
+    sandbox: tuple[str, ...] = ()
 
 
 class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
@@ -292,8 +301,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of text while a model speaks. `kind` is `text` or `thinking`, or `dropped` where a watcher was too slow
-    for `dropped` of them."""
+    """A piece of text while a model speaks or a tool runs. `kind` is `text` or `thinking`, `output` of a tool, or
+    `dropped` where a watcher was too slow for `dropped` of them."""
 
     tree: str
     run: int

@@ -34,9 +34,10 @@ class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Thought(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id. The
-    first one of a reply has its `layout`, where that is not the usual one (models/turns.py): a signature holds for a
-    thought in its place only."""
+    """A thinking block, kept with what the provider `origin` needs to read it again: its signature and its own id.
+
+    The first one of a reply has its `layout`, if that is not the usual one (models/provider_messages.py): a signature
+    is valid for a thought in its place only."""
 
     text: str
     type: str = ""
@@ -87,16 +88,18 @@ class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
 Turn = UserTurn | AssistantTurn | ToolTurn
 
 
+USERS_OWN = "user"
+
+
 class ToolSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool as a model sees it, and what the supervisor has to know of it.
 
-    `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run) or
-    `provider` (runs at the model's provider, with `schema` for its settings: nobody here is asked or runs it).
-    `repeatable` says that running it twice does no harm. `waits` marks the tools that only wait for
-    children: while one runs, the run gives its slot back. `host` marks what a host-side function asks about: no tool
-    of the model's. `server` is the MCP server a tool comes from, `seal` stands for what that server says of it,
-    `output` is the JSON schema of its structured content.
-    """
+    `tier` is `observe` (never asks), `confirm` (asks), `none` (a call that cannot work, so nothing will run), `user`
+    (the user's own command, about which nobody is asked) or `provider` (runs at the model's provider, with `schema` for
+    its settings: nobody here is asked or runs it). `repeatable` says that running it twice does no harm. `waits` marks
+    the tools that only wait for children: while one runs, the run gives its slot back. `host` marks what a host-side
+    function asks about: no tool of the model's. `server` is the MCP server a tool comes from, `seal` stands for what
+    that server says of it, `output` is the JSON schema of its structured content."""
 
     name: str
     description: str

@@ -1,4 +1,4 @@
-"""A profile made ready to run (Plan), one run of it (Job), and the two ports that make and take them."""
+"""A profile made ready to run (Plan), one run of it (Job), and the ports that make the one and run the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.core.context import Context
 from retinue.core.events import RunStarted, Warned
 from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
-from retinue.core.ports import Folders, Link, Model, Outcome, Tool
+from retinue.core.ports import Folders, Link, Model, Outcome, RunSession, Tool
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import Ending
 
@@ -35,7 +35,7 @@ class Plan:
     children: Sequence[Profile]
     profile_json: msgspec.Raw
     tools_json: msgspec.Raw
-    runtime: Runtime
+    runtime: Sandbox | JobRunner
     floor: RuntimeName
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
@@ -60,15 +60,9 @@ class Past(msgspec.Struct, frozen=True, gc=False):
 SETUP = "workspace_setup"
 
 
-class Setup(msgspec.Struct, frozen=True, gc=False):
-    """A command of the user's that is run in a new copied workspace before the run begins."""
-
-    command: str
-    seconds: float
-
-
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """One run as its runtime gets it."""
+    """One run as the loop, or whoever runs it elsewhere, gets it. `tools` are the plan's, bound to the run's
+    sandbox."""
 
     ref: RunRef
     plan: Plan
@@ -77,15 +71,15 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     max_turns: int | None
     thread: tuple[Turn, ...]
     folders: Folders
+    tools: Mapping[str, Tool]
     context: Context | None
     past: Past | None = None
-    setup: Setup | None = None
 
 
-class Runtime(Protocol):
-    """Where runs live. Cancelling the awaiting task stops everything the run started, within `grace` seconds.
+class Sandbox(Protocol):
+    """Where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a container.
 
-    `started` is what is written when a run begins there; None where the runtime itself says so, later."""
+    `started` is what `run.started` says. Cancelling a run stops everything it started there within `grace` seconds."""
 
     @property
     def name(self) -> str: ...
@@ -94,9 +88,23 @@ class Runtime(Protocol):
     def grace(self) -> float: ...
 
     @property
-    def started(self) -> RunStarted | None: ...
+    def started(self) -> RunStarted: ...
 
-    def run(self, job: Job, link: Link) -> Awaitable[Ending]: ...
+    def open(self, job: Job, link: Link) -> RunSession | None:
+        """Return the session of one run, in which nothing is started yet; None if the plan's tools need none."""
+        ...
+
+
+class JobRunner:
+    """Base of runtimes that run whole jobs in their own way: remote runs and replays. Cancelling the awaiting task
+    stops the run within `grace` seconds. `started` is None where the runtime itself says when the run has started."""
+
+    name: str
+    grace: float
+    started: RunStarted | None = None
+
+    def run(self, job: Job, link: Link) -> Awaitable[Ending]:
+        raise NotImplementedError
 
 
 class Planner(Protocol):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -11,23 +10,35 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from retinue.core.approvals import Approval, Decision
-from retinue.core.events import Body, Delta, Event
+from retinue.core.errors import LogError
+from retinue.core.events import Body, Delta, Event, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import Result, Status
 from retinue.core.rules import Verdict
 from retinue.core.servers import ServerReport
 from retinue.core.usage import Usage
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut."""
+    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut. `code`
+    says for programs how a call went that has no ordinary result; `sandbox` names the walls that stood around the
+    first call of a sandbox."""
 
     text: str
     success: bool = True
     data: Any = None
     file: str = ""
+    code: str = ""
+    sandbox: tuple[str, ...] = ()
+
+
+class Setup(msgspec.Struct, frozen=True, gc=False):
+    """A command of the user's that is run in a new copied workspace before the run begins."""
+
+    command: str
+    seconds: float
 
 
 class Made(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +50,7 @@ class Made(msgspec.Struct, frozen=True, gc=False):
     note: str = ""
 
 
-Maker = Callable[[str, dict[str, Any]], Awaitable[Made]]
+Preview = Callable[[], Awaitable[str]]
 
 
 class Model(Protocol):
@@ -73,17 +84,90 @@ class Folders(Protocol):
 
 
 class Tool(Protocol):
-    """Something a model can call. Raises ToolError with words for the model."""
+    """Something a model can call, as the loop on the host sees it. Raises ToolError with words for the model."""
 
     @property
     def spec(self) -> ToolSpec: ...
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]: ...
 
-    def preview(self, call: Call, folders: Folders) -> str:
-        """What a person should see before saying yes: a diff for an edit, the command for a shell.
+    async def preview(self, call: Call, folders: Folders) -> str:
+        """Return what a person should see before saying yes: a diff for an edit, the command for a shell.
 
-        Raises ToolError for a call that cannot work; then nobody is asked."""
+        Asked for only if a person will be asked. Raises ToolError for a call that cannot work; then nobody is asked."""
+        ...
+
+
+class Execution(Protocol):
+    """One call of a local tool at work: what the tool may use, in this process or inside a sandbox."""
+
+    @property
+    def folders(self) -> Folders: ...
+
+    @property
+    def path(self) -> str:
+        """The path of the run that calls."""
+        ...
+
+    async def expired(self) -> None:
+        """Return when the host says that the call's time is over; its clock starts with the first wait."""
+        ...
+
+    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+        """Call an MCP tool of the run for a program of code mode. Raises only what ends the run."""
+        ...
+
+    def show_output(self, data: bytes) -> None:
+        """Show a piece of output to whoever watches now. May be dropped."""
+        ...
+
+
+class LocalTool(Protocol):
+    """A tool that touches files, processes or the network: it runs where its run's sandbox is."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    def time_limit(self, call: Call) -> float | None:
+        """Return the seconds a call may take, by its arguments; None without a limit. Raises ToolError."""
+        ...
+
+    def preview(self, call: Call, folders: Folders) -> str: ...
+
+    def __call__(self, call: Call, execution: Execution) -> Awaitable[Outcome]: ...
+
+
+class SandboxSession(Protocol):
+    """Previews and executes the file, shell and code calls of a run."""
+
+    async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str: ...
+
+    def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Awaitable[Outcome]: ...
+
+
+class RunSession(SandboxSession, Protocol):
+    """The sandbox and the workspace of one run. Both are made by the first call that needs them."""
+
+    @property
+    def folders(self) -> Folders:
+        """The run's folders, as tools of the host see them."""
+        ...
+
+    @property
+    def setup(self) -> Setup | None:
+        """The user's command that has to run in the new workspace before the run begins."""
+        ...
+
+    def runs_tool(self, name: str) -> bool:
+        """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
+        ...
+
+    async def make_workspace(self) -> None:
+        """Make the run's workspace, if that has not been done."""
+        ...
+
+    async def close(self) -> None:
+        """End the sandbox with everything in it. Always finishes; when cancelled meanwhile, in a hurry."""
         ...
 
 
@@ -143,8 +227,9 @@ class Link(Protocol):
         """Takes a fact; it appears when its batch is written."""
         ...
 
-    async def begin(self, call: Call, spec: ToolSpec, preview: str) -> Decision:
-        """Writes the call and says whether it may run; raises Unconfirmed when nobody can be asked.
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
+        """Write the call and say whether it may run, by the policy or by a person, who sees the preview. Raises
+        Unconfirmed when nobody can be asked, and the preview's ToolError.
 
         A call that must not happen twice is on disk before the answer comes."""
         ...
@@ -161,12 +246,22 @@ class Link(Protocol):
         """Runs a tool that lives on the host."""
         ...
 
-    def program(
-        self, call: Call, *, kept: Callable[[Call, Outcome], Outcome], person: Callable[[bool], None]
-    ) -> AbstractContextManager[Maker]:
-        """While the program of that call runs: makes its calls of the run's MCP tools, by name and arguments. Each is
-        a call of the run, written, asked about and run like any other; what it still waits for at the end is given
-        up. `kept` says what the log keeps of an outcome; `person` hears when somebody is asked, and was."""
+    def withdraw(self, call: Call) -> None:
+        """Give a call its result that a program made and does not wait for any more. Does nothing in a run that is
+        being stopped, which ends as a whole."""
+        ...
+
+    def show_output(self, text: str) -> None:
+        """Show a piece of a tool's output to whoever watches now."""
+        ...
+
+    def claim_call_id(self, wanted: str) -> str:
+        """Return a call id that no other call of the run has."""
+        ...
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        """Tell the listener when a person is asked about the run (True) and when that is over (False). Returns what
+        ends this."""
         ...
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
@@ -235,34 +330,174 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> Awaitable[None]: ...
 
 
-class Log(Protocol):
-    """The order of events, kept. One writer; any number of readers, none of whom it waits for. `ahead` says whether a
-    run may ask its model before its first event is written."""
+class StoredTree(msgspec.Struct, frozen=True, gc=False):
+    """One tree in a list: its first event, and the process that writes it now, if one does."""
+
+    first: Event
+    writer: int | None = None
+
+    @property
+    def tree(self) -> str:
+        return self.first.tree
+
+    @property
+    def spawned_at(self) -> float:
+        return self.first.at
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether another process shows the tree too, as runs of a tree of its own."""
+        return isinstance(self.first.body, RunSpawned) and bool(self.first.body.reported)
+
+    @property
+    def origin(self) -> str:
+        """The tree whose primary this one continues, or nothing."""
+        return self.first.body.origin if isinstance(self.first.body, RunSpawned) else ""
+
+
+class TreeStatus(msgspec.Struct, frozen=True, gc=False):
+    """The newest event of a tree, whether the tree has ended, and the process that writes it now, if one does."""
+
+    last_seq: int
+    last_at: float
+    ended: bool
+    writer: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.writer is not None
+
+
+class StoredLine(msgspec.Struct, frozen=True, gc=False):
+    """One event as it is stored: its number in the tree, and its JSON with unknown fields and all."""
+
+    seq: int
+    line: bytes
+
+
+class Removal(msgspec.Struct):
+    """The outcome of removing trees. `held` names the parts of the log that another process writes just now: their
+    trees stay."""
+
+    removed: list[str] = []
+    held: list[str] = []
+    problems: list[str] = []
+    freed_bytes: int = 0
+
+
+OnProblem = Callable[[LogError], object]
+
+
+def ignore_problem(_: LogError) -> None:
+    """Read what can be read, and say nothing of the rest."""
+
+
+class LogReader(Protocol):
+    """Reads the trees of a project, whichever process writes them, and removes old ones. It waits for no writer, and
+    sees committed events only. Where a part of the log cannot be read, `on_problem` is told and the rest is read."""
+
+    @property
+    def location(self) -> str:
+        """The place of the log, for messages."""
+        ...
+
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+        """Return every tree, the newest first. The order is the log's, not that of the ids."""
+        ...
+
+    async def find_tree(self, tree: str) -> StoredTree | None: ...
+
+    async def read_status(self, tree: str) -> TreeStatus:
+        """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
+        NotFound."""
+        ...
+
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
+        ...
+
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
+        """Return the same as they are stored."""
+        ...
+
+    def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+        """Yield the events of one kind of all trees; those of a tree in their order."""
+        ...
+
+    async def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    ) -> Removal:
+        """Remove the events of trees whose newest event is the one given. `discard` is called for each while nobody
+        can write it, and keeps it by returning False. With `dry_run` no event is removed."""
+        ...
+
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        """Check all that is stored; return what there is in a few words, empty for nothing."""
+        ...
+
+
+class Log(LogReader, Protocol):
+    """The log of one process: it also appends, and shows what is appended to watchers of this process, none of whom it
+    waits for. Each tree has one writing process. `ahead` says whether a run may ask its model before its first event
+    is written.
+
+    A wait that ends in LogError may be followed by one that succeeds: what could not be written is written later, in
+    order. After LogLost nothing is written any more."""
 
     @property
     def ahead(self) -> bool: ...
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        """Takes an event. With `wait`, what comes back (if anything) is done when the event is written."""
+        """Take an event. With `wait`, the awaitable that comes back (if any) is done when the event is written."""
         ...
 
     def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        """`append` for the events of that tree, for whoever has many of them."""
+        """Return `append` for the events of one tree, for callers that have many of them."""
+        ...
+
+    async def claim(self, tree: str) -> None:
+        """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
         ...
 
     def show(self, delta: Delta) -> None:
-        """Shows a delta to whoever watches now."""
+        """Show a delta to those who watch now."""
         ...
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        """What is in the log after that place, then what happens, without a seam; ends with the tree."""
+        """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
         ...
 
-    def read(self, tree: str, *, after: int = 0) -> list[Event]: ...
+    async def close(self) -> None:
+        """Write what is left and give up the right to write. Raises LogError for events that are lost."""
+        ...
 
-    def trees(self) -> list[str]: ...
+
+class CommitHook(Protocol):
+    """Takes every event beside its commit, such as a report to the collector of a parent process. A run whose events
+    it must take, and cannot, fails. It changes no event and no run: `RunStopper` has what it may ask for."""
+
+    def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
+        """Take an event that is handed to the log. What comes back is done when the event is written and, where a run
+        must wait for that, taken."""
+        ...
+
+    async def settle(self, ref: RunRef) -> None:
+        """Wait until every event of a run that is about to end is taken. Raises RetinueError if one could not be."""
+        ...
 
     async def close(self) -> None: ...
+
+
+class RunStopper(Protocol):
+    """What a CommitHook may ask of the supervisor."""
+
+    def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
+        """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
+        ...
+
+    def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
+        """Write a warning to a run; False if it has ended."""
+        ...
 
 
 class Collector(Protocol):

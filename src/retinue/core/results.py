@@ -46,10 +46,10 @@ class ChangedFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text
-    of a run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
-    `changed_count` in all. `walls` are those that stood around it. `cost` is in US dollars; None says that a price is
-    not known. Encodes to the JSON that `--json` prints."""
+    """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
+    run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
+    `changed_count` in all. `sandbox` names the walls that stood around its tools. `cost` is in US dollars; None says
+    that a price is not known. Encodes to the JSON that `--json` prints."""
 
     name: str
     final_response: str
@@ -74,7 +74,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     changed_files: tuple[ChangedFile, ...] = ()
     changed_count: int = 0
     runtime: str = "inherited"
-    walls: tuple[str, ...] = ()
+    sandbox: tuple[str, ...] = ()
     children: tuple[Result[Any], ...] = ()
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 

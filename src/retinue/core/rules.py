@@ -19,8 +19,8 @@ from retinue.core.commands import exact, read_command, readings
 from retinue.core.errors import ConfigError
 from retinue.core.servers import PREFIX
 
-Mode = Literal["ask", "strict", "walled", "yes"]
-MODES: tuple[Mode, ...] = ("ask", "strict", "walled", "yes")
+Mode = Literal["ask", "strict", "sandboxed", "yes"]
+MODES: tuple[Mode, ...] = ("ask", "strict", "sandboxed", "yes")
 SHELLS = ("shell", "_shell")
 FILES = ("read", "write", "edit", "glob", "grep", "_read_file", "_write_file", "_edit_file")
 CODE_MODE = "execute_python_code"

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, Request, ServerConnection, check_local_request
 
@@ -24,7 +25,8 @@ class Listener(ABC):
 
     def __init__(self, name: str, *, max_connections: int, idle_seconds: float | None = None) -> None:
         self._name, self._max_connections, self._idle_seconds = name, max_connections, idle_seconds
-        self._connections: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
+        self._connections = TaskOwner()
         self._listening: asyncio.Task[asyncio.Server] | None = None
         self._hosts: frozenset[str] = frozenset()
 
@@ -46,7 +48,7 @@ class Listener(ABC):
         number: int = bound.getsockname()[1]
         self._hosts = frozenset({f"{HOST}:{number}", f"localhost:{number}"})
         starting = asyncio.start_server(self._accept, sock=bound, limit=MAX_HEAD_BYTES, backlog=self._max_connections)
-        self._listening = asyncio.get_running_loop().create_task(starting)
+        self._listening = self._tasks.start(starting)
         return number
 
     async def stop_listening(self) -> None:
@@ -55,16 +57,12 @@ class Listener(ABC):
 
     async def end_connections(self, grace_seconds: float = 0.0) -> None:
         """End all connections, after `grace_seconds` in which they may end by themselves."""
-        if self._connections and grace_seconds:
-            await asyncio.wait(self._connections, timeout=grace_seconds)
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        if grace_seconds:
+            await self._connections.wait(grace_seconds)
+        await self._connections.close(None)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections.start(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = ServerConnection(reader, writer, keep_alive=self._idle_seconds is not None)

@@ -17,8 +17,8 @@ SMALLEST = Decimal("0.0001")
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What some model calls spent. `cost` is of those whose price is known, `unpriced` the tokens of the others.
-    `estimated` are the tokens of calls that were cancelled before their provider had told all."""
+    """Tokens and cost of some model calls. `cost` covers the calls whose price is known, `unpriced` are the tokens of
+    the others. `estimated` are the tokens of calls that were cancelled before their provider had told all."""
 
     calls: int = 0
     usage: Usage = NO_USAGE
@@ -36,7 +36,7 @@ class Bill(msgspec.Struct, frozen=True):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """`cost` is null when part of it is not known; what is known stands in `known_cost`."""
+        """Return the bill as JSON. `cost` is null if part of it is unknown; `known_cost` is the rest."""
         return {
             "calls": self.calls,
             "usage": msgspec.to_builtins(self.usage),
@@ -58,20 +58,20 @@ BY: dict[str, Callable[[Event, UsageReported], str]] = {
 }
 
 
-def bills(events: Iterable[Event], *, by: str, since: float = 0.0) -> dict[str, Bill]:
-    """A bill for each day in order, or for each other key, the dearest first."""
+def fold_bills(events: Iterable[Event], *, by: str, since: float = 0.0) -> dict[str, Bill]:
+    """Sum the usage events by key: days in order, other keys by cost, the highest first."""
     key, found = BY[by], dict[str, Bill]()
     for event in events:
         body = event.body
         if isinstance(body, UsageReported) and event.at >= since:
             name = key(event, body)
-            found[name] = found.get(name, NO_BILL) + bill_of(body)
+            found[name] = found.get(name, NO_BILL) + make_bill(body)
     if by == "day":
         return dict(sorted(found.items()))
     return dict(sorted(found.items(), key=lambda item: (-item[1].cost, -item[1].usage.total_tokens, item[0])))
 
 
-def bill_of(body: UsageReported) -> Bill:
+def make_bill(body: UsageReported) -> Bill:
     tokens = body.usage.total_tokens
     estimated = tokens if body.estimated else 0
     if body.cost is None:
@@ -79,17 +79,17 @@ def bill_of(body: UsageReported) -> Bill:
     return Bill(1, body.usage, body.cost, 0, estimated)
 
 
-def subtree_bill(run: RunView) -> Bill:
-    """The tokens and the cost of a run and all below it; calls are not counted."""
+def sum_subtree_bill(run: RunView) -> Bill:
+    """Sum the tokens and the cost of a run and all below it; calls are not counted."""
     return sum((Bill(0, each.usage, each.cost, each.unpriced) for each in run.walk()), NO_BILL)
 
 
-def cost_text(cost: Decimal, unpriced: int) -> str:
-    """For people: `$0.0123`, `unknown`, or what is known of it and that there is more."""
+def format_cost(cost: Decimal, unpriced: int) -> str:
+    """Format a cost for people: `$0.0123`, `unknown`, or the known part and `+ unknown`."""
     if unpriced:
-        return f"{dollars(cost)} + unknown" if cost else "unknown"
-    return dollars(cost) if cost else "-"
+        return f"{format_dollars(cost)} + unknown" if cost else "unknown"
+    return format_dollars(cost) if cost else "-"
 
 
-def dollars(cost: Decimal) -> str:
+def format_dollars(cost: Decimal) -> str:
     return f"<${SMALLEST}" if 0 < cost < SMALLEST else f"${cost:,.4f}"

@@ -1,4 +1,4 @@
-"""The fold of a tree's events into what its tools did: what ran, what it was to change, who allowed it, how it went."""
+"""The fold of a tree's events into its tool calls: the arguments, the preview, the permission, the result."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Action(msgspec.Struct):
 
     @property
     def permission(self) -> str:
-        """Who approved, in words."""
+        """The person or rule that approved, in words."""
         if self.allowed is None:
             return "nobody has answered" if self.asked else "nobody was asked"
         words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"
         return f"{words}: {self.reason}" if self.reason else words
 
 
-def actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> list[Action]:
-    """The calls of these tools by the run of that path and everything below it, in the order they were made."""
+def fold_actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> list[Action]:
+    """Fold events into the calls of these tools by the run of that path and those below it, in order."""
     found: dict[tuple[int, str], Action] = {}
     for event in events:
         body = event.body
@@ -55,11 +55,11 @@ def actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> li
         elif isinstance(body, ApprovalAsked | ApprovalDecided | ToolResult):
             action = found.get((event.run, body.call_id))
             if action is not None:
-                _tell(action, body)
+                _apply_body(action, body)
     return list(found.values())
 
 
-def _tell(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
+def _apply_body(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
     match body:
         case ApprovalAsked(preview=preview):
             action.asked, action.preview = True, preview

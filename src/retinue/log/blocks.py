@@ -32,15 +32,15 @@ from retinue.core.events import (
 from retinue.core.rules import CODE_MODE
 from retinue.log.styled_text import (
     Span,
-    call_spans,
-    counted,
-    pretty,
-    question_body,
-    question_spans,
-    reformatted,
-    seconds,
+    format_count,
+    format_json,
+    format_question_body,
+    format_seconds,
+    make_call_spans,
+    make_question_spans,
+    reformat_json,
 )
-from retinue.log.summaries import shorten, summary
+from retinue.log.summaries import shorten_text, summarize_result
 
 FINAL_ANSWER = "final_answer"
 CODE_MODES = (CODE_MODE, "execute_go_code")  # ours, and that of CPE processes which report to us
@@ -77,7 +77,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Seen:
-    """What has to be remembered of a run that has not ended."""
+    """The state that blocks need of a run that has not ended."""
 
     __slots__ = ("asked", "calls", "label", "tokens", "tools", "turns")
 
@@ -96,7 +96,7 @@ class Blocks:
         self._alive: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
 
     def apply(self, event: Event) -> Block | None:
-        """The block of an event, or None when there is nothing to show."""
+        """Return the block of an event, or None if there is nothing to show."""
         key = event.tree, event.run
         seen = self._runs.get(key)
         if seen is None:
@@ -128,7 +128,7 @@ class Blocks:
                 return self._titled(event, seen, (("plain", title),), text)
             case ApprovalAsked() as asked:
                 seen.asked[asked.approval_id] = asked
-                spans, body = question_spans(asked.label, asked.tool, asked.args), question_body(asked)
+                spans, body = make_question_spans(asked.label, asked.tool, asked.args), format_question_body(asked)
                 return _about(event, seen, spans, body, tool=asked.tool, call_id=asked.call_id, args=asked.args)
             case ApprovalDecided() as decided:
                 return _decision(event, seen, decided)
@@ -158,7 +158,7 @@ class Blocks:
         seen.calls[call.call_id] = call
         if call.name == FINAL_ANSWER:
             return None
-        timeout = "" if call.timeout_seconds is None else f" (timeout: {seconds(call.timeout_seconds)})"
+        timeout = "" if call.timeout_seconds is None else f" (timeout: {format_seconds(call.timeout_seconds)})"
         title: tuple[Span, ...] = (("plain", f"[tool call]{timeout}"),)
         body = f"{call.name}\n{_shown(call)}"
         return self._titled(event, seen, title, body, tool=call.name, call_id=call.call_id, args=call.args)
@@ -173,19 +173,19 @@ class Blocks:
             title = (("plain", "Code execution output:"),)
         said: Span = (
             "plain" if result.success else "bad",
-            summary(result.name, result.text, result.success, spoken=True),
+            summarize_result(result.name, result.text, result.success, spoken=True),
         )
-        brief = (*self._who(event, seen), *call_spans(result.name, args), ("plain", " -> "), said)
+        brief = (*self._who(event, seen), *make_call_spans(result.name, args), ("plain", " -> "), said)
         more: dict[str, Any] = {"call_id": result.call_id, "args": args, "success": result.success, "brief": brief}
-        return self._titled(event, seen, title, reformatted(result.text), tool=result.name, **more)
+        return self._titled(event, seen, title, reformat_json(result.text), tool=result.name, **more)
 
 
 def _shown(call: ToolCall) -> str:
-    """A program as it was written; the arguments of any other call as JSON, if they are that."""
+    """Return a program as it was written, and the arguments of any other call as JSON."""
     code = call.args.get("code")
     if call.name in CODE_MODES and isinstance(code, str):
         return code
-    return reformatted(call.raw) if call.raw else pretty(call.args)
+    return reformat_json(call.raw) if call.raw else format_json(call.args)
 
 
 def _about(event: Event, seen: _Seen, spans: tuple[Span, ...], body: str = "", **more: Any) -> Block:
@@ -203,7 +203,7 @@ def _decision(event: Event, seen: _Seen, decided: ApprovalDecided) -> Block | No
     args = decided.args or (asked.args if asked is not None else {} if call is None else call.args)
     label = seen.label if event.run and asked is None else None if asked is None else asked.label
     tool = decided.tool if asked is None else asked.tool
-    about = (("plain", " "), *question_spans(label, tool, args)[1:]) if tool else ()
+    about = (("plain", " "), *make_question_spans(label, tool, args)[1:]) if tool else ()
     if decided.by not in ("", "user"):
         about = (*about, ("faint", f" by {decided.by}"))
     if decided.allowed:
@@ -229,13 +229,14 @@ def _lifecycle(event: Event, seen: _Seen) -> Block:
             first = next((line.strip() for line in task.splitlines() if line.strip()), "")
             what = "spawned (queued)" if queued else "spawned"
             if first not in ("", seen.label):
-                what += f": {shorten(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
+                what += f": {shorten_text(first, TASK_CHARACTERS, TASK_CHARACTERS - 3)}"
             return _about(event, seen, (("mark", "○ "), *who, ("plain", what)), line=True)
         case RunEnded(status=status, error_details=error, duration_ms=took):
-            counts = f"{counted(seen.turns, 'turn')}, {counted(seen.tools, 'tool')}, {counted(seen.tokens, 'token')}"
+            used = (seen.turns, "turn"), (seen.tools, "tool"), (seen.tokens, "token")
+            counts = ", ".join(format_count(number, what) for number, what in used)
             good = status == "done"
             state: Span = ("good" if good else "bad", status)
             stats: Span = ("faint", f" ({counts}, {took / 1000:.1f}s)")
-            why = "" if good or not error else ": " + shorten(" ".join(error.split()), ERROR_CHARACTERS, 297)
+            why = "" if good or not error else ": " + shorten_text(" ".join(error.split()), ERROR_CHARACTERS, 297)
             return _about(event, seen, (("mark", "● "), *who, state, stats, ("plain", why)), line=True, success=good)
     return _about(event, seen, (("mark", "○ "), *who, ("plain", "resumed")), line=True)

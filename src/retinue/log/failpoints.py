@@ -30,7 +30,7 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.ports import Log
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 
 AFTER: dict[str, type] = {
     "spawn_logged": RunSpawned,
@@ -55,7 +55,7 @@ CLEANUP = "cleanup"
 POINTS = (*AFTER, *BEFORE, CLEANUP)
 
 
-class FailingLog(Wrapped):
+class FailingLog(ForwardingLog):
     """Another log, until the point is reached."""
 
     def __init__(self, log: Log, point: str) -> None:

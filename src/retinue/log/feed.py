@@ -1,8 +1,8 @@
 """The live end of one tree's events. A watcher is a cursor: nothing is queued for it and nobody waits for it.
 
-Written events come in through `publish`; the newest are kept here, older ones are read from where the log keeps
-them. So a slow watcher costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked; what does
-not fit is counted, and the watcher is told.
+Written events come in through `publish`; the feed keeps the newest, older ones are read from the log. So a slow watcher
+costs nothing and misses nothing. Deltas go to a bounded queue per watcher that asked for them; those that do not fit
+are counted, and the watcher is told. A feed knows no file and no writer.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
-from retinue.core.events import Delta, Event, RunEnded, RunSpawned, decode
+from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
-_ENDED, _SPAWNED = b'"kind":"run.ended"', b'"kind":"run.spawned"'
+ReadOlder = Callable[[int], Awaitable[list[Event]]]
 
 
-def last_root(events: Iterable[Event]) -> tuple[int, bool]:
-    """The run with whose ending a tree ends, and whether it has: the primary, or one that goes on after that."""
+def find_root(events: Iterable[Event]) -> tuple[int, bool]:
+    """Return the run with whose ending a tree ends, and whether it has: the primary, or a run that continues a
+    finished tree."""
     root, ended = 0, False
     for event in events:
         if event.run == root and type(event.body) is RunEnded:
@@ -28,13 +29,9 @@ def last_root(events: Iterable[Event]) -> tuple[int, bool]:
     return root, ended
 
 
-def root_of(lines: Iterable[bytes]) -> tuple[int, bool]:
-    """The same from stored lines."""
-    return last_root(decode(line) for line in lines if _ENDED in line or _SPAWNED in line)
-
-
 class Watcher:
-    """One cursor: the place it has reached, and the deltas it has not yet taken, each with the place it came after."""
+    """A cursor: the number of the event it has reached, and the deltas it has not yet taken, each with the number of
+    the event before it."""
 
     __slots__ = ("deltas", "dropped", "seq", "wake")
 
@@ -46,7 +43,8 @@ class Watcher:
 
 
 class Feed:
-    """Written events of one tree, newest last, the oldest kept being number `first`."""
+    """Written events of one tree, newest last; the oldest of them has number `first`. `keep` is about how many stay,
+    None for all."""
 
     __slots__ = ("ended", "events", "first", "keep", "root", "watchers")
 
@@ -56,16 +54,17 @@ class Feed:
         self.events: list[Event] = []
         self.watchers: tuple[Watcher, ...] = ()
         self.ended = False
-        self.root = 0  # the run with whose ending nothing more comes
+        self.root = 0  # the run with whose ending the tree ends
 
     def append(self, event: Event, _: bool = False, /) -> Awaitable[None] | None:
-        """Of a log in memory, where what comes is written, and all of it is kept."""
+        """Take an event of a log in memory: it is written at once, and kept."""
         self.events.append(event)
         if self.watchers:
             self.announce(event)
         return None
 
     def publish(self, event: Event) -> None:
+        """Take an event that was written elsewhere."""
         self.events.append(event)
         if self.keep is not None and len(self.events) > 2 * self.keep:
             dropped = len(self.events) - self.keep
@@ -74,15 +73,16 @@ class Feed:
         self.announce(event)
 
     def announce(self, event: Event) -> None:
-        """Wakes whoever watches."""
+        """Wake the watchers, and note whether the tree has ended."""
         if event.run == self.root and type(event.body) is RunEnded:
             self.ended = True
-        elif self.ended and type(event.body) is RunSpawned:  # it continues a run of a finished tree
+        elif self.ended and type(event.body) is RunSpawned:
             self.root, self.ended = event.run, False
         for watcher in self.watchers:
             watcher.wake.set()
 
     def show(self, delta: Delta) -> None:
+        """Queue a delta for the watchers that asked for them."""
         place = self.first + len(self.events) - 1
         for watcher in self.watchers:
             if watcher.deltas is not None:
@@ -93,41 +93,42 @@ class Feed:
                 watcher.wake.set()
 
     async def watch(
-        self, *, after: int, deltas: bool, older: Callable[[int], list[Event]]
+        self, *, after: int, deltas: bool, read_older: ReadOlder | None = None
     ) -> AsyncGenerator[Event | Delta]:
-        """Events after that place and then live ones, until the tree has ended. `older` reads what is not kept here."""
-        watcher = Watcher(after, deltas=deltas)
+        """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
+        that are no longer kept here."""
+        watcher = Watcher(max(after, 0), deltas=deltas)
         self.watchers += (watcher,)
         if self.keep is None:  # all events are here, and none was announced while nobody watched
-            self.root, self.ended = last_root(self.events)
+            self.root, self.ended = find_root(self.events)
         try:
             while True:
                 watcher.wake.clear()
-                while batch := self._next(watcher.seq, older):
+                while batch := await self._next(watcher.seq, read_older):
                     for event in batch:
                         while watcher.deltas and watcher.deltas[0][0] < event.seq:
-                            for delta in _taken(watcher, watcher.deltas):
+                            for delta in _take_delta(watcher, watcher.deltas):
                                 yield delta
                         watcher.seq = event.seq
                         yield event
                 while watcher.deltas:
-                    for delta in _taken(watcher, watcher.deltas):
+                    for delta in _take_delta(watcher, watcher.deltas):
                         yield delta
-                if self.ended and not self._next(watcher.seq, older):
-                    return
                 if not watcher.wake.is_set():
+                    if self.ended:
+                        return
                     await watcher.wake.wait()
         finally:
             self.watchers = tuple(other for other in self.watchers if other is not watcher)
 
-    def _next(self, seq: int, older: Callable[[int], list[Event]]) -> list[Event]:
-        if seq + 1 < self.first:
-            return older(seq)
+    async def _next(self, seq: int, read_older: ReadOlder | None) -> list[Event]:
+        if seq + 1 < self.first and read_older is not None:
+            return await read_older(seq)
         return self.events[seq + 1 - self.first :]
 
 
-def _taken(watcher: Watcher, deltas: deque[tuple[int, Delta]]) -> list[Delta]:
-    """The next delta, and before it how many there is no trace of."""
+def _take_delta(watcher: Watcher, deltas: deque[tuple[int, Delta]]) -> list[Delta]:
+    """Take the next delta, and before it one that counts the dropped ones, if there are any."""
     _, delta = deltas.popleft()
     if not watcher.dropped:
         return [delta]

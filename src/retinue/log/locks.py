@@ -1,23 +1,30 @@
-"""The lock beside a log file: who writes it, and from which row on."""
+"""The lock beside a log file: it says which process writes the file, and from which batch on.
+
+The lock is the kernel's and ends with its process, so a process that died seems to write nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
-import threading
 from pathlib import Path
+from typing import NamedTuple
 
-from retinue.core.errors import LogError
+from retinue.core.errors import LogError, LogHeld
 
-PATIENCE, STEP = 1.0, 0.05
-
-
-class HeldElsewhere(LogError):
-    """Another process writes this file."""
+PATIENCE_SECONDS, STEP_SECONDS = 1.0, 0.05
 
 
-def take(file: Path) -> int | None:
-    """The lock that makes a log file ours until it is closed; None when another process holds it."""
+class Holder(NamedTuple):
+    """The process that writes a log file, and the first batch it writes. Both are 0 until it has signed the lock."""
+
+    pid: int
+    first_batch: int
+
+
+def try_lock(file: Path) -> int | None:
+    """Take the lock of a log file and return its descriptor, which holds it until closed; None if another has it."""
     try:
         lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -30,33 +37,28 @@ def take(file: Path) -> int | None:
     return lock
 
 
-def take_held(file: Path) -> int:
-    """The lock of just this file. Somebody who only looks holds it for a moment, so it is tried for a while."""
-    pause = threading.Event()
-    for _ in range(round(PATIENCE / STEP)):
-        lock = take(file)
+async def wait_for_lock(file: Path) -> int:
+    """Take the lock of a log file or raise LogHeld. Readers hold it for a moment, so it is tried for a while."""
+    for _ in range(round(PATIENCE_SECONDS / STEP_SECONDS)):
+        lock = try_lock(file)
         if lock is not None:
             return lock
-        pause.wait(STEP)
-    raise HeldElsewhere(f"{file} is being written by process {(holder(file) or (0, 0))[0]}")
+        await asyncio.sleep(STEP_SECONDS)
+    holder = read_holder(file)
+    pid = 0 if holder is None else holder.pid
+    raise LogHeld(f"{file} is being written by process {pid}", pid=pid)
 
 
-def sign(lock: int, first_row: int) -> None:
-    """Says in a lock we hold from which row on we write: rows before that are of processes now gone."""
+def sign_lock(lock: int, first_batch: int) -> None:
+    """Write into a lock we hold from which batch on we write: earlier ones are of processes now gone."""
     os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_row), 0)
+    os.pwrite(lock, b"%d %d\n" % (os.getpid(), first_batch), 0)
 
 
-def first_row_of_holder(file: Path) -> int | None:
-    """From which row on the process that holds this log file writes it; None when nobody holds it."""
-    found = holder(file)
-    return None if found is None else found[1]
+def read_holder(file: Path) -> Holder | None:
+    """Return the process that holds the lock of a log file, if one does.
 
-
-def holder(file: Path) -> tuple[int, int] | None:
-    """The process that holds this log file and the row it writes from; zeros while it has not yet signed.
-
-    Looking takes the lock for a moment, if it is free: a process that wants it just then takes another file."""
+    Looking takes a free lock for a moment: a process that wants it just then takes another file."""
     try:
         lock = os.open(file.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -65,7 +67,8 @@ def holder(file: Path) -> tuple[int, int] | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         words = os.pread(lock, 64, 0).split()
-        return (int(words[0]), int(words[1])) if len(words) > 1 and b"".join(words[:2]).isdigit() else (0, 0)
+        signed = len(words) > 1 and b"".join(words[:2]).isdigit()
+        return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)
     finally:
         os.close(lock)
     return None

@@ -1,147 +1,166 @@
 """Finding a run by what a person typed: TREE/N, a tree, a path, a label, a subagent_id, or the beginning of one.
 
-Exact names win over beginnings. What could mean several runs is an error that lists them; nothing is guessed.
+Exact names win over beginnings. A name that could mean several runs is an error that lists them; nothing is guessed.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from retinue.core.errors import ConfigError, NotFound
+from retinue.core.errors import ConfigError, LogError, NotFound
 from retinue.core.events import Event, RunSpawned
-from retinue.log.archive import Archive, Stored
+from retinue.core.ports import LogReader, OnProblem, StoredTree, ignore_problem
+from retinue.log.reading import is_at_work, iterate_events
 
 MOST_CANDIDATES = 10
+MOST_NAMES = 1000
 
 
 @dataclass(frozen=True)
-class Found:
-    """A run in the archive."""
+class FoundRun:
+    """A run in the log. `continues` names the run it continues, if any."""
 
-    stored: Stored
+    tree: str
     run: int
     path: str
     label: str
+    agent: str
     continues: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.stored.tree}/{self.run}"
+        return f"{self.tree}/{self.run}"
 
 
-def find(archive: Archive, name: str | None, *, everything: bool = False, live: bool = False) -> Found:
-    """The run of that name; without one the newest tree's primary. Trees that another process shows are looked at when
-    no other has the name, or at once with `everything`. With `live` one that can be told something is meant, if any."""
-    trees = archive.trees()
-    shown = trees if everything else [stored for stored in trees if not stored.reported]
-    if not trees and archive.problems:
-        raise NotFound(f"there is no run in {archive.folder} that can be read")
+async def find_run(
+    log: LogReader,
+    name: str | None,
+    on_problem: OnProblem = ignore_problem,
+    *,
+    everything: bool = False,
+    live: bool = False,
+) -> FoundRun:
+    """Find the run of that name; without one the newest tree's primary. Trees that another process shows are looked at
+    when no other has the name, or at once with `everything`. With `live`, runs that take commands come first."""
+    problems: list[LogError] = []
+    trees = await log.list_trees(problems.append)
+    for problem in problems:
+        on_problem(problem)
+    if not trees and problems:
+        raise NotFound(f"there is no run in {log.location} that can be read")
     if not trees:
-        raise NotFound(f"there are no runs in {archive.folder.parent} yet: start one with `retinue run TASK`")
+        raise NotFound(f"there are no runs in {log.location} yet: start one with `retinue run TASK`")
+    own = trees if everything else [stored for stored in trees if not stored.is_reported]
     if not name:
-        if not shown:
+        if not own:
             raise NotFound("there are only runs that another process shows: --all takes those too")
-        return _primary(shown[0])
-    found = _called(archive, shown, name) or _called(archive, trees, name)
+        return _to_found(own[0].first)
+    names = _Names(log)
+    found = await names.find(own, name) or await names.find(trees, name)
     if not found:
-        raise NotFound(f"no run is called '{name}'{_near(archive, trees, name)}; `retinue ps --all` lists them")
+        near = await names.find_similar(trees, name)
+        raise NotFound(f"no run is called '{name}'{near}; `retinue ps --all` lists them")
     if live and len(found) > 1:
-        found = [r for r in found if archive.is_live(r.stored) and not archive.has_ended(r.stored)] or found
+        found = [run for run in found if await is_at_work(log, run.tree)] or found
     if len(found) > 1:
-        raise ConfigError(f"'{name}' could be any of {_listed(found)}")
+        raise ConfigError(f"'{name}' could be any of {_list_candidates(found)}")
     return found[0]
 
 
-def at_home(archive: Archive, agent: str, run_id: str) -> Found | None:
-    """A run that an MCP server reports to us, as the server's own log has it; None where that is in another project."""
+async def find_reported_run(log: LogReader, agent: str, run_id: str) -> FoundRun | None:
+    """Find a run that an MCP server reports to us in the server's own tree; None if that is in another project."""
     tree, _, number = run_id.rpartition("-")
-    for stored in archive.trees():
+    for stored in await log.list_trees():
         body = stored.first.body
         if not isinstance(body, RunSpawned) or not body.reported:
             continue
         if body.reported == run_id and stored.first.agent == agent:
-            return _primary(stored)
+            return _to_found(stored.first)
         if stored.tree == tree:
-            return next((run for run in _runs(archive, stored) if str(run.run) == number), None)
+            return next((run for run in await _list_runs(log, tree) if str(run.run) == number), None)
     return None
 
 
-def _called(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
-    return _by_number(archive, trees, name) or _by_tree(trees, name) or _by_words(archive, trees, name)
+class _Names:
+    """The names of the runs of a log. All of them are read only if a name is no tree and no TREE/N."""
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self._spawned: list[Event] | None = None
+
+    async def find(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
+        return (
+            await self._find_by_number(trees, name)
+            or [_to_found(stored.first) for stored in trees if stored.tree == name]
+            or await self._find_by_words(trees, name)
+        )
+
+    async def find_similar(self, trees: Sequence[StoredTree], name: str) -> str:
+        words = {stored.tree: None for stored in trees}
+        for event in await self._list_spawned(trees):
+            if isinstance(event.body, RunSpawned):
+                run = f"{event.tree}/{event.run}"
+                words |= dict.fromkeys((run, event.path, event.body.label, event.body.subagent_id))
+        close = difflib.get_close_matches(name, list(words)[:MOST_NAMES], n=3)
+        return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
+
+    async def _find_by_number(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
+        """Find TREE/N, where the beginning of TREE is enough."""
+        tree, slash, number = name.rpartition("/")
+        if not (slash and tree and number.isascii() and number.isdigit()):
+            return []
+        exact = [stored.tree for stored in trees if stored.tree == tree]
+        matching = exact or [stored.tree for stored in trees if stored.tree.startswith(tree)]
+        return [run for each in matching for run in await _list_runs(self._log, each) if run.run == int(number)]
+
+    async def _find_by_words(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
+        exact: list[FoundRun] = []
+        begun = [_to_found(stored.first) for stored in trees if stored.tree.startswith(name)]
+        for event in await self._list_spawned(trees):
+            body = event.body
+            if not isinstance(body, RunSpawned):
+                continue
+            if name in (event.path, body.label, body.subagent_id):
+                exact.append(_to_found(event))
+            elif _begins_path(name, event.path) or body.label.startswith(name) or body.subagent_id.startswith(name):
+                begun.append(_to_found(event))
+        return _drop_continued(exact) or list({run.name: run for run in begun}.values())
+
+    async def _list_spawned(self, trees: Sequence[StoredTree]) -> list[Event]:
+        """Return the first events of all runs of these trees, in the order of the trees."""
+        if self._spawned is None:
+            self._spawned = [event async for event in self._log.read_kind(RunSpawned.kind)]
+        places = {stored.tree: place for place, stored in enumerate(trees)}
+        return sorted((event for event in self._spawned if event.tree in places), key=lambda event: places[event.tree])
 
 
-def _by_number(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
-    """TREE/N, where the beginning of TREE is enough."""
-    tree, slash, number = name.rpartition("/")
-    if not (slash and tree and number.isascii() and number.isdigit()):
-        return []
-    exact = [stored for stored in trees if stored.tree == tree]
-    matching = exact or [stored for stored in trees if stored.tree.startswith(tree)]
-    return [run for stored in matching for run in _runs(archive, stored) if run.run == int(number)]
+async def _list_runs(log: LogReader, tree: str) -> list[FoundRun]:
+    events = [event async for event in iterate_events(log, tree) if isinstance(event.body, RunSpawned)]
+    return [_to_found(event) for event in events]
 
 
-def _by_tree(trees: list[Stored], name: str) -> list[Found]:
-    """A whole tree id; the beginning of one is looked at together with the other beginnings."""
-    return [_primary(stored) for stored in trees if stored.tree == name]
-
-
-def _by_words(archive: Archive, trees: list[Stored], name: str) -> list[Found]:
-    exact: list[Found] = []
-    begun = [_primary(stored) for stored in trees if stored.tree.startswith(name)]
-    for stored in trees:
-        for event, body in _spawned(archive, stored):
-            words = (event.path, body.label, body.subagent_id)
-            if name in words:
-                exact.append(_found(stored, event, body))
-            elif _begins(name, event.path) or any(word.startswith(name) for word in words[1:]):
-                begun.append(_found(stored, event, body))
-    return _newest(exact) or list({run.name: run for run in begun}.values())
-
-
-def _newest(found: list[Found]) -> list[Found]:
-    """Without the runs that others of them continue: a subagent_id names the newest."""
+def _drop_continued(found: list[FoundRun]) -> list[FoundRun]:
+    """Drop the runs that others of them continue: a subagent_id names the newest."""
     continued = {run.continues for run in found}
     return [run for run in found if run.name not in continued]
 
 
-def _begins(name: str, path: str) -> bool:
-    """Whether the name ends inside the path's last part: `/main/ex` means `/main/explorer-1`, not what is below it."""
+def _begins_path(name: str, path: str) -> bool:
+    """Return whether the name ends in the path's last part: `/main/ex` is `/main/explorer-1`, not a run below it."""
     return path.startswith(name) and "/" not in path[len(name) :]
 
 
-def _near(archive: Archive, trees: list[Stored], name: str) -> str:
-    words: dict[str, None] = {}
-    for stored in trees:
-        words[stored.tree] = None
-        for event, body in _spawned(archive, stored):
-            words |= dict.fromkeys((f"{stored.tree}/{event.run}", event.path, body.label, body.subagent_id))
-    close = difflib.get_close_matches(name, list(words)[:1000], n=3)
-    return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
-
-
-def _listed(found: list[Found]) -> str:
+def _list_candidates(found: list[FoundRun]) -> str:
     shown = [f"{run.name} ({run.path}, '{run.label}')" for run in found[:MOST_CANDIDATES]]
     more = len(found) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _runs(archive: Archive, stored: Stored) -> Iterator[Found]:
-    return (_found(stored, event, body) for event, body in _spawned(archive, stored))
-
-
-def _spawned(archive: Archive, stored: Stored) -> Iterator[tuple[Event, RunSpawned]]:
-    for event in archive.spawned(stored):
-        if isinstance(event.body, RunSpawned):
-            yield event, event.body
-
-
-def _found(stored: Stored, event: Event, body: RunSpawned) -> Found:
-    before = "" if body.continues is None else f"{body.origin or stored.tree}/{body.continues}"
-    return Found(stored, event.run, event.path, body.label, before)
-
-
-def _primary(stored: Stored) -> Found:
-    body = stored.first.body
-    return Found(stored, 0, stored.first.path, body.label if isinstance(body, RunSpawned) else "")
+def _to_found(event: Event) -> FoundRun:
+    body, continues = event.body, ""
+    if isinstance(body, RunSpawned) and body.continues is not None:
+        continues = f"{body.origin or event.tree}/{body.continues}"
+    label = body.label if isinstance(body, RunSpawned) else ""
+    return FoundRun(event.tree, event.run, event.path, label, event.agent, continues)

@@ -1,29 +1,40 @@
-"""The log in memory: what is appended is written. Gone with the process, and says nothing else."""
+"""The log in memory: an appended event is written at once, and gone with the process. Knows no file."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 
-from retinue.core.events import Delta, Event
-from retinue.log.feed import Feed
+from retinue.core.errors import NotFound
+from retinue.core.events import Delta, Event, encode
+from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.log.feed import Feed, find_root
 
 
 class MemoryLog:
-    """Events by tree. `watch` and `read` of an unknown tree see it as empty."""
+    """Events by tree, each tree in a feed that keeps all of them."""
 
     ahead = True
+    location = "the log in memory"
 
     def __init__(self) -> None:
         self._feeds: defaultdict[str, Feed] = defaultdict(partial(Feed, keep=None))
+        self._writer: int | None = os.getpid()
+
+    # Writing
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         return self._feeds[event.tree].append(event, wait)
 
     def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
         return self._feeds[tree].append
+
+    async def claim(self, tree: str) -> None:
+        if not self._events(tree):
+            raise NotFound(f"there is no tree '{tree}' in {self.location}")
 
     def show(self, delta: Delta) -> None:
         feed = self._feeds.get(delta.tree)
@@ -34,26 +45,70 @@ class MemoryLog:
         feed = self._feeds.get(tree)
         if feed is None:
             return self._watch_unknown(tree, after, deltas=deltas)
-        return feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
+        return feed.watch(after=after, deltas=deltas)
 
     async def _watch_unknown(self, tree: str, after: int, *, deltas: bool) -> AsyncGenerator[Event | Delta]:
-        """Waits for a tree to begin; when none has, nothing of the waiting is kept."""
+        """Wait for a tree to begin; if none has when the watcher goes, forget the tree."""
         feed = self._feeds[tree]
-        watching = feed.watch(after=after, deltas=deltas, older=lambda seq: self.read(tree, after=seq))
         try:
-            async with aclosing(watching):
+            async with aclosing(feed.watch(after=after, deltas=deltas)) as watching:
                 async for event in watching:
                     yield event
         finally:
             if not feed.events and not feed.watchers:
                 self._feeds.pop(tree, None)
 
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        feed = self._feeds.get(tree)
-        return [] if feed is None else feed.events[max(after, 0) :]
-
-    def trees(self) -> list[str]:
-        return [tree for tree, feed in self._feeds.items() if feed.events]
-
     async def close(self) -> None:
-        """Nothing is held."""
+        self._writer = None
+
+    # Reading
+
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+        first_events = [feed.events[0] for feed in self._feeds.values() if feed.events]
+        return [StoredTree(event, self._writer) for event in sorted(first_events, key=lambda event: event.at)[::-1]]
+
+    async def find_tree(self, tree: str) -> StoredTree | None:
+        events = self._events(tree)
+        return StoredTree(events[0], self._writer) if events else None
+
+    async def read_status(self, tree: str) -> TreeStatus:
+        events = self._events(tree)
+        if not events:
+            raise NotFound(f"there is no tree '{tree}' in {self.location}")
+        return TreeStatus(events[-1].seq, events[-1].at, find_root(events)[1], self._writer)
+
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        return self._events(tree)[max(after, 0) :][:limit]
+
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
+        return [StoredLine(event.seq, encode(event)) for event in await self.read(tree, after=after, limit=limit)]
+
+    async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+        for feed in list(self._feeds.values()):
+            for event in list(feed.events):
+                if event.kind == kind:
+                    yield event
+
+    async def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    ) -> Removal:
+        removal = Removal()
+        for tree, last_seq in trees.items():
+            events = self._events(tree)
+            if not events or events[-1].seq != last_seq:
+                continue
+            if self._writer is not None:
+                removal.held = [self.location]
+            elif discard(tree):
+                removal.removed.append(tree)
+                if not dry_run:
+                    del self._feeds[tree]
+        return removal
+
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        count = len(await self.list_trees())
+        return f"{count} tree{'' if count == 1 else 's'} in memory" if count else ""
+
+    def _events(self, tree: str) -> list[Event]:
+        feed = self._feeds.get(tree)
+        return [] if feed is None else feed.events

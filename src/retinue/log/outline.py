@@ -42,12 +42,12 @@ class Outline(msgspec.Struct, frozen=True):
     unpriced: int = 0
 
 
-def outline(runs: Runs, *, now: float | None = None) -> Outline:
-    """The picture at this time of the wall clock, or without one when a run last started or ended."""
+def make_outline(runs: Runs, *, now: float | None = None) -> Outline:
+    """Draw the tree at this time of the wall clock; without one, at the time when a run last started or ended."""
     if now is None:
         now = max((run.ended_at or run.started_at or run.spawned_at for run in runs.runs.values()), default=0.0)
     tops = [run for run in runs.runs.values() if run.spawned.parent not in runs.runs]
-    rows = tuple(row for top in tops for row in _rows(top, now, "", ""))
+    rows = tuple(row for top in tops for row in _make_rows(top, now, "", ""))
     return Outline(
         rows,
         sum(row.turns for row in rows),
@@ -59,13 +59,13 @@ def outline(runs: Runs, *, now: float | None = None) -> Outline:
     )
 
 
-def status_bar(runs: Runs) -> str:
-    """`Agents: 1 primary, 2 running, 1 finished`."""
+def format_status_bar(runs: Runs) -> str:
+    """Return the text of the status bar: `Agents: 1 primary, 2 running, 1 finished`."""
     primary, running, finished = runs.counts()
     return f"Agents: {primary} primary, {running} running, {finished} finished"
 
 
-def _rows(run: RunView, now: float, prefix: str, below: str) -> Iterator[OutlineRow]:
+def _make_rows(run: RunView, now: float, prefix: str, below: str) -> Iterator[OutlineRow]:
     yield OutlineRow(
         prefix,
         run.number,
@@ -77,18 +77,18 @@ def _rows(run: RunView, now: float, prefix: str, below: str) -> Iterator[Outline
         run.turns,
         run.tool_count,
         run.usage,
-        _seconds(run.ended, run.started_at, now),
+        _measure_seconds(run.ended, run.started_at, now),
         run.cost,
         run.unpriced,
     )
     children: Sequence[RunView] = run.children
     for child in children:
         last = child is children[-1]
-        yield from _rows(child, now, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
+        yield from _make_rows(child, now, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
 
 
-def _seconds(ended: RunEnded | None, started_at: float | None, now: float) -> float:
-    """How long it took, or has taken until now; what waits for its place has taken nothing."""
+def _measure_seconds(ended: RunEnded | None, started_at: float | None, now: float) -> float:
+    """Return how long a run took, or has taken until now; a queued run has taken nothing."""
     if ended is not None:
         return ended.duration_ms / 1000
     return 0.0 if started_at is None else max(0.0, now - started_at)

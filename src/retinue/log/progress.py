@@ -1,6 +1,6 @@
 """The fold of a tree's events into seed 001's progress: one value when a subagent's tool starts, one when it ends.
 
-Stands on the fold of runs, so its counts are those of the result. Knows nothing of who is told.
+Stands on the fold of runs, so its counts are those of the result. Does not know who is told.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import msgspec
 
 from retinue.core.events import Event, RunSpawned, ToolCall, ToolResult
 from retinue.log.runs import Runs, RunView
-from retinue.log.summaries import context
+from retinue.log.summaries import describe_call
 
 U32_MAX = 2**32 - 1
 U64_MAX = 2**64 - 1
 
 
 class SubagentProgress(msgspec.Struct, frozen=True):
-    """Where a subagent stands at the start (`completed` False) or end of one tool call.
+    """The state of a subagent at the start (`completed` False) or end of one tool call.
 
     `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it; `subagent_task_id` is for
     runs that are tasks of another system, which a local one is not."""
@@ -51,7 +51,7 @@ class Progress:
         self._nicknames: dict[int, str | None] = {}
 
     def apply(self, event: Event) -> SubagentProgress | None:
-        """Folds one event; what it means for somebody who waits, if anything."""
+        """Fold one event; return the progress it means, if any."""
         if event.run == 0 or (self._run is not None and event.run != self._run):
             return None
         body = event.body
@@ -59,17 +59,19 @@ class Progress:
         over = run is None or run.ended is not None
         self.runs.apply(event)
         if isinstance(body, RunSpawned) and run is None:
-            self._nicknames[event.run] = _nickname(body.profile)
+            self._nicknames[event.run] = _read_nickname(body.profile)
         if over or run is None:
             return None
         match body:
             case ToolCall(name=name, args=args):
-                return self._at(run, name, context(name, args), completed=False, success=False)
+                return self._make_progress(run, name, describe_call(name, args), completed=False, success=False)
             case ToolResult(name=name, success=success):
-                return self._at(run, name, run.tool_logs[-1].context, completed=True, success=success)
+                return self._make_progress(run, name, run.tool_logs[-1].context, completed=True, success=success)
         return None
 
-    def _at(self, run: RunView, tool: str, about: str, *, completed: bool, success: bool) -> SubagentProgress:
+    def _make_progress(
+        self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
+    ) -> SubagentProgress:
         tree, spawned = self.runs.tree, run.spawned
         return SubagentProgress(
             subagent_id=spawned.subagent_id,
@@ -90,7 +92,7 @@ class Progress:
         )
 
 
-def _nickname(profile: msgspec.Raw | dict[str, Any]) -> str | None:
+def _read_nickname(profile: msgspec.Raw | dict[str, Any]) -> str | None:
     fields = profile if isinstance(profile, dict) else msgspec.json.decode(profile)
     name = fields.get("nickname") if isinstance(fields, dict) else None
     return name if isinstance(name, str) else None

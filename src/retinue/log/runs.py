@@ -1,7 +1,6 @@
-"""The fold of a tree's events into its runs: who they are, where they stand, what they did.
+"""The fold of a tree's events into its runs: their names, states, tool calls, usage and results.
 
 The supervisor keeps one of these while a tree lives; `ps`, `show` and every screen make the same from the log.
-Nothing about a run is known anywhere that this does not say.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from retinue.core.events import (
 )
 from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.log.summaries import context, summary
+from retinue.log.summaries import describe_call, summarize_result
 
 NOTHING = Decimal(0)
 
@@ -76,7 +75,7 @@ class RunView(Struct, eq=False):
 
     @property
     def state(self) -> str:
-        """The live state, or the status once it has ended."""
+        """The live state, or the status of an ended run."""
         if self.ended is not None:
             return self.ended.status
         if self.started_at is None:
@@ -96,13 +95,13 @@ class RunView(Struct, eq=False):
             fold(self, event, event.body)
 
     def walk(self) -> Iterable[RunView]:
-        """This run and everything below it, parents before children."""
+        """Yield this run and all below it, parents before children."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def result(self, tree: str) -> Result[Any]:
-        """The result of an ended run, with those of its children. Made once: nothing follows an ending."""
+        """Return the result of an ended run, with those of its children. Made once: nothing follows an ending."""
         if self._result is None:
             self._result = self._make_result(tree)
         return self._result
@@ -139,52 +138,54 @@ class RunView(Struct, eq=False):
             ended.changed_files,
             ended.changed_count,
             "inherited" if place is None else place.runtime,
-            () if place is None else place.walls,
+            () if place is None else place.sandbox,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
 
 
-def _started(run: RunView, event: Event, body: RunStarted) -> None:
+def _apply_started(run: RunView, event: Event, body: RunStarted) -> None:
     if run.started_at is None:
         run.started_at = event.at
     run.place = body  # of one that goes on, where it does that
 
 
-def _remote(run: RunView, _: Event, body: RunRemote) -> None:
+def _apply_remote(run: RunView, _: Event, body: RunRemote) -> None:
     run.remote = body
 
 
-def _resumed(run: RunView, _: Event, __: RunResumed) -> None:
+def _apply_resumed(run: RunView, _: Event, __: RunResumed) -> None:
     run.approvals = ()  # what is still a question is asked again
 
 
-def _turn(run: RunView, _: Event, body: TurnStarted) -> None:
+def _apply_turn(run: RunView, _: Event, body: TurnStarted) -> None:
     run.turns = body.turn
 
 
-def _message(run: RunView, _: Event, body: Message) -> None:
+def _apply_message(run: RunView, _: Event, body: Message) -> None:
     if body.text and not (body.host and run.spawned.model):  # a callable has no other words than its own
         run.last_message = body.text
 
 
-def _call(run: RunView, _: Event, body: ToolCall) -> None:
+def _apply_call(run: RunView, _: Event, body: ToolCall) -> None:
     run.tool_count += not body.host or bool(body.within)
     run.calls += (body,)
 
 
-def _tool_result(run: RunView, _: Event, body: ToolResult) -> None:
-    call = _taken(run, body.call_id)
+def _apply_tool_result(run: RunView, _: Event, body: ToolResult) -> None:
+    if body.sandbox and run.place is not None:  # what really stood, where that was seen
+        run.place = structs.replace(run.place, sandbox=body.sandbox)
+    call = _take_call(run, body.call_id)
     about, shown = "", body.name
     if call is not None:
         if call.host and not call.within:
             return
-        about, shown = context(call.name, call.args), call.display_name or shown
-    line = summary(body.name, body.text, body.success)
+        about, shown = describe_call(call.name, call.args), call.display_name or shown
+    line = summarize_result(body.name, body.text, body.success)
     run.tool_logs += (ToolLog(body.name, shown, about, line, body.success, body.duration_ms),)
 
 
-def _taken(run: RunView, call_id: str) -> ToolCall | None:
-    """The call of that id, which is now no longer open."""
+def _take_call(run: RunView, call_id: str) -> ToolCall | None:
+    """Remove the call of that id from the open ones and return it."""
     for call in run.calls:
         if call.call_id == call_id:
             run.calls = () if len(run.calls) == 1 else tuple([other for other in run.calls if other is not call])
@@ -192,11 +193,11 @@ def _taken(run: RunView, call_id: str) -> ToolCall | None:
     return None
 
 
-def _asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
+def _apply_asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
     run.approvals += (body,)
 
 
-def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
+def _apply_decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
     if run.approvals:
         run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
     if body.args is not None:  # what runs is the call as it was edited
@@ -206,7 +207,7 @@ def _decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
         )
 
 
-def _usage(run: RunView, _: Event, body: UsageReported) -> None:
+def _apply_usage(run: RunView, _: Event, body: UsageReported) -> None:
     usage = body.usage
     run.usage = usage if run.usage is NO_USAGE else run.usage + usage
     if body.cost is None:
@@ -215,13 +216,13 @@ def _usage(run: RunView, _: Event, body: UsageReported) -> None:
         run.cost += body.cost
 
 
-def _warning(run: RunView, event: Event, body: Warned) -> None:
+def _apply_warning(run: RunView, event: Event, body: Warned) -> None:
     if body.code == "stalled":
         run.stalled_seq = event.seq
     run.warnings += (body.text,)
 
 
-def _ended(run: RunView, event: Event, body: RunEnded) -> None:
+def _apply_ended(run: RunView, event: Event, body: RunEnded) -> None:
     run.ended = body
     run.ended_at = event.at
     run.calls = ()
@@ -230,18 +231,18 @@ def _ended(run: RunView, event: Event, body: RunEnded) -> None:
 
 FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None] | None] = {
     **dict.fromkeys((*KINDS.values(), Unknown)),
-    RunStarted: _started,
-    RunRemote: _remote,
-    RunResumed: _resumed,
-    TurnStarted: _turn,
-    Message: _message,
-    ToolCall: _call,
-    ToolResult: _tool_result,
-    ApprovalAsked: _asked,
-    ApprovalDecided: _decided,
-    UsageReported: _usage,
-    Warned: _warning,
-    RunEnded: _ended,
+    RunStarted: _apply_started,
+    RunRemote: _apply_remote,
+    RunResumed: _apply_resumed,
+    TurnStarted: _apply_turn,
+    Message: _apply_message,
+    ToolCall: _apply_call,
+    ToolResult: _apply_tool_result,
+    ApprovalAsked: _apply_asked,
+    ApprovalDecided: _apply_decided,
+    UsageReported: _apply_usage,
+    Warned: _apply_warning,
+    RunEnded: _apply_ended,
 }
 
 
@@ -263,7 +264,7 @@ class Runs(Struct, eq=False):
         return self.runs.get(0)
 
     def apply(self, event: Event) -> RunView | None:
-        """The run the event is about, after it."""
+        """Fold one event; return its run."""
         run = self.runs.get(event.run)
         if run is not None:
             run.apply(event)
@@ -272,7 +273,7 @@ class Runs(Struct, eq=False):
         return run
 
     def spawn(self, event: Event, body: RunSpawned) -> RunView:
-        """A new run, of which this is the first event."""
+        """Add a new run, with its first event."""
         run = self.runs[event.run] = RunView(event.run, event.path, event.agent, event.at, body)
         run.last_seq = event.seq
         parent = None if body.parent is None else self.runs.get(body.parent)
@@ -281,7 +282,7 @@ class Runs(Struct, eq=False):
         return run
 
     def queue_position(self, number: int) -> int:
-        """1 for the run that gets the next free slot; 0 for one that does not wait."""
+        """Return 1 for the run that gets the next free slot, 0 for one that does not wait."""
         queued = [run.number for run in self.runs.values() if run.state == "queued"]
         return queued.index(number) + 1 if number in queued else 0
 

@@ -1,9 +1,11 @@
-"""What a log file looks like inside, and how one is opened and read. All the SQL there is stands here.
+"""The format of a log file, and all the SQL that reads and writes one.
 
-A row is one commit: the lines of a whole batch, whatever trees they are of, and the names of the trees that begin in
-it. One statement a commit, because each statement gives the interpreter lock away and under load is slow to get it
-back. A tree's lines lie in the rows from its first one on. They are kept as `encode_kept` makes them; readers get
-those of `encode`.
+A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. `places` is the index of the
+trees: for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that
+tree and no others. Lines are stored as `encode_kept` makes them; readers get those of `encode`.
+
+A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
+under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
 """
 
 from __future__ import annotations
@@ -11,37 +13,47 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 import apsw
+import msgspec
 
-from retinue.core.errors import LogError
+from retinue.core.errors import LogError, LogVersionError
 from retinue.core.events import line_of
 
 APPLICATION_ID = 0x7265746E  # "retn"
-VERSION = 2
+VERSION = 3
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PLACE = re.compile(rb'\{"seq":(\d+),"tree":"([^"]*)"')
+_LOST = "the writer's epoch is over"
 _CREATE = f"""
-CREATE TABLE batches (id INTEGER PRIMARY KEY, begun TEXT NOT NULL, lines BLOB NOT NULL) STRICT;
-CREATE INDEX begun ON batches (id, begun) WHERE begun <> '';
+CREATE TABLE batches (id INTEGER PRIMARY KEY, lines BLOB NOT NULL) STRICT;
+CREATE TABLE places (
+  tree TEXT NOT NULL, seq INTEGER NOT NULL, batch INTEGER NOT NULL, PRIMARY KEY (tree, seq)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX beginnings ON places (batch) WHERE seq = 1;
+CREATE TABLE writer (epoch INTEGER NOT NULL) STRICT;
+INSERT INTO writer VALUES (0);
+CREATE VIEW appended AS SELECT NULL AS epoch, NULL AS places, NULL AS lines;
+CREATE TRIGGER append_batch INSTEAD OF INSERT ON appended BEGIN
+  SELECT RAISE(ABORT, '{_LOST.replace("'", "''")}') WHERE NEW.epoch <> (SELECT epoch FROM writer);
+  INSERT INTO batches (lines) VALUES (NEW.lines);
+  INSERT INTO places SELECT key, value, last_insert_rowid() FROM json_each(NEW.places);
+END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
 
 
-class OtherVersion(LogError):
-    """A log that another version of us has written."""
-
-
 def one_line(error: BaseException) -> str:
+    """Return the text of an error on one line, or its class where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def trouble(what: str, error: BaseException, db: apsw.Connection | None = None) -> str:
-    """What cannot be done with which file, and why, in one line. If the disk is full or fails the words are ours."""
+def describe_error(what: str, error: BaseException, db: apsw.Connection | None = None) -> str:
+    """Say on one line what cannot be done and why. A full or failing disk is named as such."""
     number = 0 if db is None else db.system_errno
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and number in _FULL):
         return f"the disk is full: {what}"
@@ -53,16 +65,8 @@ def trouble(what: str, error: BaseException, db: apsw.Connection | None = None) 
     return f"{what}: {one_line(error)}"
 
 
-def make_folder(folder: Path) -> None:
-    """The folder, and those above it, for nobody but us."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"cannot make {folder}: {error.strerror or error}") from None
-
-
 def open_writer(path: Path) -> apsw.Connection:
-    """The file, made if it is new, for its one writing process. Every commit is on the disk when it returns."""
+    """Open a log file for its one writing process, and create it if it is new. Commits are on disk when they return."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         db = apsw.Connection(str(path))
@@ -71,125 +75,163 @@ def open_writer(path: Path) -> apsw.Connection:
             db.pragma(pragma, value)
         if not db.execute("SELECT count(*) FROM sqlite_schema").get:
             db.execute("BEGIN IMMEDIATE;" + _CREATE + "COMMIT;")
-        check(db, path)
+        check_version(db, path)
     except OSError as error:
         raise LogError(f"cannot write the log {path}: {error.strerror or error}") from None
     except apsw.Error as error:
-        raise LogError(trouble(f"cannot open the log {path}", error)) from None
+        raise LogError(describe_error(f"cannot open the log {path}", error)) from None
     return db
 
 
-def open_reader(path: Path, *, still: bool = False) -> apsw.Connection:
-    """The file for reading, also while its writer is at work; a `still` one has no writer and an empty journal, and
-    nothing is made beside it."""
+def open_reader(path: Path, *, immutable: bool = False) -> apsw.Connection:
+    """Open a log file for reading, also while its writer is at work. An `immutable` file has no writer and an empty
+    journal; SQLite then creates nothing beside it."""
     try:
-        if still:
+        if immutable:
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
             db = apsw.Connection(f"file:{quote(str(path))}?immutable=1", flags=flags)
         else:
             db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         db.set_busy_timeout(5000)
         db.execute("PRAGMA query_only = ON")
-        check(db, path)
+        check_version(db, path)
     except apsw.Error as error:
-        raise LogError(trouble(f"cannot read the log {path}", error)) from None
+        raise LogError(describe_error(f"cannot read the log {path}", error)) from None
     return db
 
 
-def check(db: apsw.Connection, path: Path) -> None:
+def check_version(db: apsw.Connection, path: Path) -> None:
+    """Raise LogError unless the file is a log of this version."""
     application, version = db.pragma("application_id"), db.pragma("user_version")
     if not application and not db.execute("SELECT count(*) FROM sqlite_schema").get:
-        raise LogError(f"{path} is not a log of retinue: it is empty (its making was broken off, or it was cut)")
+        raise LogError(f"{path} is not a log of retinue: it is empty (its creation was interrupted, or it was cut)")
     if application != APPLICATION_ID:
         raise LogError(f"{path} is not a log of retinue")
     if version != VERSION:
         age = "a newer" if version > VERSION else "an older"
-        raise OtherVersion(f"{path} was written by {age} retinue (log version {version}, this one reads {VERSION})")
+        raise LogVersionError(f"{path} was written by {age} retinue (log version {version}, this one reads {VERSION})")
 
 
-def insert(db: apsw.Connection, *, begun: Iterable[str], lines: bytes) -> None:
-    """One row, which is one commit."""
-    db.execute("INSERT INTO batches (begun, lines) VALUES (?, ?)", (" ".join(begun), lines))
+# Writing
 
 
-def next_row(db: apsw.Connection) -> int:
+def begin_epoch(db: apsw.Connection) -> int:
+    """Make this process the only one whose batches are taken; return the epoch they carry.
+
+    The epoch keeps living processes apart, which see it without the disk: a crash may lose it, so nothing is synced."""
+    db.pragma("synchronous", "normal")
+    found: int = db.execute("UPDATE writer SET epoch = epoch + 1 RETURNING epoch").get
+    db.pragma("synchronous", "full")
+    return found
+
+
+def append_batch(db: apsw.Connection, *, epoch: int, places: Mapping[str, int], lines: bytes) -> None:
+    """Commit one batch. `places` has the first event number in it of each tree."""
+    arguments = (epoch, msgspec.json.encode(places).decode(), lines)
+    db.execute("INSERT INTO appended (epoch, places, lines) VALUES (?, ?, ?)", arguments)
+
+
+def is_lost_epoch(error: BaseException) -> bool:
+    """Return whether a batch was refused because another process has begun a newer epoch."""
+    return isinstance(error, apsw.ConstraintError) and _LOST in str(error)
+
+
+def next_batch(db: apsw.Connection) -> int:
+    """Return the id of the batch that comes next."""
     found: int | None = db.execute("SELECT max(id) FROM batches").get
     return 1 + (found or 0)
 
 
-def trees(db: apsw.Connection) -> Iterator[tuple[str, int]]:
-    """Every tree in the file with the row it begins in, in that order."""
-    for row, names in db.execute("SELECT id, begun FROM batches WHERE begun <> '' ORDER BY id"):
-        for name in names.split():
-            yield name, row
-
-
-def first_row(db: apsw.Connection, tree: str) -> int | None:
-    """The row a tree begins in."""
-    query = "SELECT id FROM batches WHERE begun <> '' AND instr(' ' || begun || ' ', ?) ORDER BY id DESC LIMIT 1"
-    found: int | None = db.execute(query, (f" {tree} ",)).get
-    return found
-
-
-def beginnings(db: apsw.Connection) -> Iterator[tuple[str, int, bytes]]:
-    """Every tree in the file, the row it begins in and its first line, in that order."""
-    for row, lines in db.execute("SELECT id, lines FROM batches WHERE begun <> '' ORDER BY id"):
-        for line in lines.split(b"\n"):
-            place = _PLACE.match(line)
-            if place is not None and place[1] == b"1":
-                yield place[2].decode("utf-8", "replace"), row, line_of(line)
-
-
-def tree_lines(db: apsw.Connection, tree: str, *, row: int) -> Iterator[tuple[int, int, bytes]]:
-    """A tree's lines from that row on: the row, the place in the tree's order, the line."""
-    for at, lines in db.execute("SELECT id, lines FROM batches WHERE id >= ? ORDER BY id", (row,)):
-        for seq, line in _lines_of(db, tree, lines):
-            yield at, seq, line
-
-
-def last_line(db: apsw.Connection, tree: str, *, row: int) -> tuple[int, bytes] | None:
-    """A tree's newest line and its row, looked for from the end: trees that are looked at are mostly new ones."""
-    for at, lines in db.execute("SELECT id, lines FROM batches WHERE id >= ? ORDER BY id DESC", (row,)):
-        found = _lines_of(db, tree, lines)
-        if found:
-            return at, found[-1][1]
-    return None
-
-
-def all_lines(db: apsw.Connection) -> Iterator[bytes]:
-    """Every line there is, of whatever tree, in the order they were written."""
-    for (lines,) in db.execute("SELECT lines FROM batches ORDER BY id"):
-        yield from map(line_of, lines.split(b"\n"))
-
-
-def last_lines(db: apsw.Connection) -> dict[str, bytes]:
-    """The newest line of every tree in the file."""
-    found: dict[str, bytes] = {}
-    for line in all_lines(db):
-        place = _PLACE.match(line)
-        if place is not None:
-            found[place[2].decode("utf-8", "replace")] = line
-    return found
-
-
-def remove(db: apsw.Connection, gone: frozenset[str]) -> None:
-    """Removes all lines of these trees in one transaction and gives their space back. The other rows keep their ids."""
-    names = {name.encode() for name in gone}
+def delete_trees(db: apsw.Connection, trees: Iterable[str]) -> None:
+    """Remove all lines of these trees in one transaction and give their space back. Other batches keep their ids."""
+    names = {tree.encode() for tree in trees}
     with db:
-        for (row,) in db.execute("SELECT id FROM batches").fetchall():
-            begun, lines = db.execute("SELECT begun, lines FROM batches WHERE id = ?", (row,)).get
-            before = lines.split(b"\n")
-            after = [line for line in before if (place := _PLACE.match(line)) is None or place[2] not in names]
-            if not after:
+        touched: set[int] = set()
+        for name in names:
+            tree = name.decode()
+            touched.update(row for (row,) in db.execute("SELECT batch FROM places WHERE tree = ?", (tree,)))
+            db.execute("DELETE FROM places WHERE tree = ?", (tree,))
+        for row in sorted(touched):
+            before = (db.execute("SELECT lines FROM batches WHERE id = ?", (row,)).get or b"").split(b"\n")
+            after = [line for line in before if line and ((at := _PLACE.match(line)) is None or at[2] not in names)]
+            if after:
+                db.execute("UPDATE batches SET lines = ? WHERE id = ?", (b"\n".join(after), row))
+            else:
                 db.execute("DELETE FROM batches WHERE id = ?", (row,))
-            elif len(after) < len(before):
-                left = " ".join(name for name in begun.split() if name not in gone)
-                db.execute("UPDATE batches SET begun = ?, lines = ? WHERE id = ?", (left, b"\n".join(after), row))
     db.execute("VACUUM")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _lines_of(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
+# Reading
+
+
+def has_tree(db: apsw.Connection, tree: str) -> bool:
+    return db.execute("SELECT 1 FROM places WHERE tree = ? LIMIT 1", (tree,)).get is not None
+
+
+def list_first_lines(db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
+    """Yield every tree that begins in the file with its first line, in the order they began."""
+    for (lines,) in db.execute(
+        "SELECT lines FROM batches WHERE id IN (SELECT batch FROM places WHERE seq = 1) ORDER BY id"
+    ):
+        for line in lines.split(b"\n"):
+            place = _PLACE.match(line)
+            if place is not None and place[1] == b"1":
+                yield place[2].decode("utf-8", "replace"), line_of(line)
+
+
+def read_first_line(db: apsw.Connection, tree: str) -> bytes | None:
+    """Return the first line of a tree, if it begins in the file."""
+    found = db.execute(
+        "SELECT lines FROM batches WHERE id = (SELECT batch FROM places WHERE tree = ? AND seq = 1)", (tree,)
+    ).get
+    return None if found is None else next((line for _, line in lines_of_tree(db, tree, found)), None)
+
+
+def list_trees_since(db: apsw.Connection, batch: int) -> set[str]:
+    """Return the trees with a line in that batch or a later one."""
+    return {tree for (tree,) in db.execute("SELECT DISTINCT tree FROM places WHERE batch >= ?", (batch,))}
+
+
+def read_tree(db: apsw.Connection, tree: str, *, after: int) -> Iterator[tuple[int, bytes]]:
+    """Yield number and line of the events of a tree after that number."""
+    query = """
+        SELECT lines FROM places JOIN batches ON batches.id = places.batch
+        WHERE tree = ?1 AND seq >= (SELECT coalesce(max(seq), 0) FROM places WHERE tree = ?1 AND seq <= ?2)
+        ORDER BY seq
+    """
+    for (lines,) in db.execute(query, (tree, max(after, 0) + 1)):
+        for seq, line in lines_of_tree(db, tree, lines):
+            if seq > after:
+                yield seq, line
+
+
+def read_last_line(db: apsw.Connection, tree: str) -> tuple[int, bytes] | None:
+    """Return the newest line of a tree and the batch it is in."""
+    found = db.execute(
+        "SELECT batch, lines FROM places JOIN batches ON id = batch WHERE tree = ? ORDER BY seq DESC LIMIT 1", (tree,)
+    ).get
+    if found is None:
+        return None
+    batch, lines = found
+    own = lines_of_tree(db, tree, lines)
+    return (batch, own[-1][1]) if own else None
+
+
+def read_batches(db: apsw.Connection, *, after: int, limit: int) -> list[tuple[int, bytes]]:
+    """Return id and stored lines of some batches, of all trees, in the order they were written."""
+    query = "SELECT id, lines FROM batches WHERE id > ? ORDER BY id LIMIT ?"
+    return [(row, lines) for row, lines in db.execute(query, (after, limit))]
+
+
+def check_pages(db: apsw.Connection) -> str:
+    """Return what SQLite's own check of all pages finds wrong; empty when nothing is."""
+    found = db.pragma("quick_check")
+    return "" if found == "ok" else one_line(ValueError(found))
+
+
+def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:
+    """Pick the lines of one tree out of a batch: number and line of each."""
     name = tree.encode()
     if b'"tree":"%b"' % name not in lines:
         return []

@@ -1,8 +1,10 @@
-"""The durable log: one SQLite file, one writing process, one writer thread that commits in batches.
+"""The durable log: SQLite files in one folder, each with one writing process.
 
-Written means committed. An event that nobody waits for is written with the next one that somebody does, or
-after LINGER seconds, whichever is first; watchers see events only when they are written. What cannot be written
-stays in order in memory and is tried again with the next batch; those who wait are told at once.
+New trees go to the first file that no other process writes; a stored tree is claimed with the file it is in. Written
+means committed. An event that nobody waits for is written with the next one that somebody does, or after LINGER
+seconds, whichever is first; watchers see events only when they are written. What cannot be written stays in order in
+memory and is tried again with the next batch; those who wait are told at once. A writer that another process has
+replaced is lost for good, and tries nothing again.
 """
 
 from __future__ import annotations
@@ -10,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 
 import apsw
 
-from retinue.core.errors import LogError
-from retinue.core.events import Delta, Event, RunEnded, decode, encode_kept
-from retinue.log import schema
-from retinue.log.feed import Feed, root_of
-from retinue.log.locks import sign, take, take_held
-from retinue.log.schema import make_folder, open_reader, open_writer, trouble
+from retinue.core.errors import LogError, LogLost, NotFound
+from retinue.core.events import Delta, Event, RunEnded, encode_kept
+from retinue.log import locks, schema
+from retinue.log.feed import Feed, find_root
+from retinue.log.sqlite_reader import SqliteReader, decode_line, read_events
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
@@ -29,49 +31,109 @@ KEEP = 2048
 READ_CHUNK = 1000
 
 
-def claim(folder: Path) -> tuple[Path, int]:
-    """The first log file in the folder that no process is writing, and the lock that makes it ours."""
-    make_folder(folder)
+def lock_free_file(folder: Path) -> tuple[Path, int]:
+    """Return the first log file in the folder that no process is writing, and its lock, now ours."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogError(f"cannot make {folder}: {error.strerror or error}") from None
     number = 1
     while True:
         path = folder / f"{number:04d}.db"
-        lock = take(path)
+        lock = locks.try_lock(path)
         if lock is not None:
             return path, lock
         number += 1
 
 
-class SqliteLog:
-    """Made in the event loop whose tasks append to it; `close` writes what is left and lets the file go."""
+class SqliteLog(SqliteReader):
+    """Made in the event loop whose tasks append to it; `close` writes what is left and lets the files go."""
 
     ahead = True
 
-    def __init__(self, folder: Path, file: Path | None = None) -> None:
-        """Without a file the first that is free; with one, that one or none: HeldElsewhere."""
-        self.path, self._lock = claim(folder) if file is None else (file, take_held(file))
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._own = FileWriter(*lock_free_file(folder))
+        self._claimed: dict[str, FileWriter] = {}  # trees in files that are not the one for new trees
+        self._claiming = asyncio.Lock()
+
+    @property
+    def path(self) -> Path:
+        """The file of new trees."""
+        return self._own.path
+
+    @property
+    def commits(self) -> int:
+        return sum(writer.commits for writer in self._writers())
+
+    def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        return self._writer_of(event.tree).append(event, wait)
+
+    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
+        return self._writer_of(tree).append
+
+    async def claim(self, tree: str) -> None:
+        file = await asyncio.to_thread(self.find_file, tree)
+        if file is None:
+            raise NotFound(f"there is no tree '{tree}' in {self.location}")
+        async with self._claiming:
+            writer = next((writer for writer in self._writers() if writer.path == file), None)
+            if writer is None:
+                writer = FileWriter(file, await locks.wait_for_lock(file))
+            if writer is not self._own:
+                self._claimed[tree] = writer
+
+    def show(self, delta: Delta) -> None:
+        self._writer_of(delta.tree).show(delta)
+
+    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        return self._writer_of(tree).watch(tree, after=after, deltas=deltas)
+
+    async def close(self) -> None:
+        failed = [error for writer in self._writers() if (error := await writer.close()) is not None]
+        if failed:
+            raise failed[0]
+
+    def _writer_of(self, tree: str) -> FileWriter:
+        return self._claimed.get(tree, self._own)
+
+    def _writers(self) -> list[FileWriter]:
+        return list(dict.fromkeys((self._own, *self._claimed.values())))
+
+
+class FileWriter:
+    """The one writer of a log file: takes events in the event loop, commits them in a thread, and then shows them."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
         try:
-            self._db = open_writer(self.path)
-            self._reader = open_reader(self.path)
+            self._db = schema.open_writer(path)
+            try:
+                self._epoch = schema.begin_epoch(self._db)
+                self._first_batch = schema.next_batch(self._db)
+                self._reader = schema.open_reader(path)
+            except apsw.Error as error:
+                raise LogError(schema.describe_error(f"cannot open the log {path}", error, self._db)) from None
         except BaseException:
-            os.close(self._lock)
+            os.close(lock)
             raise
+        locks.sign_lock(lock, self._first_batch)
         self._loop = asyncio.get_running_loop()
         self._feeds: dict[str, Feed] = {}
-        self._own_row = schema.next_row(self._db)
-        sign(self._lock, self._own_row)
         self._pending: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._linger: asyncio.TimerHandle | None = None
         self._hurries = False
         self._kicked = threading.Event()
         self._closing = False
-        self._trouble: LogError | None = None
+        self._error: LogError | None = None
         self._closed = asyncio.Event()
         self.commits = 0
         self._thread = threading.Thread(target=self._write_batches, name="retinue-log", daemon=True)
         self._thread.start()
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
+        """Take an event; see `Log.append`."""
         if self._closing:
             raise LogError("the log is closed")
         self._pending.append(event)
@@ -81,116 +143,85 @@ class SqliteLog:
             return None
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
-        if not self._hurries:  # when the loop has done what it is at: whoever else waits by then is in the same batch
+        if not self._hurries:  # at the end of the loop's turn: all who wait by then are in the same batch
             self._hurries = True
             self._loop.call_soon(self._kick)
         return waiter
 
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        return self.append
-
     def show(self, delta: Delta) -> None:
+        """Show a delta to those who watch its tree now."""
         feed = self._feeds.get(delta.tree)
         if feed is not None:
             feed.show(delta)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        """Yield the events of a tree of this file; see `Log.watch`."""
         feed = self._feeds.get(tree)
         if feed is None:
-            feed = self._feeds[tree] = self._feed_of_old_tree(tree)
+            feed = self._feeds[tree] = self._make_feed(tree)
         try:
-            async with aclosing(feed.watch(after=after, deltas=deltas, older=self._older(tree))) as items:
+            older = partial(self._read_older, tree)
+            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=older)) as items:
                 async for item in items:
                     yield item
         finally:
             if not (feed.events or feed.watchers):  # it never began
                 self._feeds.pop(tree, None)
-            self._forget(tree, feed)
+            self._drop_feed(tree, feed)
 
-    def read(self, tree: str, *, after: int = 0) -> list[Event]:
-        return [event for _, event in self._read_on(tree, after, self._first_row(tree))]
-
-    def trees(self) -> list[str]:
-        return [name for name, _ in schema.trees(self._reader)]
-
-    async def close(self) -> None:
+    async def close(self) -> LogError | None:
+        """Write what is left and let the file go; return the error if events are lost."""
         if self._closing:
-            return
+            return None
         self._closing = True
         self._kick()
         await self._closed.wait()
         self._thread.join()
-        try:
-            if self._pending:
-                raise LogError(f"{self._trouble}; {len(self._pending)} events are lost")
-        finally:
-            os.close(self._lock)
+        os.close(self._lock)
+        if not self._pending:
+            return None
+        lost = LogLost if isinstance(self._error, LogLost) else LogError
+        return lost(f"{self._error}; {len(self._pending)} events are lost")
 
-    def _first_row(self, tree: str) -> int:
+    async def _read_older(self, tree: str, after: int) -> list[Event]:
+        return await asyncio.to_thread(read_events, self.path, tree, after=after, limit=READ_CHUNK)
+
+    def _make_feed(self, tree: str) -> Feed:
+        """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
+        gone left without an ending gets none any more, unless this process goes on with it.
+
+        Blocks for two look-ups: an event that is committed between reading and watching must not be missed."""
         if self._closing:
             raise LogError("the log is closed")
-        return schema.first_row(self._reader, tree) or 0
-
-    def _read_on(self, tree: str, after: int, row: int) -> Iterator[tuple[int, Event]]:
-        for at, seq, line in schema.tree_lines(self._reader, tree, row=row):
-            if seq > after:
-                yield at, decode(line)
-
-    def _older(self, tree: str) -> Callable[[int], list[Event]]:
-        """Reads on by whole rows, so that none is taken apart twice."""
-        row = self._first_row(tree)
-
-        def read(after: int) -> list[Event]:
-            nonlocal row
-            found: list[Event] = []
-            for at, event in self._read_on(tree, after, row):
-                if at != row and len(found) >= READ_CHUNK:
-                    row = at
-                    break
-                row = at
-                found.append(event)
-            return found
-
-        return read
-
-    def _feed_of_old_tree(self, tree: str) -> Feed:
-        """A feed for a tree that is not being written: all of it is read from the file. One that a process now gone
-        left without an ending gets none any more."""
-        last = schema.last_line(self._reader, tree, row=self._first_row(tree))
+        last = schema.read_last_line(self._reader, tree)
         if last is None:
             return Feed(keep=KEEP)
-        event = decode(last[1])
+        batch, line = last
+        event = decode_line(line, self.path)
         feed = Feed(keep=KEEP, first=event.seq + 1)
-        feed.ended = event.run == 0 and type(event.body) is RunEnded
-        if event.run != 0:
-            feed.root, feed.ended = root_of(line for _, _, line in self._lines(tree))
-        if feed.ended:
-            for coming in list(self._pending):  # a run that goes on in a finished tree, and is not yet on disk
-                if coming.tree == tree:
-                    feed.announce(coming)
+        if event.run == 0:
+            feed.ended = type(event.body) is RunEnded
         else:
-            feed.ended = last[0] < self._own_row and self._is_left(tree)
+            lines = schema.read_tree(self._reader, tree, after=0)
+            feed.root, feed.ended = find_root(decode_line(line, self.path) for _, line in lines)
+        pending = [coming for coming in list(self._pending) if coming.tree == tree]
+        if feed.ended:
+            for coming in pending:  # a run that continues a finished tree, and is not yet on disk
+                feed.announce(coming)
+        elif batch < self._first_batch and not pending:
+            last = schema.read_last_line(self._reader, tree)  # again: what no longer waits is in the file now
+            feed.ended = last is None or last[0] < self._first_batch
         return feed
-
-    def _is_left(self, tree: str) -> bool:
-        """Whether this process has written nothing of the tree. What no longer waits to be written is in the file."""
-        if any(event.tree == tree for event in self._pending):
-            return False
-        last = schema.last_line(self._reader, tree, row=self._first_row(tree))
-        return last is None or last[0] < self._own_row
-
-    def _lines(self, tree: str) -> Iterator[tuple[int, int, bytes]]:
-        return schema.tree_lines(self._reader, tree, row=self._first_row(tree))
 
     def _publish(self, event: Event) -> None:
         feed = self._feeds.get(event.tree)
         if feed is None:
-            return  # nobody watches; whoever comes reads it from the file
+            return  # nobody watches; a later watcher reads it from the file
         if event.seq >= feed.first + len(feed.events):  # a feed made since the commit has it from the file
             feed.publish(event)
-        self._forget(event.tree, feed)
+        self._drop_feed(event.tree, feed)
 
-    def _forget(self, tree: str, feed: Feed) -> None:
+    def _drop_feed(self, tree: str, feed: Feed) -> None:
         if feed.ended and not feed.watchers:
             self._feeds.pop(tree, None)
 
@@ -201,7 +232,7 @@ class SqliteLog:
             self._linger = None
         self._kicked.set()
 
-    # What follows runs in the writer thread, up to `_written`.
+    # The methods up to `_settle` run in the writer thread.
 
     def _write_batches(self) -> None:
         while True:
@@ -210,35 +241,38 @@ class SqliteLog:
             closing = self._closing
             waiters, self._waiters = self._waiters, []
             batch = self._pending[:]
-            error = self._write(batch) if batch else None
-            self._trouble = error
+            if batch and not isinstance(self._error, LogLost):
+                self._error = self._write(batch)
+            error = self._error if batch else None
             if error is None:
                 del self._pending[: len(batch)]
             with suppress(RuntimeError):  # the loop is gone; what is written is written
-                self._loop.call_soon_threadsafe(self._written, batch if error is None else [], waiters, error)
+                self._loop.call_soon_threadsafe(self._settle, batch if error is None else [], waiters, error)
             if closing or self._loop.is_closed():
                 break
         for db in (self._reader, self._db):
-            with suppress(apsw.Error):  # what is acknowledged is in the file; tidying it up is for the next writer
+            with suppress(apsw.Error):  # acknowledged events are in the file; tidying it up is for the next writer
                 db.close()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closed.set)
 
     def _write(self, batch: list[Event]) -> LogError | None:
-        begun = [event.tree for event in batch if event.seq == 1]
+        places = {event.tree: event.seq for event in reversed(batch)}
         try:
-            schema.insert(self._db, begun=begun, lines=encode_kept(batch))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the one who writes
-            return LogError(trouble(f"cannot write the log {self.path}", error, self._db))
+            schema.append_batch(self._db, epoch=self._epoch, places=places, lines=encode_kept(batch))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
+            if schema.is_lost_epoch(error):
+                return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")
+            return LogError(schema.describe_error(f"cannot write the log {self.path}", error, self._db))
         self.commits += 1
         return None
 
-    def _written(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
-        """In the event loop: shows what is written and wakes those who wait for it."""
+    def _settle(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
+        """In the event loop: show what is written and wake those who wait for it."""
         if self._feeds:
             for event in batch:
                 self._publish(event)
-        if error is not None and not self._closing:
+        if error is not None and not self._closing and not isinstance(error, LogLost):
             self._linger = self._linger or self._loop.call_later(RETRY_SECONDS, self._kick)
         for waiter in waiters:
             if waiter.done():
@@ -247,4 +281,4 @@ class SqliteLog:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-                waiter.exception()  # that it was told is enough: not to wait is no mistake
+                waiter.exception()  # the waiter was told: not to wait is no mistake

@@ -1,4 +1,4 @@
-"""The words screens share, in pieces that say what each is: a call, a question, counts, JSON for people. Pure text."""
+"""Text that screens share, as spans with a role: a call, a question, counts, JSON for people. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import msgspec
 
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked
-from retinue.log.summaries import context, shorten
+from retinue.log.summaries import describe_call, shorten_text
 
 Role = Literal["plain", "mark", "name", "label", "tool", "good", "bad", "faint"]
 Span = tuple[Role, str]
 
 
-def question_spans(label: str | None, tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
-    """`◐ [label] edit(src/lib.rs)`; the primary has no label."""
+def make_question_spans(label: str | None, tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
+    """Return the spans of a question, `◐ [label] edit(src/lib.rs)`. The primary has no label."""
     who: tuple[Span, ...] = () if label is None else (("label", f"[{label}] "),)
-    return (("mark", "◐ "), *who, *call_spans(tool, args))
+    return (("mark", "◐ "), *who, *make_call_spans(tool, args))
 
 
-def question_body(question: Approval | ApprovalAsked) -> str:
-    """What a person has to see before they answer: the preview, or without one the arguments."""
-    return question.preview or (pretty(question.args) if question.args else "")
+def format_question_body(question: Approval | ApprovalAsked) -> str:
+    """Return the text a person needs to see before they answer: the preview, or the arguments if there is none."""
+    return question.preview or (format_json(question.args) if question.args else "")
 
 
-def pretty(value: Any) -> str:
-    """JSON with two spaces of indent, for people: what JSON has no word for is named."""
+def format_json(value: Any) -> str:
+    """Format a value as JSON for people, with two spaces of indent; values that are no JSON by their text."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
         return "(nested too deeply to show)"
 
 
-def reformatted(text: str) -> str:
-    """A JSON object or array with two spaces of indent; anything else as it is."""
+def reformat_json(text: str) -> str:
+    """Indent a JSON object or array by two spaces; return any other text as it is."""
     if not text.lstrip().startswith(("{", "[")):
         return text
     try:
@@ -44,24 +44,24 @@ def reformatted(text: str) -> str:
         return text
 
 
-def seconds(value: float) -> str:
-    """10s, 2.5s."""
+def format_seconds(value: float) -> str:
+    """Format seconds as `10s` or `2.5s`."""
     return f"{value:.3f}".rstrip("0").rstrip(".") + "s" if value < 1e9 else f"{value:g}s"
 
 
-def call_spans(tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
-    return ("tool", tool), ("plain", f"({context(tool, args) or _gist(args)})")
+def make_call_spans(tool: str, args: dict[str, Any]) -> tuple[Span, ...]:
+    return ("tool", tool), ("plain", f"({describe_call(tool, args) or _describe_args(args)})")
 
 
-def _gist(args: dict[str, Any]) -> str:
-    """What the first argument says, for tools that have no argument known to matter most."""
+def _describe_args(args: dict[str, Any]) -> str:
+    """Describe a call by its first argument, for tools without an argument known to matter most."""
     for name, value in args.items():
         if isinstance(value, str):
-            return shorten(value, 60, 57)
+            return shorten_text(value, 60, 57)
         if isinstance(value, list):
             return f"{len(value)} {name}"
     return ""
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

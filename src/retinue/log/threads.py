@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from retinue.core.errors import LogError
@@ -24,13 +24,14 @@ from retinue.core.events import (
 )
 from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
 from retinue.core.plans import Past
-from retinue.core.ports import Outcome
+from retinue.core.ports import LogReader, Outcome
 
 BROKEN_OFF = (
     "The run was ended before this call had a result, so nobody knows whether it took effect. "
     "Look at how things are before you make it again."
 )
 NOT_RUN = "The run was ended before this call was allowed: it was not run."
+Histories = Mapping[str, Sequence[Event]]  # events by tree
 
 
 class Thread:
@@ -67,11 +68,11 @@ class Thread:
                 self.turn, self.ended = turn, False
                 self._clear()
             case Thinking(text=words, file=file):
-                words = _whole(words, file)
+                words = _read_whole_text(words, file)
                 signed = body.signature, body.block_id, body.origin, body.layout
                 self._thoughts.append(Thought(words, body.type, *signed))
             case Message(text=words, file=file, host=False):
-                self._text, self._final = _whole(words, file), body.final
+                self._text, self._final = _read_whole_text(words, file), body.final
             case ToolCall(call_id=call_id, name=name, args=args, tier="provider"):
                 self._natives[call_id] = Native(call_id, name, args, "")
             case ToolResult(call_id=call_id, text=words, success=success) if call_id in self._natives:
@@ -90,7 +91,7 @@ class Thread:
                 self._note(body)
 
     def _note(self, body: Body | Unknown) -> None:
-        """What matters only where the run was ended: that, and which calls were not to run."""
+        """Note the ending, and the calls that were not to run: they matter only for a run that was ended."""
         match body:
             case ApprovalAsked(call_id=call_id):
                 self._withheld.add(call_id)
@@ -113,12 +114,12 @@ class Thread:
         return [*self._turns, said, *(results[call.id] for call in self._calls if call.id in results)]
 
     def turns(self) -> list[Turn]:
-        """All that is whole, in the order the model saw it."""
+        """Return all whole turns, in the order the model saw them."""
         return self._whole_turns() + list(self.waiting)
 
     def past(self, seconds: float = 0.0) -> Past:
-        """Where to go on. The reply is known when it was the last, or when a call of it is written: before that none
-        of its tools has run."""
+        """Return the state to go on from. The reply is known when it was the last, or when a call of it is written:
+        before that none of its tools has run."""
         if not (self.ended or self._final or self._calls):
             return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
         calls, thoughts, natives = tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values())
@@ -128,8 +129,8 @@ class Thread:
         return Past(tuple(self._turns), self.turn, reply, outcomes, self.ended, seconds)
 
 
-def thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
-    """The turns of one run in the order the model saw them, behind those it began with."""
+def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
+    """Fold the events of one run into its turns, in the order the model saw them, after those it began with."""
     found = Thread(before)
     for event in events:
         if event.run == run:
@@ -137,23 +138,35 @@ def thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) ->
     return found.turns()
 
 
-def before(read: Callable[[str], Sequence[Event]], tree: str, spawned: RunSpawned) -> list[Turn]:
-    """What a run had in its thread before its own task: the thread of the run it continues, and of all before that."""
+async def read_histories(log: LogReader, tree: str) -> Histories:
+    """Read the events of a tree and of all trees that its runs continue, directly or not."""
+    found: dict[str, list[Event]] = {}
+    wanted = [tree]
+    while wanted:
+        name = wanted.pop()
+        if name not in found and (events := await log.read(name)):
+            found[name] = events
+            wanted += [e.body.origin for e in events if isinstance(e.body, RunSpawned) and e.body.origin]
+    return found
+
+
+def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> list[Turn]:
+    """Return the turns a run had before its own task: the thread of the run it continues, and of all before that."""
     chain: list[tuple[str, int]] = []
     while spawned.continues is not None:
         tree, run = spawned.origin or tree, spawned.continues
-        found = [e.body for e in read(tree) if e.run == run and isinstance(e.body, RunSpawned)]
+        found = [e.body for e in histories.get(tree, ()) if e.run == run and isinstance(e.body, RunSpawned)]
         if not found or (tree, run) in chain:
             raise LogError(f"the thread begins with that of {tree}/{run}, which is not in the log any more")
         chain.append((tree, run))
         spawned = found[0]
     turns: list[Turn] = []
     for tree, run in reversed(chain):
-        turns = thread(read(tree), run, before=turns)
+        turns = fold_thread(histories[tree], run, before=turns)
     return turns
 
 
-def _whole(text: str, file: str) -> str:
+def _read_whole_text(text: str, file: str) -> str:
     try:
         return Path(file).read_bytes().decode("utf-8", "replace") if file else text
     except OSError as error:

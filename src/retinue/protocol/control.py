@@ -312,8 +312,13 @@ def encode_delta(delta: Delta) -> bytes:
     return encode_body(_DeltaLine(delta))
 
 
+def is_delta(line: bytes) -> bool:
+    """Return whether a line of a watch is a delta, not an event."""
+    return line.startswith(_DELTA)
+
+
 def decode_item(line: bytes) -> Event | Delta:
     """Decode one line of a watch: an event as it is stored, or `{"delta": ...}`."""
-    if line.startswith(_DELTA):
+    if is_delta(line):
         return msgspec.json.decode(line, type=_DeltaLine).delta
     return decode(line)

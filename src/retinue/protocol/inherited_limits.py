@@ -1,4 +1,4 @@
-"""What travels down to the servers we start, and is narrowed there: how deep they may go, until when, for how much.
+"""Limits that travel down to the servers we start and are narrowed there: depth, deadline, tokens and cost.
 
 In the environment of a server it is what holds for all its calls; in the `_meta` of a call, what is left to the run
 that makes it. Pure. What comes in is data of a peer: it can make things narrower only, and nonsense counts as nothing
@@ -44,13 +44,13 @@ def from_environment(environ: Mapping[str, str]) -> Caller:
 
 
 def inherited(environ: Mapping[str, str]) -> Caller:
-    """What a whole process is bound by. Its trace is another matter: that is followed by who asks for it."""
+    """Return the limits of a whole process, without its trace, which only those follow who ask for it."""
     found = msgspec.structs.replace(from_environment(environ), traceparent="")
     return NOBODY if found == NOBODY else found
 
 
 def to_meta(caller: Caller) -> dict[str, Any]:
-    """Numbers as JSON has them; money as text, so that it stays exact."""
+    """Return the limits as `_meta` of a call: numbers as JSON has them, money as text, so that it stays exact."""
     found: dict[str, Any] = {}
     for name, (key, _) in KEYS.items():
         value = getattr(caller, name)
@@ -81,7 +81,7 @@ def _caller(found: Mapping[str, Any], *, traceparent: str, **words: str) -> Call
 
 
 def _whole(value: Any) -> int:
-    """A whole number of 0 or more; of anything else nothing is left."""
+    """Return a whole number of 0 or more; 0 for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)
     return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else 0

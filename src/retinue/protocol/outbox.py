@@ -1,4 +1,4 @@
-"""What the two sides of a delegated run write for each other: names of files, a request, a response. No I/O.
+"""The files that the two sides of a delegated run write for each other: names, request, response. No I/O.
 
 The side that asks is in a container and is not believed: a request names a task, a profile, folders, and how narrow the
 run should be. Everything else is the host's, and a request that tries to say it is refused whole.
@@ -85,12 +85,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> Caller:
-        """The limits of the one who asks, of whose levels the run itself takes one."""
+        """Limits of the side that asks, of whose levels the run itself takes one."""
         return Caller(depth=self.depth + 1, tokens=self.tokens, cost=self.cost, traceparent=self.traceparent)
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a run ended on the host, or why there was none. `events` is how many lines were written of it."""
+    """The ending of a run on the host, or why there was none. `events` is how many lines were written of it."""
 
     version: int = VERSION
     id: str
@@ -120,29 +120,29 @@ def cancel_name(name: str) -> str:
 
 
 def stopped_id(file: str) -> str | None:
-    """The id in the name of a file that cancels; None for every other file."""
+    """Return the id in the name of a cancel file; None for every other file."""
     name = file.removeprefix(cancel_name(""))
     return name if name != file and _ID.fullmatch(name) else None
 
 
 def steer_name(name: str, number: int) -> str:
-    """Words for a run at work, the first with the number 0."""
+    """Return the name of a file with words for a run at work, the first with the number 0."""
     return f"steer_{name}_{number:04}.json"
 
 
 def steered_id(file: str) -> str | None:
-    """The id in the name of a file with words for its run; None for every other file."""
+    """Return the id in the name of a steer file; None for every other file."""
     found = _STEER.fullmatch(file)
     return None if found is None else found[1]
 
 
 def claim_name(name: str) -> str:
-    """The mark of a watcher that has taken the request."""
+    """Return the name of the mark of a watcher that has taken the request."""
     return f"claim_{name}"
 
 
 def asked_id(file: str) -> str | None:
-    """The id in the name of a request file; None for every other file."""
+    """Return the id in the name of a request file; None for every other file."""
     found = _REQUEST.fullmatch(file)
     return None if found is None else found[1]
 
@@ -154,7 +154,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def parse_request(data: bytes, name: str) -> Request:
-    """The request in a file of that id; RequestError says what is wrong with it, in words of ours."""
+    """Parse the request in a file of that id. Raises RequestError, which says what is wrong with it."""
     fields = _object(data)
     forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
     if forbidden:
@@ -194,7 +194,7 @@ def _spending_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode_steer(run: int, text: str) -> bytes:
-    """Words for a run of the tree that a request has become, by its number there."""
+    """Encode words for a run of the tree that a request has become, by its number there."""
     return msgspec.json.encode({"version": VERSION, "run": run, "text": text})
 
 
@@ -219,7 +219,7 @@ def encode_response(response: Response) -> bytes:
 
 
 def parse_response(data: bytes, name: str) -> Response:
-    """The response to a request; RequestError when it is none."""
+    """Parse the response to a request. Raises RequestError when it is none."""
     try:
         response = msgspec.json.decode(data, type=Response)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -230,7 +230,7 @@ def parse_response(data: bytes, name: str) -> Response:
 
 
 def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
-    """The ending here of what was a primary there."""
+    """Return the ending here of a run that was a primary on the host."""
     text, error = response.final_response, response.error_details
     if not primary and error is not None:
         if (text, error) == unconfirmed_texts(name=agent, primary=True):
@@ -297,7 +297,7 @@ def _check_text(value: Any) -> None:
 
 
 def _is_launch(key: str) -> bool:
-    """Whether a key that nobody knows names something of the launch; one without any word does too."""
+    """Say whether an unknown key names something of the launch. A key without any word does too."""
     words = [word.casefold() for word in _WORD.findall(key)]
     joined = {first + second for first, second in pairwise(words)}  # run-time, sandBox
     if not words or not (_LAUNCH.isdisjoint(words) and _LAUNCH.isdisjoint(joined)):

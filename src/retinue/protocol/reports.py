@@ -1,4 +1,4 @@
-"""What subagents that run elsewhere report: one event, one JSON object, in the format that CPE processes send.
+"""Reports of subagents to a collector: one event, one JSON object, in the format that CPE processes send.
 
 Both directions; does no I/O. Read strictly, with errors that name the field; unknown fields are let pass. Beside the
 format's own fields there are some of ours, which others need neither send nor read: `parentRunID` and `rootRunID` tie
@@ -67,7 +67,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens that a model call spent, if they are told."""
+        """Tokens that the model call spent; None if the peer does not say."""
         told = self.token_usage
         if told is None or told == _Tokens():
             return None
@@ -87,7 +87,7 @@ _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "par
 
 
 def decode(body: bytes) -> Reported:
-    """The event of a request's body; InvalidBody says what is wrong with it, by the name of the field."""
+    """Decode the event of a request's body. Raises InvalidBody, which names the field that is wrong."""
     given = decode_body(body, dict[str, Any])
     for spelt, name in _SPELLINGS.items():
         if spelt in given:
@@ -168,7 +168,7 @@ class Sender:
             self._cost = None if cost is None or self._cost is None else self._cost + cost
 
     def post(self, body: Body, at: float) -> bytes | None:
-        """The bytes of an event; None for what is not reported."""
+        """Encode an event; None for one that is not reported."""
         event = self._event(body, at)
         return None if event is None else encode_body(event)
 
@@ -216,7 +216,7 @@ class Sender:
 
 
 def ending(run_id: str, status: str, text: str, at: float) -> bytes:
-    """The end of a run as told by who called it: not counted among what the run itself says."""
+    """Encode the end of a run as its caller reports it, outside the count of the run's own events."""
     said = Reported(
         subagent_name=SOMEBODY,
         run_id=run_id,
@@ -239,7 +239,7 @@ def rfc3339(at: float) -> str:
 
 
 def cut(text: str) -> str:
-    """The text, or its beginning with a mark that says how much is missing."""
+    """Return the text, or its beginning with a mark that says how much is missing."""
     if len(text) <= PAYLOAD_BYTES // 4:
         return text
     data = text.encode("utf-8", "replace")
@@ -249,7 +249,7 @@ def cut(text: str) -> str:
 
 
 def arguments(payload: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a call, if the payload is a JSON object; else none, and the payload as it came."""
+    """Return the arguments of a call if the payload is a JSON object; else none, and the payload as it came."""
     if not payload.strip():
         return {}, ""
     try:

@@ -61,7 +61,7 @@ class Rejected(Exception):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one peer may say below one run of ours."""
+    """Limits of what one peer may say below one run of ours."""
 
     runs: int = 1000
     reports: int = 200_000
@@ -70,7 +70,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PeerRun:
-    """What is known of one run of the peer. `depth` counts from the run of ours above it."""
+    """State of one run of the peer. `depth` is that of the run in our tree."""
 
     __slots__ = ("depth", "ended", "has_started", "is_cut", "seq", "turn")
 
@@ -164,8 +164,7 @@ class ReportValidator:
                 if known.has_started:
                     return []
                 known.has_started = True
-                sandbox = tuple(part[:ID_CHARACTERS] for part in body.walls[:MOST_SANDBOX_PARTS])
-                return [msgspec.structs.replace(body, walls=sandbox)]
+                return [msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox))]
             case TurnStarted(turn=turn):
                 if not known.turn < turn <= MOST_TURNS:
                     return [Gap(1, f"{self._who} counts its turns backwards")]
@@ -177,9 +176,15 @@ class ReportValidator:
             case RunEnded():
                 known.ended = True
                 return [_sound_ending(_short(body))]
+            case ToolResult(sandbox=(_, *_)):
+                return [_short(msgspec.structs.replace(body, sandbox=_short_sandbox(body.sandbox)))]
             case _ if not isinstance(body, SAID):
                 return []
         return [_short(body)]
+
+
+def _short_sandbox(parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part[:ID_CHARACTERS] for part in parts[:MOST_SANDBOX_PARTS])
 
 
 def clean_name(text: str) -> str:

@@ -23,7 +23,7 @@ PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio can do without ssl, which takes long to load.
 BOOT = (
     f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
-    "from retinue.sandbox.worker import main; main()"
+    "from retinue.sandbox.tool_server import main; main()"
 )
 PASSED = frozenset({"LANG", "TZ"})
 STATE = ".retinue"
@@ -38,7 +38,7 @@ class Box:
     """`workspace` is written when it is the run's own, else only read; `outputs` are its files for text that does not
     fit inline, `lent` those of the host. `hidden` is our own state, of which it sees only what is named here;
     `objects` are what its git reads, and nobody searches. `proxy` is the socket through which it reaches hosts, if it
-    may reach any."""
+    may reach any. `user` is who it was before, where its sandbox is started again."""
 
     tree: str
     workspace: str
@@ -51,13 +51,15 @@ class Box:
     objects: tuple[str, ...] = ()
     run: int = 0
     proxy: str = ""
+    user: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How to start the worker of one run. The descriptors are closed when it has started; `info` is a file in which
-    the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody else than
-    we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called again."""
+    """How to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
+    which the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody
+    else than we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called
+    again."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -95,14 +97,14 @@ def python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def worker() -> list[str]:
-    """The command inside: no environment, no site-packages but those we show it."""
+def tool_server_command() -> list[str]:
+    """Return the command inside: no environment, no site-packages but those we show it."""
     return [python(), "-I", "-S", "-c", BOOT]
 
 
 @cache
 def library() -> tuple[tuple[str, str], ...]:
-    """What the worker imports: where it is, and its name in the library folder inside."""
+    """What the tool server imports: where it is, and its name in the library folder inside."""
     found = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

@@ -35,7 +35,7 @@ from retinue.sandbox.box import (
     interpreter,
     library,
     python,
-    worker,
+    tool_server_command,
 )
 from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
 from retinue.sandbox.unavailable_reasons import reason
@@ -77,12 +77,12 @@ class Bubblewrap:
         return self._groups is not None
 
     def open(self, box: Box, inside: Sequence[str] = ()) -> Opening:
-        """How to start the worker, or another command in its place."""
-        user = new_user(box.tree) if self._root else None
+        """Return how to start the tool server, or another command in its place."""
+        user = box.user or new_user(box.tree) if self._root else None
         if user is not None:
             give(box, user)
         group = None if self._groups is None else cgroups.make(self._groups, box.caps)
-        return self._opening(box, user, group, inside or worker())
+        return self._opening(box, user, group, inside or tool_server_command())
 
     def _opening(
         self, box: Box, user: tuple[int, int] | None, group: cgroups.Group | None, inside: Sequence[str]
@@ -274,17 +274,25 @@ def give(box: Box, user: tuple[int, int]) -> None:
     """Makes what the run writes its own, and what it reads of the tree's its group's. What is shared is not touched."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
-        for _, _, files, at in os.fwalk(folder):
-            os.fchown(at, uid, gid)
-            os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
-            for name in files:
-                _give_file(name, at, uid, gid)
+        _give_folder(folder, uid, gid)
     if box.proxy:
         os.chown(box.proxy, uid, gid, follow_symlinks=False)
-    for folder in (box.lent, *(path for path in box.readable if path.startswith(f"{box.hidden}/"))):
-        if Path(folder).stat().st_uid == 0:
-            os.chown(folder, 0, gid)
-            Path(folder).chmod(0o750)
+    os.chown(box.lent, 0, gid)
+    Path(box.lent).chmod(0o750)
+    for folder in (path for path in box.readable if path.startswith(f"{box.hidden}/")):
+        about = Path(folder).stat()
+        if about.st_uid == 0 and about.st_gid != gid:  # of a run above that has started no sandbox of its own
+            _give_folder(folder, -1, gid)
+
+
+def _give_folder(folder: str, uid: int, gid: int) -> None:
+    """Give a folder with all it holds to a user (-1: leave the owner) and to the tree's group, for reading. The folder
+    itself comes last: its group says that all is done."""
+    for _, _, files, at in os.fwalk(folder, topdown=False):
+        os.fchown(at, uid, gid)
+        os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
+        for name in files:
+            _give_file(name, at, uid, gid)
 
 
 def _give_file(name: str, folder: int, uid: int, gid: int) -> None:

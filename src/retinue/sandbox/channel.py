@@ -1,5 +1,5 @@
-"""Frames over two descriptors, the same at both ends. Reads whatever comes and never waits for who takes it; writes
-what fits and keeps the rest, up to a bound. Knows frames, not what they mean."""
+"""Frames over two descriptors, the same at both ends. Reads whatever comes; writes what fits and keeps the rest, up to
+a bound. Knows frames, not what they mean."""
 
 from __future__ import annotations
 
@@ -9,57 +9,50 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from retinue.protocol.link import WINDOW_BYTES, Ack, Frame, LinkError, Wire
+from retinue.protocol.tool_server import Frame, FrameReader, ProtocolError, encode_frame
 
 CHUNK = 256 * 1024
-KEPT_BYTES = 64 * 1024 * 1024
+UNSENT_BYTES = 64 * 1024 * 1024
 
 
 class Channel:
-    """Owns both descriptors. `on_end` is called once: with what was wrong, or None when the other end has closed."""
+    """Owns both descriptors. `on_end` is called once: with what was wrong, or None when the other end has closed or
+    does not read what it is sent."""
 
     def __init__(
         self,
         reading: int,
         writing: int,
         *,
-        incoming: Literal["up", "down"],
+        sender: Literal["server", "host"],
         on_frame: Callable[[Any], None],
-        on_end: Callable[[LinkError | None], None],
+        on_end: Callable[[ProtocolError | None], None],
     ) -> None:
         self._reading, self._writing = reading, writing
-        self._wire = Wire(incoming)
+        self._frames = FrameReader(sender)
         self._on_frame, self._on_end = on_frame, on_end
-        self._kept = bytearray()
+        self._unsent = bytearray()
+        self._is_writing = False
         self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Event()
-        self._flushed = asyncio.Event()
-        self._room.set()
-        self._flushed.set()
         self.closed = False
         for fd in (reading, writing):
             os.set_blocking(fd, False)
         self._loop.add_reader(reading, self._read)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was sent is with the other end."""
+        return not self._unsent
+
     def send(self, frame: Frame) -> None:
-        """Takes a frame, in order. Nothing goes to an end that has closed."""
+        """Take a frame, in order. Nothing goes to an end that has closed."""
         if self.closed:
             return
-        self._kept += self._wire.pack(frame)
-        if self._wire.unacknowledged > WINDOW_BYTES:
-            self._room.clear()
-        if len(self._kept) > KEPT_BYTES:
-            self._end(LinkError("the other end does not read what it is sent"))
-        elif self._flushed.is_set():
+        self._unsent += encode_frame(frame)
+        if len(self._unsent) > UNSENT_BYTES:
+            self._end(None)
+        elif not self._is_writing:
             self._write()
-
-    async def room(self) -> None:
-        """Waits while too much of what was sent has not been acknowledged."""
-        await self._room.wait()
-
-    async def flushed(self) -> None:
-        """Waits until all that was sent is with the other end, or the other end is gone."""
-        await self._flushed.wait()
 
     def close(self) -> None:
         if self.closed:
@@ -69,10 +62,8 @@ class Channel:
         self._loop.remove_writer(self._writing)
         for fd in {self._reading, self._writing}:
             os.close(fd)
-        self._room.set()
-        self._flushed.set()
 
-    def _end(self, error: LinkError | None) -> None:
+    def _end(self, error: ProtocolError | None) -> None:
         if not self.closed:
             self.close()
             self._on_end(error)
@@ -88,32 +79,25 @@ class Channel:
             self._end(None)
             return
         try:
-            frames = self._wire.feed(data)
-        except LinkError as error:
+            for frame in self._frames.feed(data):
+                if self.closed:
+                    return
+                self._on_frame(frame)
+        except ProtocolError as error:
             self._end(error)
-            return
-        if self._wire.unacknowledged <= WINDOW_BYTES:
-            self._room.set()
-        for frame in frames:
-            if self.closed:
-                return
-            self._on_frame(frame)
-        if self._wire.owes_ack:
-            self.send(Ack())
 
     def _write(self) -> None:
-        """As much as goes now; the rest when there is room."""
+        """Write as much as goes now; the rest when there is room."""
         with suppress(BlockingIOError):
             try:
-                while self._kept:
-                    done = os.write(self._writing, self._kept[:CHUNK])
-                    del self._kept[:done]
+                while self._unsent:
+                    done = os.write(self._writing, self._unsent[:CHUNK])
+                    del self._unsent[:done]
             except BrokenPipeError:
-                self._kept.clear()  # what it still said is read before its end is
-        if self._kept:
-            if self._flushed.is_set():
-                self._flushed.clear()
-                self._loop.add_writer(self._writing, self._write)
-        elif not self._flushed.is_set():
-            self._flushed.set()
+                self._unsent.clear()  # what it still said is read before its end is
+        if self._unsent and not self._is_writing:
+            self._is_writing = True
+            self._loop.add_writer(self._writing, self._write)
+        elif not self._unsent and self._is_writing:
+            self._is_writing = False
             self._loop.remove_writer(self._writing)

@@ -1,8 +1,8 @@
 """The container wall: podman or docker, by their command line. Image and flags are the host's; no run has a word in it.
 
-The worker is mounted read-only beside the image's own Python, which must be of our minor version and machine. Flags of
-the host come first and ours after them, so that ours win; and what stands is looked at from inside all the same.
-"""
+The tool server is mounted read-only beside the image's own Python, which must be of our minor version and machine.
+Flags of the host come first and ours after them, so that ours win; and what stands is looked at from inside all the
+same."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _ENTER = (
     f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
     "from retinue.sandbox.container_init import guard; guard(); "
 )
-_WORK = _ENTER + "from retinue.sandbox.worker import main; main()"
+_WORK = _ENTER + "from retinue.sandbox.tool_server import main; main()"
 _CHECK = (
     _ENTER
     + LOOK
     + """
-import platform, msgspec, retinue.sandbox.worker
+import platform, msgspec, retinue.sandbox.tool_server
 memory = 0
 for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
     try:
@@ -137,8 +137,8 @@ class Containers:
         self.counts_memory = False
 
     def open(self, box: Box) -> Opening:
-        """How to start the worker."""
-        user = new_user(box.tree) if self._root else None
+        """Return how to start the tool server."""
+        user = box.user or new_user(box.tree) if self._root else None
         if user is not None:
             give(box, user)
         return self._opening(box, user, [_WORK], "--interactive")
@@ -237,9 +237,9 @@ class Containers:
         said = " ".join(done.stderr.split())[-300:]
         if done.returncode:
             if PYTHON in said and ("not found" in said or "no such file" in said.lower()):
-                raise NoWall(f"{self._image} has no {PYTHON}, which the worker is compiled for; {BUILD}")
+                raise NoWall(f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}")
             if "ImportError" in said or "ModuleNotFoundError" in said:
-                raise NoWall(f"the worker cannot be loaded in {self._image} ({said}); {BUILD}")
+                raise NoWall(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
             if "subuid" in said:
                 raise NoWall(f"podman needs more user ids for you: {MORE_IDS}")
             raise _Failed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from retinue.sandbox import seccomp
-from retinue.sandbox.process_privacy import hide
+from retinue.sandbox.process_privacy import hide_process
 
 OUT_OF_MEMORY = 86  # its exit code when the worker fell for want of memory
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
@@ -24,7 +24,7 @@ _COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_c
 def guard() -> None:
     """Returns in the worker only; the first process stays here until it ends."""
     _filter_calls()
-    hide()
+    hide_process()
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:

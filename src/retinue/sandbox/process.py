@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -18,7 +17,11 @@ from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner, finish_despite_cancel
+from retinue.core.errors import RetinueError
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
+from retinue.files.private import make_private_folder, write_private_file
+from retinue.processes.group import start_group
 from retinue.sandbox.box import Opening
 
 CHUNK = 64 * 1024
@@ -27,6 +30,7 @@ TAIL_BYTES = 4096
 REAP_SECONDS = 10.0
 INFO_SECONDS = 2.0
 POLL_SECONDS = 0.01
+OUT_OF_MEMORY = "out of memory"
 
 
 class Process:
@@ -51,7 +55,7 @@ class Process:
         self.reading, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
-            self._process = subprocess.Popen(
+            self._process = start_group(
                 opening.argv,
                 env=dict(opening.env),
                 cwd=opening.cwd,
@@ -59,8 +63,7 @@ class Process:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=opening.fds,
-                start_new_session=True,
-            )
+            ).process
         except OSError:
             for fd in (self.writing, self.reading, self._stderr):
                 os.close(fd)
@@ -85,7 +88,7 @@ class Process:
     def _how(self) -> str:
         code = self._process.returncode
         if self._opening.group is not None and self._opening.group.memory_kills():
-            return "out of memory"
+            return OUT_OF_MEMORY
         if code is None:
             return "its process closed the link"
         number = -code if code < 0 else code - 128 if code > 128 else 0
@@ -101,26 +104,18 @@ class Process:
     async def stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
         """Ends it: asks, which is over when it has stopped its work, then SIGTERM, then SIGKILL of everything inside;
         without `ask` at once. Always finishes; when cancelled meanwhile, in a hurry."""
-        task = asyncio.create_task(self._stop(ask))
-        cancelled = False
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                cancelled = True
-                self._kill()
-        if cancelled:
-            raise asyncio.CancelledError
+        await finish_despite_cancel(self._stop(ask), hurry=self._kill, patient=False)
 
     async def _stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
         if ask is not None and not self._exited.is_set():
-            asking = asyncio.create_task(ask())
+            tasks = TaskOwner()
+            asking = tasks.start(ask())
             if not await self._within(CANCEL_ASK_SECONDS, asking):
                 for pid in self._everybody():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
                 await self._within(TERM_SECONDS, asking)
-            asking.cancel()
+            tasks.cancel()
         if not self._exited.is_set():
             await self._told()
             self._kill()
@@ -137,9 +132,9 @@ class Process:
 
     async def _within(self, seconds: float, *others: asyncio.Task[None]) -> bool:
         """Whether it is gone, or one of the others done, before the time is over."""
-        gone = asyncio.create_task(self._exited.wait())
-        done, _ = await asyncio.wait({gone, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
+        async with TaskOwner() as owner:
+            gone = owner.start(self._exited.wait())
+            done, _ = await asyncio.wait({gone, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
 
     def _everybody(self) -> Iterator[int]:
@@ -193,11 +188,9 @@ class Process:
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         room, self._said = SAID_BYTES - self._said, self._said + len(data)
         if room > 0:
-            with suppress(OSError):
-                self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-                with os.fdopen(os.open(self._log, flags, 0o600), "ab") as file:
-                    file.write(data[:room])
+            with suppress(OSError, RetinueError):
+                make_private_folder(self._log.parent)
+                write_private_file(self._log, data[:room], append=True)
 
     async def _leave(self) -> None:
         """Lets go of what is ours: descriptors and the control group."""

@@ -1,4 +1,4 @@
-"""Closing a process behind a wall to the commands it starts, which are the same user as it is."""
+"""Makes the tool server undumpable, so that commands it runs (same uid) cannot read its memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 _SET_DUMPABLE = 4
 
 
-def hide() -> None:
-    """From now on /proc shows this process's memory, descriptors and environment to root only. What it starts is as
-    open as ever; where there is no such call, there is no such /proc."""
+def hide_process() -> None:
+    """Let /proc show this process's memory, descriptors and environment to root only. What it starts is as open as
+    ever; where there is no such call, there is no such /proc."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_SET_DUMPABLE, 0, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "the worker cannot be hidden from its commands")
+        raise OSError(ctypes.get_errno(), "the tool server cannot be hidden from its commands")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, is_full
@@ -83,12 +84,10 @@ class Gate:
 async def forward(path: str) -> int:
     """In the worker: listens on the loopback of its own namespace for what cannot speak to a socket by its path, and
     passes bytes on. Judges nothing: the far end does. The port."""
-    tasks: set[asyncio.Task[None]] = set()
+    tasks = TaskOwner()
 
     def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_pass_on(path, reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks.start(_pass_on(path, reader, writer))
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     port: int = server.sockets[0].getsockname()[1]
@@ -99,11 +98,9 @@ async def _pass_on(path: str, reader: asyncio.StreamReader, writer: asyncio.Stre
     far = None
     try:
         far_reader, far = await asyncio.open_unix_connection(path)
-        up = asyncio.create_task(_pump(reader, far))
-        try:
+        async with TaskOwner() as owner:
+            owner.start(_pump(reader, far))
             await _pump(far_reader, writer)
-        finally:
-            up.cancel()
     except OSError:
         return
     finally:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import Unconfirmed
 from retinue.core.events import (
@@ -39,12 +40,11 @@ from retinue.core.results import Ending, Status, ending_texts
 from retinue.remote.port import ASKER, RemoteRun, RemoteSpawned, Report, Undelivered
 from retinue.remote.runtime import RemoteRuntime
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
-from retinue.supervisor.approvals import Desk
+from retinue.supervisor.approvals import Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
-from retinue.supervisor.nodes import Node, stall_timer
-from retinue.supervisor.questions import judged
+from retinue.supervisor.run import Run
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.trees import Tree
+from retinue.supervisor.tree import Tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
@@ -65,7 +65,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
 
 
-class AdoptedRun(Node, eq=False):
+class AdoptedRun(Run, eq=False):
     """A run of a peer as a run of our tree. `key` is the id that the peer gave it; `adoption` is None for one that the
     log has and nobody reports any more."""
 
@@ -78,7 +78,7 @@ class AdoptedRun(Node, eq=False):
         """End the run here at once, and ask its peer to stop it. Its later reports are rejected."""
         if self.ending:
             return False
-        self.stopping = status
+        self.mark_stopping(status)
         text, error = ending_texts(status, name=self.name, primary=False)
         self.end(Ending(status, text, error), below=status)
         if self.adoption is not None:
@@ -89,7 +89,7 @@ class AdoptedRun(Node, eq=False):
         """Write the one ending of the run, after those of the runs below it that nobody has reported an ending of."""
         if self.ending:
             return
-        self.ending = True
+        self.begin_ending()
         if self.adoption is not None:
             self.adoption.forget(self.key)
         for child in self.children:
@@ -109,9 +109,15 @@ class AdoptedRun(Node, eq=False):
         )
         self.finish()
 
-    def let_go(self) -> None:
-        Node.let_go(self)
-        self.tree = self.adoption = self.relay = None  # type: ignore[assignment]
+    def release(self) -> None:
+        Run.release(self)
+        self.set_relay(None)
+        self.tree = self.adoption = None  # type: ignore[assignment]
+
+    def attach(self, adoption: Adoption) -> None:
+        """Let the reports of the run's peer go through this adoption, and messages to the run too."""
+        self.adoption = adoption
+        self.set_relay(partial(adoption.send, self.key))
 
 
 class Adoption:
@@ -125,39 +131,39 @@ class Adoption:
         *,
         clock: Clock,
         state: StateFolder,
-        desk: Desk,
+        approvals: Approvals,
         account: Account | None = None,
         bounds: Bounds | None = None,
     ) -> None:
         self._tree, self._peer, self._remote = tree, peer, remote
-        self._clock, self._state, self._desk = clock, state, desk
+        self._clock, self._state, self._approvals = clock, state, approvals
         self._account = account
         self._validator = ReportValidator(peer.who, bounds)
-        self._runs: dict[str, Node] = {}
+        self._runs: dict[str, Run] = {}
         self._anchors: set[str] = set()
         self._words: dict[str, deque[tuple[str, asyncio.Future[int]]]] = {}
         self._asked: dict[str, set[str]] = {}
+        self._tasks = TaskOwner()
         self._questions: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._written: deque[tuple[int, str]] = deque()
 
     @property
     def is_asking(self) -> bool:
-        """Whether a question of the peer has no answer yet."""
+        """True while a question of the peer has no answer."""
         return bool(self._asked or self._questions)
 
-    def anchor(self, key: str, node: Node) -> None:
+    def anchor(self, key: str, node: Run) -> None:
         """Take reports about runs below a run of ours, and none about that run itself."""
         self._anchors.add(key)
         self.place(key, node)
 
-    def place(self, key: str, node: Node) -> None:
+    def place(self, key: str, node: Run) -> None:
         """Take reports about a run under this key, and about runs below it."""
         if key not in self._runs:
             self._runs[key] = node
             self._validator.announce(key, depth=node.depth)
             if isinstance(node, AdoptedRun):
-                node.adoption = self
-                node.relay = partial(self.send, key)
+                node.attach(self)
             if node.ended:
                 self._validator.end(key)
 
@@ -165,7 +171,7 @@ class Adoption:
         """Skip reports that an earlier process has written: these events, in their order."""
         self._written = deque((event.run, event.kind) for event in written)
 
-    def run_of(self, key: str) -> Node | None:
+    def run_of(self, key: str) -> Run | None:
         return self._runs.get(key)
 
     def forget(self, key: str) -> None:
@@ -178,7 +184,7 @@ class Adoption:
             if run == key:
                 question.cancel()
         if self._asked.pop(key, None):
-            self._runs[key].unpause()
+            self._runs[key].resume_after_person()
 
     def close(self) -> None:
         for key in list(self._runs):
@@ -211,7 +217,7 @@ class Adoption:
                 node.end(ending, partial=body.partial)
             case RunEnded():
                 return body
-            case RunStarted(walls=sandbox):
+            case RunStarted(sandbox=sandbox):
                 self._write(node, RunStarted(self._peer.runtime, sandbox))
             case Inbox(source=source) if source == ASKER and self._words.get(report.run):
                 self._confirm(report.run, node)
@@ -226,14 +232,14 @@ class Adoption:
                 self._write(node, body)
         return None
 
-    def _write(self, node: Node, body: Body) -> None:
+    def _write(self, node: Run, body: Body) -> None:
         if self._written and not isinstance(body, _OWN_PACE) and self._is_written(node, body):
             return
         self._tree.write(node, body)
         if isinstance(body, UsageReported) and self._account is not None:
             self._account.add_spent(Amount(body.usage.total_tokens, body.cost or NO_COST))
 
-    def _is_written(self, node: Node, body: Body) -> bool:
+    def _is_written(self, node: Run, body: Body) -> bool:
         """Say whether an earlier process has written this. Reports come again in the order in which they came first,
         so events that only we have written are passed over."""
         while self._written:
@@ -243,15 +249,15 @@ class Adoption:
 
     def _spawn(self, key: str, body: RemoteSpawned) -> None:
         tree, parent = self._tree, self._runs[body.parent]
-        number = len(tree.nodes)
+        number = len(tree.runs)
         label = tree.unique_label(body.label or body.agent)
         subagent_id = body.subagent_id or key
         ref = RunRef(tree.id, number, f"{parent.ref.path}/{body.agent}-{number}", label, body.agent, subagent_id)
         runtime = self._peer.runtime
-        node = make_adopted(tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime)
-        node.key = key
-        tree.nodes.append(node)
-        parent.children += (node,)
+        node = make_adopted(
+            tree, ref, Task(body.task), parent, clock=self._clock, state=self._state, runtime=runtime, key=key
+        )
+        tree.add_run(node)
         tree.open(
             node,
             RunSpawned(
@@ -276,34 +282,34 @@ class Adoption:
 
     # Questions of the peer
 
-    def _note_question(self, key: str, node: Node, body: ApprovalAsked | ApprovalDecided) -> None:
+    def _note_question(self, key: str, node: Run, body: ApprovalAsked | ApprovalDecided) -> None:
         """Stop the clocks of the run while somebody is asked about it at the peer."""
         asked = self._asked.setdefault(key, set())
         if isinstance(body, ApprovalAsked):
             if not asked:
-                node.pause()
+                node.pause_for_person()
             asked.add(body.approval_id)
         else:
             asked.discard(body.approval_id)
             if not asked:
                 del self._asked[key]
-                node.unpause()
+                node.resume_after_person()
 
-    def _ask(self, key: str, node: Node, body: ApprovalAsked) -> None:
+    def _ask(self, key: str, node: Run, body: ApprovalAsked) -> None:
         place = key, body.approval_id
         if place not in self._questions:
-            self._questions[place] = task = asyncio.create_task(self._answer(key, node, body))
+            self._questions[place] = task = self._tasks.start(self._answer(key, node, body))
             task.add_done_callback(lambda _: self._questions.pop(place, None))
 
-    async def _answer(self, key: str, node: Node, body: ApprovalAsked) -> None:
+    async def _answer(self, key: str, node: Run, body: ApprovalAsked) -> None:
         """Ask here what the peer asks, and send it the answer. Without anybody to ask, the answer is no."""
         call = Call(body.call_id or body.approval_id, body.tool, body.args)
         spec = ToolSpec(body.tool, "", {})
-        verdict = judged(node, spec, call)
+        verdict = judge_call(node, spec, call)
         decision: Decision = Allow()
         if verdict.what != "allow" or verdict.rule:
             try:
-                decision = await self._desk.settle(
+                decision = await self._approvals.decide(
                     self._tree, node, call, spec=spec, preview=body.preview, verdict=verdict
                 )
             except Unconfirmed:
@@ -311,7 +317,7 @@ class Adoption:
         with suppress(Undelivered):  # the peer has stopped waiting; how it goes on is what it reports next
             await self._remote.answer(key, body.approval_id, decision)
 
-    def _withdraw(self, key: str, node: Node, body: ApprovalDecided) -> None:
+    def _withdraw(self, key: str, node: Run, body: ApprovalDecided) -> None:
         """Close a question that the peer has answered itself."""
         question = self._questions.pop((key, body.approval_id), None)
         if question is None:
@@ -332,7 +338,7 @@ class Adoption:
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         words = self._words.setdefault(key, deque())
         words.append((text, place))
-        sending = asyncio.create_task(self._remote.send(key, text))
+        sending = self._tasks.start(self._remote.send(key, text))
         try:
             either: set[asyncio.Future[Any]] = {sending, place}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -348,7 +354,7 @@ class Adoption:
         seq = place.done() and place.result()
         return Receipt("queued", seq) if seq else Receipt("too_late", why=UNCONFIRMED)
 
-    def _confirm(self, key: str, node: Node) -> None:
+    def _confirm(self, key: str, node: Run) -> None:
         text, place = self._words[key].popleft()
         self._tree.write(node, Inbox(text, source="user"))
         if not place.done():
@@ -360,8 +366,17 @@ class Adoption:
                 self._remote.cancel(key)
 
 
-def make_adopted(
-    tree: Tree, ref: RunRef, task: Task, parent: Node, *, clock: Clock, state: StateFolder, runtime: str
+def make_adopted(  # noqa: PLR0913 - each by name
+    tree: Tree,
+    ref: RunRef,
+    task: Task,
+    parent: Run,
+    *,
+    clock: Clock,
+    state: StateFolder,
+    runtime: str,
+    key: str,
+    account: Account | None = None,
 ) -> AdoptedRun:
     """Make the run of a peer, which is not in the tree yet."""
     plan = Plan(
@@ -380,7 +395,20 @@ def make_adopted(
         floor=RUNTIMES[-1],
     )
     folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
-    node = AdoptedRun(ref, plan, task, parent, folders, parent.policy, SlotHolder(None), depth=parent.depth + 1)
-    node.tree, node.clock, node.started = tree, clock, clock.monotonic()
-    node.stall = stall_timer(node, None, clock, tree.write)
-    return node
+    run = AdoptedRun(
+        ref=ref,
+        plan=plan,
+        task=task,
+        parent=parent,
+        folders=folders,
+        policy=parent.policy,
+        slot=SlotHolder(None),
+        account=account,
+        depth=parent.depth + 1,
+        started=clock.monotonic(),
+        tree=tree,
+        clock=clock,
+        key=key,
+    )
+    run.set_stall_timer(None, clock, tree.write)
+    return run

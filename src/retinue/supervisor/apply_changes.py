@@ -1,5 +1,5 @@
-"""Taking over what runs changed in their copied workspaces: for a person (`retinue diff`, `apply`, `gc`) and for the
-model of a parent (`apply_subagent`). What a workspace is and how files are swapped is the runtime's."""
+"""Applying the changes that runs made in their copied workspaces: for a person (`retinue diff`, `apply`, `gc`) and for
+the model of a parent (`apply_subagent`). Knows nothing of how copies are made or files are replaced."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.events import RunSpawned
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import ChangedFile
+from retinue.supervisor.run import Run
 from retinue.workspaces import atomic_apply as swapping
 from retinue.workspaces import merge as merging
 from retinue.workspaces import tree_workspaces
@@ -32,10 +34,6 @@ from retinue.workspaces.workspace import (
     write_record,
 )
 
-if TYPE_CHECKING:
-    from retinue.supervisor.links import RunLink
-    from retinue.supervisor.nodes import Node
-
 APPLY = "apply_subagent"
 NO_COPY = "{who} worked in no copy, so there is nothing to take over: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to take over"
@@ -51,7 +49,7 @@ _STATUS = {"A": "added", "D": "deleted"}
 
 @dataclass(frozen=True)
 class Copied:
-    """One run's copied workspace and what is known of it. `changes` is None for a run that nobody saw end."""
+    """The copied workspace of one run and what is known of it. `changes` is None for a run that nobody saw end."""
 
     workspace: Workspace
     name: str
@@ -60,12 +58,12 @@ class Copied:
 
     @property
     def open(self) -> bool:
-        """Whether there is, or may be, something that has not been taken over."""
+        """True if there are, or may be, changes that nobody has applied."""
         return self.applied is None and (self.changes is None or self.changes.count > 0)
 
 
 def copied(state: str, tree: str, run: int) -> Copied | None:
-    """The copied workspace of a run; None when it had none."""
+    """Return the copied workspace of a run; None if it had none."""
     own = f"{state}/runs/{tree}/{run}"
     fact = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
     if fact is None:
@@ -79,40 +77,47 @@ def copied(state: str, tree: str, run: int) -> Copied | None:
     )
 
 
-def copied_by(node: Node) -> Copied | None:
-    """The same for a run of a tree at work here, also for one that ended in an earlier process."""
-    return copied(str(Path(node.folders.own).parents[2]), node.ref.tree, node.ref.run)
+def copied_by(run: Run) -> Copied | None:
+    """Return the copied workspace of a run of a live tree, also of one that ended in an earlier process."""
+    return copied(str(Path(run.folders.own).parents[2]), run.ref.tree, run.ref.run)
+
+
+def is_unmade(spawned: RunSpawned) -> bool:
+    """Tell whether the run's workspace was never made: the first call that needs it makes it, and there was none."""
+    return not spawned.server and not Path(spawned.workspace).exists()
 
 
 def no_copy(who: str, spawned: RunSpawned) -> str:
-    """Why there is none of a run."""
+    """Return why a run has no copied workspace."""
     if spawned.server:
         return ELSEWHERE.format(who=who, server=spawned.server)
+    if is_unmade(spawned):
+        return NOTHING.format(who=who)
     return NO_COPY.format(who=who, workspace=spawned.workspace)
 
 
 def all_copied(state: str, tree: str) -> list[Copied]:
-    """Those of a tree, in the order of its runs."""
+    """Return the copied workspaces of a tree, in the order of its runs."""
     folder = Path(state, "runs", tree)
     runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
     return [found for found in (copied(state, tree, run) for run in runs) if found is not None]
 
 
 def unapplied(folder: Path) -> list[str]:
-    """The runs of a tree's folder whose changes nobody took over."""
+    """Return the runs of a tree's folder whose changes nobody has applied."""
     found = all_copied(str(folder.parent.parent), folder.name)
     return [one.name for one in found if one.open]
 
 
 def changes_of(one: Copied) -> ChangesRecord:
-    """What a run that has ended changed; looked at now if nobody has."""
+    """Return the changes of an ended run; looks at the files if nobody has."""
     if one.changes is not None:
         return one.changes
     return tree_workspaces.record_changes(one.workspace)[0]
 
 
 def diff(one: Copied, *options: str, live: bool = False) -> bytes:
-    """What git shows of a run's changes; of a `live` one, those so far."""
+    """Return the changes of a run as git shows them; of a `live` one, those so far."""
     store, ref = tree_workspaces.find_store(one.workspace.own), one.workspace.end
     if live:
         ref = f"refs/runs/{one.workspace.run}/now"
@@ -123,7 +128,7 @@ def diff(one: Copied, *options: str, live: bool = False) -> bytes:
 
 
 def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
-    """Each changed file for programs: its status, and how many lines came and went (None of them in a binary one)."""
+    """Return each changed file for programs: its status, and its added and removed lines (None for a binary file)."""
     words = ("--no-renames", "-z")
     statuses = diff(one, "--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
     counts = diff(one, "--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
@@ -137,7 +142,7 @@ def numbers(one: Copied, *, live: bool = False) -> list[dict[str, Any]]:
 
 
 def plan(runs: Sequence[Copied], target: str) -> Plan:
-    """What taking over the changes of these runs, one after the other, would do to the folder."""
+    """Return what applying the changes of these runs, one after the other, would do to the folder."""
     store = tree_workspaces.find_store(runs[0].workspace.own)
     for one in runs:
         changes_of(one)
@@ -146,9 +151,9 @@ def plan(runs: Sequence[Copied], target: str) -> Plan:
 
 
 def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
-    """Makes the changes, all or none, and remembers it."""
+    """Make the changes, all or none, and record it."""
     if made.conflicts:
-        raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.refusal()))
+        raise RetinueError(CONFLICTS.format(count=len(made.conflicts), why=made.describe_conflicts()))
     if made.changes:
         swapping.apply_changes(
             made.target, made.changes, tree_workspaces.find_store(runs[0].workspace.own), aside=aside
@@ -158,7 +163,7 @@ def carry_out(made: Plan, runs: Sequence[Copied], *, aside: str) -> None:
 
 
 def take_over(one: Copied) -> Sequence[ChangedFile]:
-    """The changes of a run into the folder its copy was made of; those of them that fit in a list."""
+    """Apply the changes of a run to the folder its copy was made of. Return as many as fit in a list."""
     why = why_not(one)
     if one.applied is not None:
         raise RetinueError(why)
@@ -178,12 +183,12 @@ def describe(one: Copied) -> Changes:
 
 
 def recover(aside: str) -> bool:
-    """Puts back what a process that died had half taken over; whether there was such a thing."""
+    """Put back what a process that died had half applied; True if there was something."""
     return swapping.recover_folder(aside)
 
 
 def why_not(one: Copied) -> str:
-    """Why there is nothing to take over of a run that has ended; empty when there is."""
+    """Return why an ended run has no changes to apply; empty if it has."""
     if one.applied is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.applied.at))
         return ALREADY.format(who=one.name, into=one.applied.into, at=at)
@@ -191,7 +196,7 @@ def why_not(one: Copied) -> str:
 
 
 def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
-    """One line for each, and how many more there are."""
+    """Return one line for each file, and one that counts the rest."""
     more = [f"and {count - len(files)} more"] if count > len(files) else []
     return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 
@@ -199,50 +204,44 @@ def listed(files: Sequence[ChangedFile], count: int) -> list[str]:
 # The parent model's own
 
 
-async def question(link: RunLink, call: Call) -> str | None:
-    """What a person is shown before a parent takes over: the whole of what would change in its workspace. None when
-    nothing can be, and then the call says why and changes nothing."""
-    shown, key = link.supervisor.desk.shown, (link.ref.tree, link.ref.run, call.id)
-    shown[key] = UNASKED
+async def preview_child(run: Run, call: Call) -> tuple[str | None, str]:
+    """Return what a person is shown before a parent applies the changes of a child, and its digest. The preview is None
+    if nothing can be applied; then the call itself says why and changes nothing."""
     try:
-        one, made = await asyncio.to_thread(_wished, link.node, call)
+        one, plan = await asyncio.to_thread(_plan_child, run, call)
     except RetinueError:
-        return None
-    if made.conflicts:
-        return None
-    shown[key] = made.digest
-    text = made.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
-    more = (
-        f"\n[... {len(made.diff) - PREVIEW_BYTES} bytes more: retinue diff {one.name}]"
-        if len(made.diff) > PREVIEW_BYTES
-        else ""
-    )
-    return f"{one.name} into {made.target}:\n{text}{more}"
+        return None, UNASKED
+    if plan.conflicts:
+        return None, UNASKED
+    text = plan.diff[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")
+    rest = len(plan.diff) - PREVIEW_BYTES
+    more = f"\n[... {rest} bytes more: retinue diff {one.name}]" if rest > 0 else ""
+    return f"{one.name} into {plan.target}:\n{text}{more}", plan.digest
 
 
-async def apply_child(link: RunLink, call: Call) -> Outcome:
-    """Does it, if it is still what was shown."""
-    promised = link.supervisor.desk.shown.pop((link.ref.tree, link.ref.run, call.id), None)
+async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outcome:
+    """Apply the changes of a child, unless the diff differs from the one the user approved."""
 
     def work() -> Outcome:
-        one, made = _wished(link.node, call)
-        if promised is not None and promised != made.digest and not (promised == UNASKED and made.conflicts):
+        one, plan = _plan_child(run, call)
+        unchanged = shown_digest in (None, plan.digest) or (shown_digest == UNASKED and plan.conflicts)
+        if not unchanged:
             raise ToolError(f"{APPLY}: the files changed after the question was asked; nothing was taken over")
-        carry_out(made, [one], aside=_aside(link.node))
+        carry_out(plan, [one], aside=_aside(run))
         lines = listed(changes_of(one).files, changes_of(one).count)
         return Outcome("\n".join([f"Taken over from {call.args['subagent_id']}:", *lines]))
 
     try:
-        return await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(work)))
+        return await finish_despite_cancel(asyncio.to_thread(work))
     except ToolError:
         raise
     except RetinueError as error:
         raise ToolError(f"{APPLY}: {error}") from None
 
 
-def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
+def _plan_child(run: Run, call: Call) -> tuple[Copied, Plan]:
     wanted = str(call.args.get("subagent_id", ""))
-    child = _child(node, wanted)
+    child = _find_child(run, wanted)
     if not child.finished:
         raise ToolError(f"{APPLY}: '{wanted}' has not ended yet")
     one = copied_by(child)
@@ -251,17 +250,17 @@ def _wished(node: Node, call: Call) -> tuple[Copied, Plan]:
     why = why_not(one)
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    swapping.recover_folder(_aside(node))
-    return one, plan([one], node.folders.path)
+    swapping.recover_folder(_aside(run))
+    return one, plan([one], run.folders.path)
 
 
-def _child(node: Node, wanted: str) -> Node:
-    for child in reversed(node.children):
+def _find_child(run: Run, wanted: str) -> Run:
+    for child in reversed(run.children):
         if wanted in (child.ref.subagent_id, child.ref.label, str(child.ref.run), f"agent:{child.ref.run}"):
             return child
     raise ToolError(f"{APPLY}: there is no subagent '{wanted}' of this run")
 
 
-def _aside(node: Node) -> str:
-    folders = node.folders
+def _aside(run: Run) -> str:
+    folders = run.folders
     return f"{folders.own}/applying" if folders.workspace_copy is not None else f"{folders.path}/.retinue/applying"

@@ -1,54 +1,61 @@
-"""The desk: where questions wait for whoever answers first. They belong to a tree, not to a turn.
+"""Approvals: questions to people about tool calls, which wait for whoever answers first.
 
-Everybody answers the same way, by the id of the question: the function or terminal that was given as approver, a
-second terminal, a rule, the clock. The first answer is written and takes effect; all others are told that they came
-too late. What was answered for more than one call holds for the questions that wait already too.
+Questions belong to a tree, not to a turn. Everybody answers the same way, by the id of the question: the function or
+terminal that was given as approver, a second terminal, a rule, the clock. The first answer is written and takes effect;
+later ones are stale. An answer for more than one call also counts for the questions that wait already. Knows runs and
+trees; not how a call is made or run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from copy import deepcopy
 from functools import partial
 
 import msgspec
 
-from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny
+from retinue.concurrency import TaskOwner
+from retinue.core.approvals import SCOPES, Allow, Answered, Approval, Decision, Deny, digest_of
 from retinue.core.errors import ConfigError, Unconfirmed
-from retinue.core.events import ApprovalDecided, ToolStarted, Warned
+from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Approver, Clock, RuleBook
-from retinue.core.rules import Verdict, sealed
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.questions import ANOTHER, CHANGED, Question, approval_of, asked_body, judged, minted, sound
-from retinue.supervisor.trees import Tree
+from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
+from retinue.core.rules import FILES, Verdict, derive, is_a, sealed
+from retinue.core.secrets import clean, clean_value
+from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
+from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Tree
 
-REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 CLOSE_SECONDS = 2.0
+GIVEN_UP = "The program that made this call ended before it; nobody waited for its result."
+CHANGED = "the call changed while it was being asked about"
+ANOTHER = "It was allowed before, but its server describes it differently now."
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """How long a question waits: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
+class ApprovalTerms(msgspec.Struct, frozen=True):
+    """The patience of a question: `expiry` seconds for an answer, then it is a no; `wait` seconds for somebody to come
     where no approver is attached, then the run ends as without one."""
 
     expiry: float | None = None
     wait: float | None = None
 
 
-async def started(tree: Tree, node: Node, call: Call) -> None:
-    """The answer takes effect now: on disk before the tool runs, so that after a crash it is known whether it may
+async def write_started(tree: Tree, run: Run, call: Call) -> None:
+    """Write that an answer takes effect: on disk before the tool runs, so that after a crash it is known whether it may
     have."""
-    written = tree.write(node, ToolStarted(call.id), True)
+    written = tree.write(run, ToolStarted(call.id), True)
     if written is not None:
         await written
 
 
-class Desk:
-    """Owned by the supervisor. Lives in one event loop; nothing here is for other threads."""
+class Approvals:
+    """The open questions of one supervisor. Lives in one event loop; nothing here is for other threads."""
 
     def __init__(
-        self, clock: Clock, *, approver: Approver | None, terms: Terms, book: RuleBook | None, project: str
+        self, clock: Clock, *, approver: Approver | None, terms: ApprovalTerms, book: RuleBook | None, project: str
     ) -> None:
         self.approver = approver
         self._clock = clock
@@ -57,60 +64,64 @@ class Desk:
         self._project = project
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
-        self._standing: dict[tuple[str, int | None, str], str] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._standing_answers: dict[tuple[str, int | None, str], str] = {}
+        self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
-        self.asked: Counter[str] = Counter()  # how many questions each tree has asked
-        self.shown: dict[tuple[str, int, str], str] = {}  # digests of what calls were shown to do, beyond their words
+        self._asked: Counter[str] = Counter()  # how many questions each tree has asked
 
     # Asking
 
-    async def settle(
-        self, tree: Tree, node: Node, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict
+    async def decide(
+        self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
-        """What becomes of a call that the policy does not simply let pass. It is written before it takes effect."""
+        """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
         tool = sealed(call.name, spec.seal)
-        standing = self._stands(tree.id, node.ref.run, tool, verdict)
+        standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
             allowed = verdict.what != "deny"
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             by = f"rule: {standing or verdict.rule}"
-            body = ApprovalDecided(minted(tree, node), call.id, allowed, reason, by, call.name, seal=spec.seal)
-            written = tree.write(node, body, not (spec.repeatable or spec.waits))  # as its call was
+            body = ApprovalDecided(tree.next_approval_id(run), call.id, allowed, reason, by, call.name, seal=spec.seal)
+            written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
             return Allow() if allowed else Deny(reason)
-        if not self._terms.wait and not self._attended(tree):
+        if not self._terms.wait and not self._is_attended(tree):
             raise Unconfirmed(call.name)
-        if spec.seal and (verdict.changed or self._stood(tree.id, tool)):
-            preview = f"{ANOTHER}\n{preview}".strip()
-        self.asked[tree.id] += 1
-        approval = approval_of(tree, node, call, spec=spec, preview=preview, verdict=verdict, project=self._project)
-        approval = msgspec.structs.replace(approval, number=self.asked[tree.id])
-        return await self._ask(Question(tree, node, call, spec, approval))
+        shown = preview if isinstance(preview, str) else await preview()
+        if spec.seal and (verdict.changed or self._stood_before(tree.id, tool)):
+            shown = f"{ANOTHER}\n{shown}".strip()
+        self._asked[tree.id] += 1
+        approval = _make_approval(tree, run, call, spec=spec, preview=shown, verdict=verdict, project=self._project)
+        approval = msgspec.structs.replace(approval, number=self._asked[tree.id])
+        return await self._ask(Question(tree, run, call, spec, approval))
 
     async def _ask(self, question: Question) -> Decision:
-        """Waits for the one answer, while the clocks of the run and its ancestors stand still."""
-        approval, node = question.approval, question.node
+        """Wait for the one answer, while the clocks of the run and its ancestors stand still."""
+        approval, run = question.approval, question.run
         self._questions[approval.id] = question
-        question.tree.write(node, asked_body(approval))
-        node.pause()
+        question.tree.write(run, _asked_event(approval))
+        run.pause_for_person()
         try:
-            self._bring(question)
+            self._consult(question)
             decision = await question.answer
+        except asyncio.CancelledError:
+            if question.call.within and not run.is_stopping:
+                self._write(question, Deny(GIVEN_UP), by="expiry", scope="call")
+            raise
         finally:
-            node.unpause()
-            self._put_away(question)
+            run.resume_after_person()
+            self._close(question)
         if question.written is not None:
             await question.written
         if decision is None:
             raise Unconfirmed(question.call.name)
         if isinstance(decision, Allow):
-            await started(question.tree, node, question.call)
+            await write_started(question.tree, run, question.call)
         return decision
 
-    def _attended(self, tree: Tree) -> bool:
-        """Whether somebody can be asked about this tree now."""
+    def _is_attended(self, tree: Tree) -> bool:
+        """Return whether somebody can be asked about this tree now."""
         return self._has_approver(tree) or self._has_attendant(tree)
 
     def _has_approver(self, tree: Tree) -> bool:
@@ -129,26 +140,24 @@ class Desk:
         """Discount one. Questions that nobody is there for any more wait as without an approver."""
         self._attendants[tree] -= 1
         for question in list(self._questions.values()):
-            if question.asking is None and question.open and not self._has_attendant(question.tree):
+            if question.approver_task is None and question.open and not self._has_attendant(question.tree):
                 if self._terms.wait:
                     later = self._clock.call_later(self._terms.wait, partial(self._give_up, question))
                     question.timers.append(later)
                 else:
                     self._give_up(question)
 
-    def _bring(self, question: Question) -> None:
-        """To the approver, and to the clock."""
+    def _consult(self, question: Question) -> None:
+        """Ask the approver function, and set the timers of the question."""
         terms, later = self._terms, self._clock.call_later
         if terms.expiry is not None:
             question.timers.append(later(terms.expiry, lambda: self._expire(question)))
         if self.approver is not None and self._has_approver(question.tree):
-            question.asking = asyncio.create_task(self._consult(self.approver, question))
-            self._asking.add(question.asking)
-            question.asking.add_done_callback(self._asking.discard)
+            question.approver_task = self._approver_tasks.start(self._ask_approver(self.approver, question))
         elif terms.wait and not self._has_attendant(question.tree):
             question.timers.append(later(terms.wait, lambda: self._give_up(question)))
 
-    async def _consult(self, approver: Approver, question: Question) -> None:
+    async def _ask_approver(self, approver: Approver, question: Question) -> None:
         try:
             decision: Decision = await approver(question.approval)
         except asyncio.CancelledError:
@@ -166,16 +175,16 @@ class Desk:
             reason = f"nobody came to answer within {self._terms.wait or 0:g} s"
             self._write(question, Deny(reason), by="expiry", scope="call")
             question.answer.set_result(None)
-            self._put_away(question)
+            self._close(question)
 
     # Answering
 
     def pending(self, tree: str | None = None) -> list[Approval]:
-        """The questions that wait, in the order they came."""
+        """Return the questions that wait, in the order they came."""
         return [q.approval for q in self._questions.values() if q.open and tree in (None, q.tree.id)]
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        """The first answer is taken. With a digest it counts only for exactly the action that has it."""
+        """Answer a question: the first answer is taken. With a digest it counts only for the action that has it."""
         question = self._questions.get(approval_id)
         if question is None:
             return "stale" if approval_id in self._answered else "unknown"
@@ -184,33 +193,33 @@ class Desk:
         return "taken" if self._resolve(question, decision, by=by) else "stale"
 
     def _resolve(self, question: Question, decision: Decision, *, by: str, scope: str = "") -> bool:
-        """Makes it the answer, if there is none yet."""
+        """Make this the answer; False if there is one already."""
         if not question.open:
             return False
-        decision = self._checked(question, sound(decision))
-        decision = self._kept(question, decision) if isinstance(decision, Allow) else decision
+        decision = self._check_answer(question, _check_decision(decision))
+        decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
         self._write(question, decision, by=by, scope=scope or reach)
         question.answer.set_result(decision)
-        self._put_away(question)
-        self._follow(question, decision, by=by)
+        self._close(question)
+        self._answer_others(question, decision, by=by)
         return True
 
-    def _checked(self, question: Question, decision: Decision) -> Decision:
-        """A yes is to what was shown, and an edited call is still under the rules that deny."""
+    def _check_answer(self, question: Question, decision: Decision) -> Decision:
+        """Return the decision, or a denial: a yes is to what was shown, and an edited call obeys rules that deny."""
         if isinstance(decision, Deny):
             return decision
         if question.changed:
             return Deny(CHANGED)
         if decision.args is not None:
             call = Call(question.call.id, question.call.name, decision.args)
-            verdict = judged(question.node, question.spec, call)
+            verdict = judge_call(question.run, question.spec, call)
             if verdict.what == "deny":
                 return Deny(f"the rule {verdict.rule} forbids the edited call")
         return decision
 
-    def _kept(self, question: Question, decision: Allow) -> Allow:
-        """The rule of an answer for the project is written first; without one the answer is for this call."""
+    def _keep_rule(self, question: Question, decision: Allow) -> Allow:
+        """Write the rule of an answer for the project; if that fails, the answer is for this call only."""
         if decision.scope != "project":
             return decision
         try:
@@ -221,31 +230,38 @@ class Desk:
             self._book.keep(question.approval.rule)
         except ConfigError as error:
             warning = f"the answer holds for this call only: {error}"
-            question.tree.write(question.node, Warned(warning, code="rule_not_kept"))
+            question.tree.write(question.run, Warned(warning, code="rule_not_kept"))
             return msgspec.structs.replace(decision, scope="call")
         return decision
 
-    def _follow(self, question: Question, decision: Decision, *, by: str) -> None:
-        """What the answer means for the questions that wait beside this one."""
-        tree, run, tool = question.tree.id, question.node.ref.run, sealed(question.call.name, question.spec.seal)
+    def _answer_others(self, question: Question, decision: Decision, *, by: str) -> None:
+        """Answer the questions that wait beside this one, where the answer covers them too."""
+        tree, run, tool = question.tree.id, question.run.ref.run, sealed(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
-            self._resolve_all(lambda q: same if (q.tree.id, q.node.ref.run) == (tree, run) else None, by, "pending")
+            self._resolve_all(lambda q: same if (q.tree.id, q.run.ref.run) == (tree, run) else None, by, "pending")
         if isinstance(decision, Deny) or decision.scope == "call":
             return
         if decision.scope == "project":
             rule = f"rule: {question.approval.rule}"
-            self._resolve_all(lambda q: Allow() if q.judged().what == "allow" else None, rule, "project")
+            self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, rule, "project")
             return
-        words = self.stand(tree, run, tool, scope=decision.scope, by=by)
-        self._resolve_all(lambda q: Allow() if self._stands_for(q) else None, f"rule: {words}", decision.scope)
+        words = self.remember(tree, run, tool, scope=decision.scope, by=by)
+        self._resolve_all(lambda q: Allow() if self._find_standing_for(q) else None, f"rule: {words}", decision.scope)
 
-    def stand(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
-        """Remembers an answer for all calls of a tool, in a run or in its tree; the answer in words."""
+    def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
+        """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
         where = "this run" if scope == "run" else "this tree"
         words = f"{tool.partition('@')[0]} in {where}, said by {by}"
-        self._standing[tree, run if scope == "run" else None, tool] = words
+        self._standing_answers[tree, run if scope == "run" else None, tool] = words
         return words
+
+    def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
+        """Take over what an earlier process knew of a tree: how many questions it has asked, and the answers for more
+        than one call."""
+        self._asked[tree] = asked
+        for run, body in answers:
+            self.remember(tree, run, sealed(body.tool, body.seal), scope=body.scope, by=body.by)
 
     def _resolve_all(self, choose: Callable[[Question], Decision | None], by: str, scope: str) -> None:
         for question in list(self._questions.values()):
@@ -253,20 +269,20 @@ class Desk:
             if decision is not None:
                 self._resolve(question, decision, by=by, scope=scope)
 
-    def _stands_for(self, question: Question) -> str:
+    def _find_standing_for(self, question: Question) -> str:
         tool = sealed(question.call.name, question.spec.seal)
-        return self._stands(question.tree.id, question.node.ref.run, tool, question.judged())
+        return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
 
-    def _stands(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """The answer given before that covers this, in words."""
-        if not self._standing or verdict.what != "ask" or verdict.firm:
+    def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
+        """Return the earlier answer that covers a call, in words."""
+        if not self._standing_answers or verdict.what != "ask" or verdict.firm:
             return ""
-        return self._standing.get((tree, run, tool)) or self._standing.get((tree, None, tool)) or ""
+        return self._standing_answers.get((tree, run, tool)) or self._standing_answers.get((tree, None, tool)) or ""
 
-    def _stood(self, tree: str, tool: str) -> bool:
-        """Whether a yes was given for the tool as it was before it had this seal."""
+    def _stood_before(self, tree: str, tool: str) -> bool:
+        """Return whether a yes was given for the tool as it was before it had this seal."""
         before = f"{tool.partition('@')[0]}@"
-        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing)
+        return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
     def _write(self, question: Question, decision: Decision, *, by: str, scope: str) -> None:
         allowed = isinstance(decision, Allow)
@@ -274,29 +290,135 @@ class Desk:
         call, approval = question.call, question.approval
         seal = question.spec.seal
         body = ApprovalDecided(approval.id, call.id, allowed, reason, by, call.name, scope, args, seal)
-        question.written = question.tree.write(question.node, body, True)
+        question.written = question.tree.write(question.run, body, True)
 
     # Leaving
 
-    def _put_away(self, question: Question) -> None:
+    def _close(self, question: Question) -> None:
         question.close()
         if self._questions.pop(question.approval.id, None) is not None:
             self._answered[question.approval.id] = None
-            if len(self._answered) > REMEMBERED:
+            if len(self._answered) > MAX_REMEMBERED:
                 del self._answered[next(iter(self._answered))]
 
-    def forget(self, tree: str) -> None:
-        """The tree has ended: what was answered for it is over."""
-        self.asked.pop(tree, None)
-        if self._standing:
-            for key in [key for key in self._standing if key[0] == tree]:
-                del self._standing[key]
-        if self.shown:
-            self.shown = {key: digest for key, digest in self.shown.items() if key[0] != tree}
+    def forget_tree(self, tree: str) -> None:
+        """Drop the answers for a tree that has ended."""
+        self._asked.pop(tree, None)
+        if self._standing_answers:
+            for key in [key for key in self._standing_answers if key[0] == tree]:
+                del self._standing_answers[key]
 
     async def close(self) -> None:
-        """Sees to it that no approver is left running."""
-        for task in self._asking:
-            task.cancel()
-        if self._asking:
-            await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
+        """Cancel the approver functions that still run."""
+        await self._approver_tasks.close(CLOSE_SECONDS)
+
+
+class Question:
+    """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer."""
+
+    __slots__ = ("answer", "approval", "approver_task", "call", "run", "spec", "timers", "tree", "written")
+
+    def __init__(self, tree: Tree, run: Run, call: Call, spec: ToolSpec, approval: Approval) -> None:
+        self.tree = tree
+        self.run = run
+        self.call = call
+        self.spec = spec
+        self.approval = approval
+        self.answer: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
+        self.written: Awaitable[None] | None = None
+        self.approver_task: asyncio.Task[None] | None = None
+        self.timers: list[Timer] = []
+
+    @property
+    def open(self) -> bool:
+        return not self.answer.done() and self.run.stopping is None and not self.run.ending
+
+    @property
+    def changed(self) -> bool:
+        """True if the call, or the tool, is no longer the one that was shown."""
+        if self.spec.server and current_spec(self.run, self.spec).seal != self.spec.seal:
+            return True
+        return _digest_call(self.tree, self.run, self.call) != self.approval.digest
+
+    def judge(self) -> Verdict:
+        return judge_call(self.run, self.spec, self.call)
+
+    def close(self) -> None:
+        """Stop the timers and the approver function."""
+        for timer in self.timers:
+            timer.cancel()
+        if self.approver_task is not None and self.approver_task is not asyncio.current_task():
+            self.approver_task.cancel()
+
+
+def judge_call(run: Run, spec: ToolSpec, call: Call) -> Verdict:
+    """Return the verdict of the run's policy about a call."""
+    policy = run.policy
+    if spec.name in SANDBOXED_TOOLS and not spec.host and spec.name not in run.plan.host and _is_sandboxed(run):
+        policy = inside(policy)
+    return policy.judge(spec, call.args, primary=run.parent is None, workspace=run.folders.path)
+
+
+def current_spec(run: Run, spec: ToolSpec) -> ToolSpec:
+    """Return the tool of an MCP server as the server describes it now."""
+    now: ToolSpec = getattr(run.plan.host.get(spec.name), "spec", spec)
+    return now
+
+
+def _is_sandboxed(run: Run) -> bool:
+    """Return whether the run changes only a folder of its own, in a sandbox without network."""
+    started = run.plan.runtime.started
+    sandbox = () if started is None else started.sandbox
+    return bool(sandbox) and "full_network" not in sandbox and run.folders.path.startswith(f"{run.folders.own}/")
+
+
+def _digest_call(tree: Tree, run: Run, call: Call) -> str:
+    return digest_of(tree.id, run=run.ref.run, call_id=call.id, tool=call.name, args=call.args)
+
+
+def _make_approval(
+    tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: str, verdict: Verdict, project: str
+) -> Approval:
+    ref = run.ref
+    return Approval(
+        tree.next_approval_id(run),
+        tree.id,
+        ref.run,
+        ref.path,
+        ref.agent,
+        clean(call.name),
+        clean_value(deepcopy(call.args)),
+        clean(call.id),
+        label=None if run.parent is None else ref.label,
+        preview=clean(preview),
+        rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
+        digest=_digest_call(tree, run, call),
+    )
+
+
+def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
+    """Return the rule for this call in the whole project. There is none for a file of a workspace that is not the
+    project: under the same name the rule would be about another file."""
+    if is_a(call.name, FILES) and run.folders.path != project:
+        return ""
+    subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
+    rule = derive(call.name, subjects[0] if subjects else None, seal)
+    return "" if rule is None else str(rule)
+
+
+def _asked_event(approval: Approval) -> ApprovalAsked:
+    a = approval
+    return ApprovalAsked(a.id, a.call_id, a.tool, deepcopy(a.args), a.label, a.preview, a.rule, a.digest)
+
+
+def _check_decision(decision: object) -> Decision:
+    """Return the decision if it is one. Fails closed: what is not a clear yes is a no."""
+    if not isinstance(decision, Allow | Deny):
+        return Deny(f"the approver answered {decision!r}, which is neither Allow nor Deny")
+    if isinstance(decision, Deny):
+        return decision if isinstance(decision.reason, str) else Deny(str(decision.reason or ""))
+    if decision.scope not in SCOPES:
+        return Deny(f"the approver answered with a scope of {decision.scope!r}; there is {', '.join(SCOPES)}")
+    if decision.args is not None and not isinstance(decision.args, dict):
+        return Deny(f"the approver answered with arguments that are {type(decision.args).__name__}, not a mapping")
+    return decision

@@ -53,7 +53,7 @@ class Reservation(Protocol):
 
 
 class Account:
-    """What one run and everything below it may spend, inside its parent's account. `None` is no limit."""
+    """The budget of one run and everything below it, inside its parent's account. `None` is no limit."""
 
     __slots__ = (
         "_excess",

@@ -1,6 +1,6 @@
-"""The call of a run elsewhere that is being served here: what is left to that run holds for whatever the call makes.
+"""The call of a run elsewhere that is served here: what is left to that run bounds every run that the call makes.
 
-Tasks that are begun while it is served are of the call too, so what its runs make is as well."""
+Tasks that start while the call is served belong to it, so runs that its runs make do too."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from contextvars import ContextVar
 
 from retinue.core.caller import Caller
 from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
-from retinue.core.ports import Clock
 from retinue.supervisor.budgets import Account
-from retinue.supervisor.nodes import Node
 
 
 class Call:
-    """`account` is what all runs of the call together may spend, made with the first of them."""
+    """One call that is served. `account` is what all its runs together may spend; the first of them opens it."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.account: Account | None = None
 
+    def reported_as(self, tree: str) -> str:
+        """Return the run id under which the primary of a tree is reported, or else that of the run it stands for."""
+        return self.caller.run_id or self.caller.parent_id or f"{tree}-0"
+
     def shared(self, above: Account | None) -> Account | None:
-        """What a run below one with that account spends from: all that a call makes shares what is left to the
+        """Return the account of a run below one with this account: all runs of a call share what is left to the
         caller."""
         if self.caller.tokens is None and self.caller.cost is None:
             return above
@@ -36,8 +38,8 @@ CALL: ContextVar[Call | None] = ContextVar("retinue_call", default=None)
 
 
 @contextmanager
-def serving(caller: Caller) -> Iterator[None]:
-    """Around whatever makes runs for the call."""
+def serve_caller(caller: Caller) -> Iterator[None]:
+    """Bound the runs that are made inside by what is left to the caller."""
     token = CALL.set(Call(caller))
     try:
         yield
@@ -45,18 +47,19 @@ def serving(caller: Caller) -> Iterator[None]:
         CALL.reset(token)
 
 
-def narrow(node: Node, clock: Clock) -> None:
-    """Gives a run that is made now no more levels and no more time than are left to the caller."""
+def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> tuple[int, float | None]:
+    """Return the levels and the time of a run at this depth that is made now, within what is left to the caller."""
     call = CALL.get()
-    if call is not None:
-        left = call.caller
-        if left.depth is not None:
-            node.max_depth = min(node.max_depth, node.depth + left.depth - 1)
-        node.seconds = left.seconds(node.seconds, clock.wall())
+    if call is None:
+        return max_depth, seconds
+    left = call.caller
+    if left.depth is not None:
+        max_depth = min(max_depth, depth + left.depth - 1)
+    return max_depth, left.seconds(seconds, now)
 
 
 def check_depth(name: str) -> None:
-    """Raises SpawnRefused when no level is left to the caller for a run that would be made now."""
+    """Raise SpawnRefused if no level is left to the caller for another run."""
     call = CALL.get()
     if call is not None and not call.caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))

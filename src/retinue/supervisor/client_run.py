@@ -5,46 +5,75 @@ slots, budget and cancelling of what it delegates are the supervisor's. It does 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from retinue.core.context import Context
+from retinue.core.errors import RetinueError
+from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import Limits
+from retinue.core.messages import Call
+from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.trees import Tree
 
 NAME = "mcp-client"
 ABOUT = "An MCP client: run 0 of the tree of what it delegates"
 LEFT = "The client has left."
+GIVEN_UP = "given up by the client"
 
 
-async def _gone(task: str, ctx: Context) -> str:
+async def _end_at_once(task: str, ctx: Context) -> str:
     return LEFT
 
 
-GONE = Profile(NAME, call=_gone, description=ABOUT)  # for trees of the log, whose client will not come back
+GONE = Profile(NAME, call=_end_at_once, description=ABOUT)  # for trees of the log, whose client will not come back
 
 
 class Client:
-    """`node` is its run, from when it is made until it leaves or is cancelled."""
+    """`run` is its run, from when it is made until it leaves or is cancelled."""
 
     def __init__(self, supervisor: Supervisor, about: str, limits: Limits) -> None:
         self._leaving = asyncio.Event()
-        self.supervisor = supervisor
         profile = Profile(NAME, call=self._stay, description=ABOUT)
         caller = supervisor.caller.as_client()  # what is left to the single call holds for what that makes
-        self.node: Node = supervisor.spawn(profile, Task(about), limits=limits, caller=caller)
-        self.tree: Tree = supervisor.trees[self.node.ref.tree]
+        self.run: Run = supervisor.spawn(profile, Task(about), limits=limits, caller=caller)
+        self.tree = supervisor.trees[self.run.ref.tree]
+        self._services = supervisor.make_services(self.tree, self.run)
 
     async def _stay(self, task: str, ctx: Context) -> str:
         await self._leaving.wait()
         return LEFT
 
     @property
-    def here(self) -> bool:
-        return not self.node.ending and self.node.stopping is None
+    def is_here(self) -> bool:
+        return not self.run.is_stopping
+
+    def list_runs(self) -> list[Run]:
+        """Return all runs below the client, in the order they were made; none after it has left."""
+        return [] if self.run.finished else self.tree.runs[1:]
+
+    async def run_tool(self, call: Call) -> Outcome:
+        """Run a tool that the client's run has."""
+        return await self.run.plan.by_name[call.name](call, self.run.folders, self._services)
+
+    async def record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Do the work of a call, and write the call and its result as the client's own."""
+        clock = asyncio.get_running_loop().time
+        self._services.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
+        begun, text, success = clock(), GIVEN_UP, False
+        try:
+            outcome = await work()
+            text, success = outcome.text, outcome.success
+            return outcome
+        except RetinueError as error:
+            text = str(error)
+            raise
+        finally:
+            duration = round((clock() - begun) * 1000)
+            self._services.emit(ToolResult(call.id, call.name, text, success, duration))
 
     async def leave(self) -> None:
-        """Ends the run, and with it all below it."""
+        """End the run, and with it all below it."""
         self._leaving.set()
-        await self.node.join()
+        await self.run.join()

@@ -1,4 +1,4 @@
-"""What a tool that lives with the supervisor may do for the run that called it. Fulfils the Hosting port."""
+"""Services for tools that run with the supervisor, by the link of the calling run. Fulfils the Hosting port."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ from retinue.core.events import ToolCall
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Link, Outcome
 from retinue.core.rules import Verdict
-from retinue.supervisor.links import RunLink, own
+from retinue.supervisor.run_services import RunServices, copy_args
 
 ASKS = Verdict("ask", rule="only a person can answer", firm=True)
 NOBODY = "Nobody could be asked."
 
 
 class Hosted:
-    """Links are those of runs of this process: that is where such tools are called."""
+    """The services of this process: its links are RunServices."""
 
     def spill(self, link: Link, name: str) -> Path:
-        return _of(link).node.folders.spill(name)
+        return _services_of(link).run.folders.spill(name)
 
     def alive(self, link: Link) -> None:
-        stall = _of(link).node.stall
-        if stall is not None:
-            stall.record_activity()
+        _services_of(link).run.record_activity()
 
     async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        run = _of(link)
-        tree, node = run.tree, run.node
+        services = _services_of(link)
+        tree, run = services.tree, services.run
         call = Call(f"{name}_{tree.seq + 1}", name, args)
         spec = ToolSpec(name, preview, {}, host=True)
         began = time.monotonic()
-        tree.write(node, ToolCall(call.id, name, own(args), host=True))
-        node.slot.begin_calls()
+        tree.write(run, ToolCall(call.id, name, copy_args(args), host=True))
+        run.slot.begin_calls()
         said, decision = NOBODY, None
         try:
-            decision = await run.supervisor.desk.settle(tree, node, call, spec=spec, preview=preview, verdict=ASKS)
+            decision = await services.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS)
             said = denial(decision) if isinstance(decision, Deny) else "answered"
         except Unconfirmed:
             pass
         finally:
             took = round((time.monotonic() - began) * 1000)
-            run.finish(call, Outcome(said, success=said == "answered"), took)
+            services.finish(call, Outcome(said, success=said == "answered"), took)
         return decision
 
 
-def _of(link: Link) -> RunLink:
-    assert isinstance(link, RunLink)
+def _services_of(link: Link) -> RunServices:
+    assert isinstance(link, RunServices)
     return link

@@ -32,10 +32,9 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Order, Receipt, Row
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
-from retinue.log.runs import Runs, RunView
-from retinue.supervisor import apply_changes
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.places import row_of
+from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import describe_view
+from retinue.supervisor.stored_control import StoredControl, describe_tree
 from retinue.supervisor.supervisor import Supervisor
 
 CLIENT_LEFT = "The client has left."
@@ -46,7 +45,12 @@ class LocalControl:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        supervisor.control = self
+        supervisor.attach_control(self)
+
+    @property
+    def _stored(self) -> StoredControl:
+        """The Control of trees that do not run here."""
+        return StoredControl(self.supervisor.log, str(self.supervisor.state.folder))
 
     # Starting runs
 
@@ -73,7 +77,7 @@ class LocalControl:
 
     def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:
         tree = self.supervisor.trees.get(below.tree)
-        parent = None if tree is None or not 0 <= below.run < len(tree.nodes) else tree.nodes[below.run]
+        parent = None if tree is None else tree.find_run(below.run)
         if tree is None or parent is None:
             raise NotFound(f"no run {below.tree}/{below.run} is at work here")
         order = Order(
@@ -87,7 +91,7 @@ class LocalControl:
         )
         since = tree.seq
         [ticket] = self.supervisor.spawn_children(tree, parent, [order])
-        return self.handle_of(tree.nodes[ticket.run], since=since)
+        return self.handle_of(tree.runs[ticket.run], since=since)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         leaving = asyncio.Event()
@@ -100,35 +104,34 @@ class LocalControl:
         caller = self.supervisor.caller if options.caller is NOBODY else options.caller
         if self.supervisor.servers is not None:
             await self.supervisor.prepare(profile)
-        node = self.supervisor.spawn(profile, Task(options.task), limits=options.limits, caller=caller.as_client())
+        run = self.supervisor.spawn(profile, Task(options.task), limits=options.limits, caller=caller.as_client())
 
         async def leave() -> None:
             leaving.set()
-            await node.join()
+            await run.join()
 
-        return ClientHandle(self, node.ref, leave=leave)
+        return ClientHandle(self, run.ref, leave=leave)
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.resume(tree, overrides))
+        return self.handle_of(await self.supervisor.resume(tree, overrides))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
-        if run != 0:  # a primary is continued in a tree of its own
-            self.supervisor.open_stored(tree)
         await self.supervisor.prepare()
-        return self.handle_of(self.supervisor.continue_run(tree, run, text, overrides))
+        return self.handle_of(await self.supervisor.continue_run(tree, run, text, overrides))
 
-    def handle_of(self, node: Node, *, since: int = 0) -> RunHandle:
+    def handle_of(self, run: Run, *, since: int = 0) -> RunHandle:
         """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
-        return RunHandle(self, node.ref, wait=partial(_wait, node), since=since)
+        tree = self.supervisor.trees.get(run.ref.tree)
+        start = 1 if tree is None else tree.seq
+        return RunHandle(self, run.ref, wait=partial(_wait, run), since=since, start_seq=start)
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str) -> Receipt:
-        return await self.supervisor.send(tree, run, text)
+    async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
+        return await self.supervisor.send(tree, run, text, source=source)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         return await self.supervisor.cancel(tree, run)
@@ -144,111 +147,71 @@ class LocalControl:
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
-        desk = self.supervisor.desk
-        desk.add_attendant(tree)
+        approvals = self.supervisor.approvals
+        approvals.add_attendant(tree)
         try:
             yield
         finally:
-            desk.remove_attendant(tree)
+            approvals.remove_attendant(tree)
 
     # Looking
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
-        node = self._find_live(tree, run)
-        if node is not None:
-            return await _wait(node)
-        view = self._find_view(tree, run)
-        if view.ended is None:
-            raise ConfigError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
-        return view.result(tree)
+        live = self.supervisor.trees.find_run(tree, run)
+        return await self._stored.wait(tree, run) if live is None else await _wait(live)
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
-        node = self._find_live(tree, run)
-        if node is not None:
-            return node.result() if node.finished else None
-        view = self._find_view(tree, run)
-        return None if view.ended is None else view.result(tree)
+        live = self.supervisor.trees.find_run(tree, run)
+        if live is None:
+            return await self._stored.result(tree, run)
+        return live.result() if live.finished else None
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        return row_of(self._find_view(tree, run), tree)
+        live = self.supervisor.trees.find_run(tree, run)
+        return await self._stored.describe_run(tree, run) if live is None else describe_view(live.view, tree)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         at_work = self.supervisor.trees
-        names = [tree for tree in self.supervisor.log.trees() if tree not in at_work]
-        found = [] if live else [_describe(Runs.of(name, self.supervisor.read_stored(name)), None) for name in names]
-        found += [_describe(tree.runs, os.getpid()) for tree in at_work.values()]
+        found = [info for info in await self._stored.list_trees(live=live) if info.tree not in at_work]
+        for tree in at_work.values():
+            root = 0 if tree.root is None else tree.root.ref.run
+            found.append(describe_tree(tree.view, pid=os.getpid(), root=root))
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:
         tree, _, number = name.partition("/")
-        run = int(number) if number.isascii() and number.isdigit() else 0
-        view = self._find_view(tree, run)
-        return RunRef(tree, run, view.path, view.label, view.agent, view.spawned.subagent_id)
+        live = self.supervisor.trees.find_run(tree, int(number) if number.isascii() and number.isdigit() else 0)
+        return await self._stored.find_run(name) if live is None else live.ref
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         if tree in self.supervisor.trees:
             return self.supervisor.watch(tree, after=after, deltas=deltas)
-        return _replay(self._read(tree), after)
-
-    def _find_live(self, tree: str, run: int) -> Node | None:
-        found = self.supervisor.trees.get(tree)
-        return None if found is None or not 0 <= run < len(found.nodes) else found.nodes[run]
-
-    def _find_view(self, tree: str, run: int) -> RunView:
-        live = self.supervisor.trees.get(tree)
-        runs = Runs.of(tree, self._read(tree)) if live is None else live.runs
-        view = runs.runs.get(run)
-        if view is None:
-            raise NotFound(f"{tree} has no run {run}")
-        return view
-
-    def _read(self, tree: str) -> Sequence[Event]:
-        events = self.supervisor.read_stored(tree)
-        if not events:
-            raise NotFound(f"there is no tree '{tree}' in the log")
-        return events
+        return self._stored.watch(tree, after=after, deltas=deltas)
 
     # Changes
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        copied = self._find_copied(tree, run, ended=True)
-        return await asyncio.to_thread(apply_changes.describe, copied)
+        self._check_ended(tree, run)
+        return await self._stored.changes(tree, run)
 
     async def diff(self, tree: str, run: int = 0) -> str:
-        copied, node = self._find_copied(tree, run, ended=False), self._find_live(tree, run)
-        live = node is not None and not node.finished
-        shown = await asyncio.to_thread(apply_changes.diff, copied, "-p", "-M", live=live)
-        return shown.decode("utf-8", "backslashreplace")
+        live = self.supervisor.trees.find_run(tree, run)
+        return await self._stored.diff(tree, run, live=live is not None and not live.finished)
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await asyncio.to_thread(apply_changes.take_over, self._find_copied(tree, run, ended=True))
+        self._check_ended(tree, run)
+        return await self._stored.apply(tree, run)
 
-    def _find_copied(self, tree: str, run: int, *, ended: bool) -> apply_changes.Copied:
-        view, node = self._find_view(tree, run), self._find_live(tree, run)
-        if ended and node is not None and not node.finished:
-            raise RetinueError(f"{view.path} has not ended yet")
-        copied = apply_changes.copied(str(self.supervisor.state.folder), tree, run)
-        if copied is None:
-            raise RetinueError(apply_changes.no_copy(view.path, view.spawned))
-        return copied
+    def _check_ended(self, tree: str, run: int) -> None:
+        live = self.supervisor.trees.find_run(tree, run)
+        if live is not None and not live.finished:
+            raise RetinueError(f"{live.ref.path} has not ended yet")
 
     async def close(self) -> None:
         await self.supervisor.close()
 
 
-async def _wait(node: Node) -> Result[Any]:
-    if not node.finished:
-        await node.join()
-    return node.result()
-
-
-async def _replay(events: Sequence[Event], after: int) -> AsyncGenerator[Event | Delta]:
-    """Yield the events of a tree that nobody runs here: what is written of it is all there will be."""
-    for event in events:
-        if event.seq > after:
-            yield event
-
-
-def _describe(runs: Runs, pid: int | None) -> TreeInfo:
-    rows = [row_of(view, runs.tree) for view in runs.runs.values()]
-    return TreeInfo(runs.tree, pid is not None, rows, pid)
+async def _wait(run: Run) -> Result[Any]:
+    if not run.finished:
+        await run.join()
+    return run.result()

@@ -1,4 +1,4 @@
-"""What a tool call needs before it runs: by rules, by its tier, by the mode the user chose. Fulfils the Policy port.
+"""The policy: whether a tool call runs, asks or is denied, by rules, tier and the user's mode. Fulfils the Policy port.
 
 Rules are values (core/rules.py); here they meet the disk: a path is what it resolves to, whatever it is called.
 Judged once per call, so what no rule concerns is looked up, not worked out.
@@ -34,14 +34,14 @@ from retinue.core.rules import (
 CACHED = 1024
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
-IN_WALLS = frozenset({"edit", "write", "shell", CODE_MODE})
+SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
 class RulePolicy:
     """`ask`: the confirm tier asks, whoever calls, and so does what edits, writes or is a shell; of MCP servers' tools
-    those of the primary. `strict`: so does every tool of the primary. `walled`: as `ask`, and `inside` is the policy
-    for what a run does in a walled workspace of its own: there edit, write, shell and programs do not ask. `yes`:
+    those of the primary. `strict`: so does every tool of the primary. `sandboxed`: as `ask`, and `inside` is the policy
+    for what a run does in a sandboxed workspace of its own: there edit, write, shell and programs do not ask. `yes`:
     nothing asks but by a rule. `config` is the file of the rules themselves: it is never edited without a question, or
     an agent could give itself rules."""
 
@@ -51,8 +51,8 @@ class RulePolicy:
         self.mode = mode
         self._unasked = unasked
         self.inside = self
-        if mode == "walled" and not unasked:
-            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=IN_WALLS)
+        if mode == "sandboxed" and not unasked:
+            self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=SANDBOXED_TOOLS)
         self._project = os.path.realpath(project) if project else ""
         own = escape(os.path.realpath(config)) if config and mode != "yes" else ""
         changers = ("edit", "write", "*_edit_file", "*_write_file")
@@ -67,7 +67,7 @@ class RulePolicy:
         return known if known is not None else self._judge(key, spec, args, workspace)
 
     def learn(self, rule: Rule) -> None:
-        """One more rule that allows."""
+        """Add a rule that allows."""
         rules = self._rules
         self._rules = Rules(rules.mode, (*rules.allow, rule), rules.ask, rules.deny)
         self._forget()
@@ -91,7 +91,8 @@ class RulePolicy:
         self._concerned.clear()
 
     def _rules_about(self, tool: str) -> tuple[tuple[Rule, ...], ...]:
-        """What forbids a shell, or asks about it, holds for a program too: it can run any command."""
+        """Return the rules about a tool. Those that deny or ask about a shell hold for a program too: it can run any
+        command."""
         deny, allow, ask, protected = (
             tuple(rule for rule in rules if concerns(rule, tool))
             for rules in (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
@@ -139,7 +140,7 @@ class RulePolicy:
 
 
 class Narrowed:
-    """What both say: a child under rules of its own is still under all of its parent's."""
+    """The stricter verdict of two policies: a child with rules of its own still obeys all of its parent's."""
 
     def __init__(self, parent: Policy, own: Policy) -> None:
         self._parent = parent
@@ -157,20 +158,20 @@ class Narrowed:
 
 
 def inside(policy: Policy) -> Policy:
-    """The policy for what a run does in a walled workspace of its own."""
+    """Return the policy for what a run does in a sandboxed workspace of its own."""
     return policy.inside if isinstance(policy, RulePolicy | Narrowed) else policy
 
 
 def narrowed(policy: Policy, rules: Rules | None, project: str) -> Policy:
-    """The policy of a run below one that has this, and whose profile has these rules."""
+    """Return the policy of a run below one that has this policy, and whose profile has these rules."""
     if rules is None:
         return policy
     return Narrowed(policy, RulePolicy(rules, mode=rules.mode or "yes", project=project))
 
 
 def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str) -> tuple[str, ...]:
-    """What a pattern is held against: the command, or the path a call means. First the one that rules which allow
-    look at (a path inside the workspace relative to it, another one absolute), then its other names."""
+    """Return what patterns are matched against: the command, or the path a call means. First the one that rules which
+    allow look at (a path inside the workspace relative to it, another one absolute), then its other names."""
     if is_a(tool, SHELLS):
         command = args.get("command", args.get("cmd"))
         return (command,) if isinstance(command, str) else ()
@@ -188,7 +189,7 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
 
 
 def _below(path: str, folder: str) -> str:
-    """The path relative to a folder that holds it, else nothing."""
+    """Return the path relative to a folder that holds it, else nothing."""
     if path == folder:
         return "."
     return path.removeprefix(f"{folder}/") if folder and path.startswith(f"{folder}/") else ""

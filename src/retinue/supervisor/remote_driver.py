@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import Disconnected
 from retinue.core.events import Gap, RunEnded, RunRemote, TurnEnded
 from retinue.core.ports import Clock
@@ -22,10 +23,10 @@ from retinue.core.results import Ending
 from retinue.remote.port import STARTED, RemoteAdapter, RemoteRequest, Report, StartedRun, Undelivered
 from retinue.remote.validator import Rejected
 from retinue.supervisor.adoption import Adoption, Peer
-from retinue.supervisor.approvals import Desk
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.remaining_limits import left_to
-from retinue.supervisor.trees import Tree
+from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Tree
 from retinue.workspaces.run_folders import StateFolder
 
 MARGIN_SECONDS = 5.0
@@ -35,23 +36,23 @@ MISSED = "what the peer reported while nobody was attached is not known"
 
 
 async def drive_remote_run(
-    tree: Tree, node: Node, adapter: RemoteAdapter, *, clock: Clock, state: StateFolder, desk: Desk
+    tree: Tree, run: Run, adapter: RemoteAdapter, *, clock: Clock, state: StateFolder, approvals: Approvals
 ) -> Ending:
-    """Run a node at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
+    """Run a run at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
     what it still reports."""
-    remote = await _begin(tree, node, adapter, clock)
+    remote = await _begin(tree, run, adapter, clock)
     who = f"the peer of '{adapter.name}'"
     peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
-    adoption = Adoption(tree, peer, remote, clock=clock, state=state, desk=desk, account=node.account)
-    adoption.place(STARTED, node)
-    for below in _runs_of_peer(node):
+    adoption = Adoption(tree, peer, remote, clock=clock, state=state, approvals=approvals, account=run.account)
+    adoption.place(STARTED, run)
+    for below in _runs_of_peer(run):
         adoption.place(below.view.spawned.remote_id, below)
-    adoption.restore(node.remote_tail)
-    node.relay = partial(adoption.send, STARTED)
-    reading = asyncio.create_task(_read(tree, node, adapter, remote, adoption))
+    adoption.restore(run.remote_tail)
+    run.set_relay(partial(adoption.send, STARTED))
+    reading = TaskOwner().start(_read(tree, run, adapter, remote, adoption))
     try:
         ended = await asyncio.shield(reading)
-        node.partial = ended.partial
+        run.keep_partial(ended.partial)
         return Ending(ended.status, ended.final_response, ended.error_details, ended.structured)  # type: ignore[arg-type]
     except asyncio.CancelledError:
         with suppress(Undelivered):
@@ -59,61 +60,61 @@ async def drive_remote_run(
         await asyncio.wait([reading], timeout=max(0.0, adapter.grace - MARGIN_SECONDS))
         raise
     finally:
-        node.relay = None
+        run.set_relay(None)
         reading.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await reading
         adoption.close()
 
 
-async def _begin(tree: Tree, node: Node, adapter: RemoteAdapter, clock: Clock) -> StartedRun:
+async def _begin(tree: Tree, run: Run, adapter: RemoteAdapter, clock: Clock) -> StartedRun:
     """Start the run, or attach to it if the log has its reference."""
-    request = _request_of(tree, node, clock)
-    known = node.view.remote
+    request = _request_of(tree, run, clock)
+    known = run.view.remote
     if known is None:
         remote = adapter.start(request)
-        written = tree.write(node, RunRemote(adapter=adapter.name, reference=remote.reference), True)
+        written = tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference), True)
         if written is not None:
             await written
         return remote
     remote = adapter.attach(request, reference=known.reference, cursor=known.cursor)
     if not remote.capabilities.replay:
-        tree.write(node, Gap(1, MISSED))
+        tree.write(run, Gap(1, MISSED))
     return remote
 
 
-def _request_of(tree: Tree, node: Node, clock: Clock) -> RemoteRequest:
-    task, folders = node.wish, node.folders
-    words = [text for text in (task.context, _before(node), task.text) if text]
-    words += [said.text for said in node.link.inbox()]  # sent before the run could begin
+def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:
+    task, folders = run.task, run.folders
+    words = [text for text in (task.context, _before(run), task.text) if text]
+    words += [said.text for said in run.take_messages()]  # sent before the run could begin
     return RemoteRequest(
-        ref=node.ref,
-        profile=node.plan.profile.name,
+        ref=run.ref,
+        profile=run.plan.profile.name,
         text="\n\n".join(words),
         workspace=os.path.realpath(folders.workspace),
         readable=[os.path.realpath(path) for path in folders.readable if Path(path).exists()],
-        limits=left_to(tree, node, clock),
+        limits=left_to(tree, run, clock),
     )
 
 
-def _before(node: Node) -> str:
+def _before(run: Run) -> str:
     """Return the messages of the run that this one continues, which the peer has only from us."""
-    past = node.past
+    past = run.history
     if past is None or past.reply is not None or len(past.thread) < 2:
         return ""
     return BEFORE + msgspec.json.encode(past.thread[:-1]).decode()
 
 
-def _runs_of_peer(node: Node) -> list[Node]:
+def _runs_of_peer(run: Run) -> list[Run]:
     """Return the runs that the peer has made below a run, those that have ended included."""
-    found: list[Node] = []
-    for child in node.children:
+    found: list[Run] = []
+    for child in run.children:
         if child.view.spawned.remote_id:
             found += [child, *_runs_of_peer(child)]
     return found
 
 
-async def _read(tree: Tree, node: Node, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
+async def _read(tree: Tree, run: Run, adapter: RemoteAdapter, remote: StartedRun, adoption: Adoption) -> RunEnded:
     """Adopt what the peer reports, until it reports the ending of the run itself. Raises Disconnected without one."""
     reports: AsyncGenerator[Report]
     async with aclosing(remote.reports()) as reports:
@@ -123,9 +124,9 @@ async def _read(tree: Tree, node: Node, adapter: RemoteAdapter, remote: StartedR
             except Rejected:
                 continue  # there is nobody to tell; the peer's log has what ours does not show
             if ended is not None:
-                for below in _runs_of_peer(node):
+                for below in _runs_of_peer(run):
                     below.stop("disconnected")
                 return ended
             if report.cursor and isinstance(report.body, TurnEnded | RunEnded) and not adoption.is_asking:
-                tree.write(node, RunRemote(adapter=adapter.name, reference=remote.reference, cursor=report.cursor))
+                tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference, cursor=report.cursor))
     raise Disconnected(UNKNOWN_ENDING)

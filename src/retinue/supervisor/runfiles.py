@@ -1,4 +1,4 @@
-"""The log of some runs as files, for callers whose replies name them: a view of the log like any screen.
+"""Files of some runs, for callers whose replies name them: a view of the log like any screen.
 
 `live_logs/events.ndjson` grows as things happen, `full_logs/status.json` is kept current, `full_logs/transcript.md`
 and `full_logs/events.ndjson` are there when the run has ended, `metrics_summary.json` is the tree's.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
-from retinue.core.ports import Log
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
-from retinue.log.transcripts import transcript
+from retinue.log.transcripts import format_transcript
 from retinue.workspaces.run_folders import StateFolder
 
 WAIT_SECONDS = 5.0
@@ -35,29 +35,30 @@ class _Kept(NamedTuple):
 
 
 class RunFiles:
-    """Keeps the files of the runs it was told of, one watching task a tree."""
+    """The files of the runs that are kept, written by one watching task per tree."""
 
-    def __init__(self, log_of: Callable[[str], Log], state: StateFolder) -> None:
-        self._log_of = log_of
+    def __init__(self, watch: Callable[[str], AsyncGenerator[Event | Delta]], state: StateFolder) -> None:
+        self._watch = watch
         self._state = state
         self._kept: dict[str, dict[int, _Kept]] = {}
+        self._owner = TaskOwner()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, tree: str, run: int) -> None:
         kept = self._kept.setdefault(tree, {})
         kept[run] = _Kept(asyncio.Event(), asyncio.Event())
         if tree not in self._tasks:
-            self._tasks[tree] = asyncio.create_task(self._follow(tree, kept))
+            self._tasks[tree] = self._owner.start(self._follow(tree, kept))
 
     def keeps(self, tree: str, run: int) -> bool:
         return run in self._kept.get(tree, ())
 
     async def begun(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these new runs are there, but not for ever: they are a convenience."""
+        """Wait until the files of these new runs are there, but not for ever: they are a convenience."""
         await self._wait([kept.begun for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def written(self, tree: str, runs: Sequence[int]) -> None:
-        """Waits until the files of these ended runs are complete."""
+        """Wait until the files of these ended runs are complete."""
         await self._wait([kept.ended for run, kept in self._kept.get(tree, {}).items() if run in runs])
 
     async def _wait(self, events: list[asyncio.Event]) -> None:
@@ -67,16 +68,14 @@ class RunFiles:
                     await event.wait()
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=5)
-        for task in self._tasks.values():
-            task.cancel()
+        await self._owner.wait(5)
+        self._owner.cancel()
 
     async def _follow(self, tree: str, kept: dict[int, _Kept]) -> None:
         runs = Runs(tree)
         events: dict[int, list[Event]] = {}
         try:
-            async for event in self._log_of(tree).watch(tree):
+            async for event in self._watch(tree):
                 if isinstance(event, Delta):
                     continue
                 runs.apply(event)
@@ -114,7 +113,7 @@ class RunFiles:
             )
         if isinstance(event.body, RunEnded):
             replace_file(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
-            replace_file(full / "transcript.md", transcript(events).encode())
+            replace_file(full / "transcript.md", format_transcript(events).encode())
 
     def _summarise(self, tree: str, runs: Runs) -> None:
         views = list(runs.runs.values())
@@ -133,7 +132,7 @@ class RunFiles:
 
 
 def status_of(tree: str, run: RunView) -> dict[str, Any]:
-    """What status.json says."""
+    """Return the content of status.json."""
     return {
         "tree": tree,
         "run": run.number,

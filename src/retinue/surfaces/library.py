@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from retinue import build
 from retinue.build.servers import parse_servers
+from retinue.concurrency import finish_despite_cancel
 from retinue.core.context import CURRENT
 from retinue.core.control import Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, RetinueError, SpawnRefused
@@ -40,12 +41,7 @@ class Retinue:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._control is not None:
-            closing = asyncio.ensure_future(self._control.close())
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                await closing  # told to hurry; what is open is closed all the same
-                raise
+            await finish_despite_cancel(self._control.close())
 
     @property
     def control(self) -> Control:

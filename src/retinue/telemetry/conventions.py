@@ -1,4 +1,5 @@
-"""The names: OpenTelemetry's GenAI conventions, and ours where those have none. Pure; imports nothing of OpenTelemetry.
+"""Names of spans and attributes: OpenTelemetry's GenAI conventions, and ours where those have none. Imports nothing of
+OpenTelemetry.
 
 Spelled out here because the conventions have moved out of the package that used to name them.
 """
@@ -62,8 +63,8 @@ _PROVIDERS = {
 }
 
 
-def provider_and_model(name: str) -> tuple[str, str]:
-    """Of a model as we name it. A script is named by its file alone: where it lies is nobody's business."""
+def split_model_name(name: str) -> tuple[str, str]:
+    """Split our name of a model into provider and model. A script is named by its file alone: its folder is private."""
     provider, colon, model = name.partition(":")
     if not colon:
         return OTHER, name

@@ -1,4 +1,4 @@
-"""Where spans and metrics go: what the program has set up, what it gave us, or what the OTEL_* variables say.
+"""The providers of tracers and meters: the program's own, those it gave us, or new ones as the OTEL_* variables say.
 
 Ours send over OTLP/HTTP and are shut down when we are; those of the program are only flushed.
 """
@@ -21,8 +21,8 @@ _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 @dataclass(frozen=True)
 class Providers:
-    """`finish` are what is done at the end, each in a thread of its own: they may take as long as they like. `where` is
-    for people."""
+    """A tracer and a meter provider. `finish` are called at the end, each in a thread of its own; `where` names the
+    receiver for people."""
 
     tracers: Any
     meters: Any
@@ -30,55 +30,55 @@ class Providers:
     where: str = "the program's own exporter"
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     try:
         return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
     except ModuleNotFoundError:  # of a package above it
         return False
 
 
-def asked_for(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names a collector, and there is something to send to it with."""
+def is_requested(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment names a collector, and the packages to send to it are installed."""
     named = any(environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT") for name in ("", "TRACES_"))
-    return named and not disabled(environ) and installed()
+    return named and not is_disabled(environ) and is_installed()
 
 
-def disabled(environ: Mapping[str, str]) -> bool:
+def is_disabled(environ: Mapping[str, str]) -> bool:
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
-def providers_of(telemetry: Telemetry) -> Providers:
+def make_providers(telemetry: Telemetry) -> Providers:
     if telemetry.tracer_provider is not None or telemetry.meter_provider is not None:
-        return _given(telemetry.tracer_provider, telemetry.meter_provider)
-    if not installed():
+        return _use_program_providers(telemetry.tracer_provider, telemetry.meter_provider)
+    if not is_installed():
         raise ConfigError(f"telemetry needs a package that is not installed: {INSTALL}")
     trace = importlib.import_module("opentelemetry.trace")
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return _given(None, None)
-    return _own(os.environ)
+        return _use_program_providers(None, None)
+    return _make_own_providers(os.environ)
 
 
-def _given(tracers: Any, meters: Any) -> Providers:
+def _use_program_providers(tracers: Any, meters: Any) -> Providers:
     tracers = tracers or importlib.import_module("opentelemetry.trace").get_tracer_provider()
     meters = meters or importlib.import_module("opentelemetry.metrics").get_meter_provider()
     return Providers(tracers, meters, tuple(p.force_flush for p in (tracers, meters) if hasattr(p, "force_flush")))
 
 
-def _own(environ: Mapping[str, str]) -> Providers:
-    _check(environ)
+def _make_own_providers(environ: Mapping[str, str]) -> Providers:
+    _check_environment(environ)
     trace = importlib.import_module("opentelemetry.sdk.trace")
     metrics = importlib.import_module("opentelemetry.sdk.metrics")
     resources = importlib.import_module("opentelemetry.sdk.resources")
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = resources.Resource.create({} if named else {"service.name": "retinue"})
     tracers = trace.TracerProvider(resource=resource, shutdown_on_exit=False)
-    if _sends(environ, "TRACES"):
+    if _is_exported(environ, "TRACES"):
         exporter = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter()
         tracers.add_span_processor(
             importlib.import_module("opentelemetry.sdk.trace.export").BatchSpanProcessor(exporter)
         )
     readers = []
-    if _sends(environ, "METRICS"):
+    if _is_exported(environ, "METRICS"):
         exported = importlib.import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
         reader = importlib.import_module("opentelemetry.sdk.metrics.export").PeriodicExportingMetricReader
         readers.append(reader(exported.OTLPMetricExporter()))
@@ -87,12 +87,12 @@ def _own(environ: Mapping[str, str]) -> Providers:
     return Providers(tracers, meters, (tracers.shutdown, meters.shutdown), f"the collector at {where}")
 
 
-def _sends(environ: Mapping[str, str], signal: str) -> bool:
+def _is_exported(environ: Mapping[str, str], signal: str) -> bool:
     return (environ.get(f"OTEL_{signal}_EXPORTER") or "otlp").strip().lower() == "otlp"
 
 
-def _check(environ: Mapping[str, str]) -> None:
-    """What we cannot do is said now, by name, and not by an exporter later."""
+def _check_environment(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a variable we do not support, before an exporter fails on it."""
     for signal in ("TRACES", "METRICS"):
         name = f"OTEL_{signal}_EXPORTER"
         if environ.get(name, "otlp").strip().lower() not in ("", "otlp", "none"):

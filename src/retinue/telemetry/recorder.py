@@ -76,14 +76,14 @@ IDS = MintedIds()
 
 
 class _Run:
-    """What is open in one run."""
+    """The open spans and the totals of one run."""
 
     __slots__ = ("asked", "chat", "provider", "span", "spawned", "tools", "turn", "turns", "usage")
 
     def __init__(self, spawned: RunSpawned, span: Span) -> None:
         self.spawned = spawned
         self.span = span
-        self.provider, _ = names.provider_and_model(spawned.model)
+        self.provider, _ = names.split_model_name(spawned.model)
         self.chat: Span | None = None
         self.asked: SpanContext | None = None
         self.tools: dict[str, Span] = {}
@@ -93,7 +93,7 @@ class _Run:
 
 
 class _Tree:
-    """What is open in one tree, and where the runs that are over stand: one that is continued has such a parent."""
+    """The open runs of one tree, and the spans of ended ones: a continued run may have such a parent."""
 
     __slots__ = ("over", "runs")
 
@@ -129,126 +129,128 @@ class Recorder:
             tree = self._trees[event.tree] = _Tree()
         body, run = event.body, tree.runs.get(event.run)
         if isinstance(body, RunSpawned):
-            tree.runs[event.run] = self._spawned(event, body, tree)
+            tree.runs[event.run] = self._start_run(event, body, tree)
         elif run is None:
             return
         elif isinstance(body, RunEnded):
-            self._ended(event, body, run, news=news)
+            self._end_run(event, body, run, news=news)
             tree.over[event.run] = run.span.get_span_context()
             del tree.runs[event.run]
         else:
-            self._inside(event, run, news=news)
+            self._apply_to_run(event, run, news=news)
 
     def forget(self, tree: str) -> None:
         """Nothing more comes of it; if something does, all its events come again."""
         self._trees.pop(tree, None)
 
-    def _inside(self, event: Event, run: _Run, *, news: bool) -> None:
+    def _apply_to_run(self, event: Event, run: _Run, *, news: bool) -> None:
         match event.body:
             case TurnStarted(turn=turn):
                 run.turns = turn
-                run.chat = self._start(f"{names.CHAT} {self._model(run)}", event, run, _chat_attributes(run, turn))
+                run.chat = self._start_span(
+                    f"{names.CHAT} {self._model_of(run)}", event, run, _chat_attributes(run, turn)
+                )
             case UsageReported(usage=usage):
                 run.usage += usage
                 if run.chat is not None:
-                    run.chat.set_attributes(_tokens(usage))
+                    run.chat.set_attributes(_token_attributes(usage))
                     run.asked, run.turn = run.chat.get_span_context(), _nanoseconds(event)
             case ToolCall() as call if not call.host or call.within in run.tools:
                 if call.tier != "provider":  # such a one ran inside the model call
-                    self._answered(run, news=news)
+                    self._end_chat(run, news=news)
                 kind = "extension" if call.tier == "provider" else "function"
                 attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: kind}
                 attributes[names.OPERATION] = names.EXECUTE_TOOL
                 above = run.tools.get(call.within, run.span)
-                run.tools[call.call_id] = self._start(
+                run.tools[call.call_id] = self._start_span(
                     f"{names.EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
                 )
             case ToolResult(call_id=call_id, success=success) if call_id in run.tools:
-                _finish(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
+                _end_span(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
             case ApprovalAsked(call_id=call_id) if call_id in run.tools:
                 run.tools[call_id].add_event("retinue.approval.asked", timestamp=_nanoseconds(event))
             case ApprovalDecided(call_id=call_id, allowed=allowed, by=by) if call_id in run.tools:
                 decided: dict[str, Any] = {names.ALLOWED: allowed, names.BY: by.partition(":")[0]}
                 run.tools[call_id].add_event("retinue.approval.decided", decided, _nanoseconds(event))
             case TurnEnded():
-                self._answered(run, news=news)
+                self._end_chat(run, news=news)
             case _:
                 pass
 
-    def _spawned(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
+    def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
-        provider, model = names.provider_and_model(body.model)
+        provider, model = names.split_model_name(body.model)
         attributes: dict[str, Any] = {
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: provider,
             **({names.MODEL: model} if model else {}),
             names.RUN_MODE: "loop" if model else "call",
             names.DEPTH: body.depth,
-            **_who(event),
+            **_run_attributes(event),
         }
         if body.parent is not None:
             attributes |= {names.PARENT_RUN: body.parent, names.PARENT_PATH: event.path.rpartition("/")[0]}
-        described = _description(body)
+        described = _read_description(body)
         if described:
             attributes[names.DESCRIPTION] = described
         links: Sequence[Link] = ()
-        above = _remote(body.traceparent) if body.parent is None else tree.over.get(body.parent)
+        above = _parse_traceparent(body.traceparent) if body.parent is None else tree.over.get(body.parent)
         if parent is not None:
             above = parent.tools.get(body.call_id, parent.span).get_span_context()
             links = (Link(parent.asked),) if parent.asked is not None else ()
         IDS.set(body.trace_id, body.span_id)
         span = self._tracer.start_span(
-            f"{names.INVOKE_AGENT} {event.agent}", _below(above), SpanKind.INTERNAL, attributes, links,
+            f"{names.INVOKE_AGENT} {event.agent}", _make_context(above), SpanKind.INTERNAL, attributes, links,
             _nanoseconds(event),
         )  # fmt: skip
         return _Run(body, span)
 
-    def _start(
+    def _start_span(
         self, name: str, event: Event, run: _Run, attributes: dict[str, Any], *, above: Span | None = None
     ) -> Span:
         IDS.set(run.spawned.trace_id, span_id_of(run.spawned.span_id, event.seq))
         kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
-        below = _below((above or run.span).get_span_context())
-        return self._tracer.start_span(name, below, kind, attributes | _who(event), (), _nanoseconds(event))
+        below = _make_context((above or run.span).get_span_context())
+        return self._tracer.start_span(name, below, kind, attributes | _run_attributes(event), (), _nanoseconds(event))
 
-    def _answered(self, run: _Run, *, news: bool) -> None:
-        """Something came after the model's reply, so the reply was whole."""
+    def _end_chat(self, run: _Run, *, news: bool) -> None:
+        """End the span of the model call: an event after the reply shows that the reply was whole."""
         if run.chat is not None and run.turn is not None:
             if news:
                 run.chat.end(run.turn)
             run.chat = run.turn = None
 
-    def _ended(self, event: Event, body: RunEnded, run: _Run, *, news: bool) -> None:
+    def _end_run(self, event: Event, body: RunEnded, run: _Run, *, news: bool) -> None:
         good = body.status == "done"
         if run.chat is not None:
             ended = _nanoseconds(event) if run.turn is None else run.turn
-            _finish(run.chat, ended, "" if body.status == "refused" else body.status, news=news)
+            _end_span(run.chat, ended, "" if body.status == "refused" else body.status, news=news)
         for tool in run.tools.values():
-            _finish(tool, _nanoseconds(event), body.status, news=news)
+            _end_span(tool, _nanoseconds(event), body.status, news=news)
         outcome = "done" if good else "error"
         totals: dict[str, Any] = {names.OUTCOME: outcome, names.STATUS: body.status, names.TURNS: run.turns}
-        run.span.set_attributes(totals | _tokens(run.usage))
+        run.span.set_attributes(totals | _token_attributes(run.usage))
         words = PRIMARY_FAILED if run.spawned.parent is None else FAILED
-        _finish(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
+        _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
         if not news:
             return
         self._invocations.add(1, {names.AGENT: event.agent, names.OUTCOME: outcome})
-        shared = {names.OPERATION: names.INVOKE_AGENT, names.PROVIDER: run.provider, names.MODEL: self._model(run)}
+        shared = {names.OPERATION: names.INVOKE_AGENT, names.PROVIDER: run.provider, names.MODEL: self._model_of(run)}
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
                 self._tokens.record(count, shared | {names.TOKEN_TYPE: kind})
 
     @staticmethod
-    def _model(run: _Run) -> str:
-        return names.provider_and_model(run.spawned.model)[1]
+    def _model_of(run: _Run) -> str:
+        return names.split_model_name(run.spawned.model)[1]
 
 
 def _chat_attributes(run: _Run, turn: int) -> dict[str, Any]:
-    provider, model = names.provider_and_model(run.spawned.model)
+    provider, model = names.split_model_name(run.spawned.model)
     return {names.OPERATION: names.CHAT, names.PROVIDER: provider, names.MODEL: model, names.TURN: turn}
 
 
-def _who(event: Event) -> dict[str, Any]:
+def _run_attributes(event: Event) -> dict[str, Any]:
     return {
         names.CONVERSATION: event.tree,
         names.AGENT: event.agent,
@@ -257,19 +259,19 @@ def _who(event: Event) -> dict[str, Any]:
     }
 
 
-def _tokens(usage: Usage) -> dict[str, Any]:
+def _token_attributes(usage: Usage) -> dict[str, Any]:
     counts = {names.INPUT: usage.input_tokens, names.OUTPUT: usage.output_tokens}
     cached = {names.CACHE_READ: usage.cache_read_tokens, names.CACHE_WRITE: usage.cache_write_tokens}
     return counts | {name: count for name, count in cached.items() if count}
 
 
-def _description(body: RunSpawned) -> str:
+def _read_description(body: RunSpawned) -> str:
     profile = body.profile
     fields = msgspec.json.decode(profile) if isinstance(profile, msgspec.Raw) else profile
     return str(fields.get("description") or "")
 
 
-def _finish(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:
+def _end_span(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:
     if error:
         span.set_attribute(names.ERROR, error)
         span.set_status(StatusCode.ERROR, words or None)
@@ -277,15 +279,15 @@ def _finish(span: Span, at: int, error: str, words: str = "", *, news: bool) -> 
         span.end(at)
 
 
-def _remote(traceparent: str) -> SpanContext | None:
+def _parse_traceparent(traceparent: str) -> SpanContext | None:
     if not traceparent:
         return None
     _, trace_id, span_id, flags = traceparent.split("-")
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
 
 
-def _below(parent: SpanContext | None) -> Context:
-    """A context of its own: whatever span is active in this thread has nothing to do with it."""
+def _make_context(parent: SpanContext | None) -> Context:
+    """Return a context with only that parent, whatever span is active in this thread."""
     return Context() if parent is None else set_span_in_context(NonRecordingSpan(parent), Context())
 
 

@@ -25,12 +25,12 @@ class Output(msgspec.Struct, frozen=True):
     wrapped: bool = False
 
 
-def output_of(kind: Any) -> Output:
-    """The output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
+def make_output(kind: Any) -> Output:
+    """Return the output of a pydantic model, dataclass, msgspec Struct, TypedDict, other plain type, or JSON schema."""
     if isinstance(kind, dict):
         output = _of_schema(kind)
     elif hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate"):
-        output = Output(kind.model_json_schema(), lambda v: plain(kind.model_validate(v)), kind.model_validate)
+        output = Output(kind.model_json_schema(), lambda v: to_plain(kind.model_validate(v)), kind.model_validate)
     else:
         output = _of_type(kind)
     if output.schema.get("type") == "object" or "properties" in output.schema:
@@ -41,8 +41,8 @@ def output_of(kind: Any) -> Output:
     return msgspec.structs.replace(output, schema=schema, wrapped=True)
 
 
-def plain(value: Any) -> Any:
-    """An output value in plain values that it can be made of again."""
+def to_plain(value: Any) -> Any:
+    """Return an output value as plain values that it can be made of again."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     return msgspec.to_builtins(value)
@@ -74,13 +74,13 @@ def _of_schema(schema: dict[str, Any]) -> Output:
 
 
 def inline_schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type with its own definition at the top, as tool schemas want it."""
+    """Return the JSON schema of a type with its own definition at the top, as tool schemas want it."""
     schema = msgspec.json.schema(kind)
     reference = schema.get("$ref", "")
     definitions = schema.pop("$defs", {})
     if reference.startswith("#/$defs/"):
         top = definitions[reference.removeprefix("#/$defs/")]
-        if not _mentions(definitions, reference):
+        if not _has_reference(definitions, reference):
             definitions.pop(reference.removeprefix("#/$defs/"))
         schema = dict(top)
     if definitions:
@@ -88,10 +88,10 @@ def inline_schema(kind: Any) -> dict[str, Any]:
     return schema
 
 
-def _mentions(value: Any, reference: str) -> bool:
+def _has_reference(value: Any, reference: str) -> bool:
     if isinstance(value, dict):
-        return value.get("$ref") == reference or any(_mentions(part, reference) for part in value.values())
-    return isinstance(value, list) and any(_mentions(part, reference) for part in value)
+        return value.get("$ref") == reference or any(_has_reference(part, reference) for part in value.values())
+    return isinstance(value, list) and any(_has_reference(part, reference) for part in value)
 
 
 class FinalAnswer:
@@ -108,7 +108,7 @@ class FinalAnswer:
             repeatable=True,
         )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:

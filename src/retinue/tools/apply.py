@@ -25,7 +25,7 @@ class ApplySubagent:
         display_name="Apply subagent",
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return reveal_text(read_argument(call, "subagent_id", str))
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:

@@ -1,8 +1,8 @@
 """Code mode: `execute_python_code`, one Python program instead of many tool calls.
 
-The program runs where its run does, as a group of processes like a shell's command. The MCP tools of its run are
-modules it can import; what it calls comes back over a channel of its own and is made on the run's link, as a call of
-the run like any other. A program that does not keep to the channel is ended.
+The program runs in its run's sandbox, as a group of processes like a shell's command. The MCP tools of its run are
+modules it can import; what it calls comes back over a channel of its own and is made by the host, as a call of the run
+like any other. A program that does not keep to the channel is ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
 from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Maker, Outcome
+from retinue.core.ports import Execution, Folders, Made, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
 from retinue.tools import code_modules
@@ -34,7 +34,7 @@ from retinue.tools.command_process import (
     make_outcome,
     start_command,
 )
-from retinue.tools.truncate import Ends, cut
+from retinue.tools.truncate import Ends
 
 DEFAULT_SECONDS = 60
 MAX_SECONDS = 3600
@@ -45,20 +45,22 @@ STOP_SECONDS = 2.0
 NOTE_BYTES = 4096
 NOTE_CHARACTERS = 200
 NOTES = 5
+Calls = Callable[[str, dict[str, Any]], Awaitable[Made]]
 PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
 class ExecutePython:
-    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `walled`
-    says that it ends with us anyhow."""
+    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `sandboxed`
+    says that it ends with its sandbox anyhow."""
 
-    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, walled: bool = False) -> None:
-        self._modules = code_modules.modules_of(lent)
+    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
+        self.lent = tuple(lent)
+        self._modules = code_modules.build_modules(lent)
         self._grace = grace
-        self._walled = walled
+        self._sandboxed = sandboxed
         self.spec = ToolSpec(
             CODE_MODE,
-            code_modules.description(self._modules),
+            code_modules.describe_modules(self._modules),
             {
                 "type": "object",
                 "properties": {
@@ -77,14 +79,18 @@ class ExecutePython:
         )
 
     def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_asked(call)[0])
+        return reveal_text(_read_arguments(call)[0])
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        code, seconds = _asked(call)
+    def time_limit(self, call: Call) -> float | None:
+        return _read_arguments(call)[1]
+
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        code, seconds = _read_arguments(call)
+        folders = execution.folders
         sources = {module.name: module.source for module in self._modules}
         ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
-        running, held, grace = _Running(seconds), False, self._grace
-        env = build_environment(os.environ, run=link.ref.path)
+        running, held, grace = _Running(), False, self._grace
+        env = build_environment(os.environ, run=execution.path)
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -94,15 +100,15 @@ class ExecutePython:
                     cwd=folders.workspace,
                     env=env,
                     tool=call.name,
-                    guard=not self._walled,
+                    guard=not self._sandboxed,
                     what="program",
                     pass_fds=(theirs.fileno(),),
                 )
-            with OutputPipe(output, ends) as pipe:
+            with OutputPipe(output, ends, execution.show_output) as pipe:
                 try:
                     try:
-                        with link.program(call, kept=_kept(folders), person=running.person) as make:
-                            in_time = await running.follow(group, ours, {"code": code, "modules": sources}, make)
+                        start = {"code": code, "modules": sources}
+                        in_time = await running.follow(group, ours, start, execution)
                     finally:
                         await running.stop()
                     if in_time:
@@ -117,7 +123,7 @@ class ExecutePython:
         return make_outcome(group, said, notes, late=late)
 
 
-def _asked(call: Call) -> tuple[str, float]:
+def _read_arguments(call: Call) -> tuple[str, float]:
     code, seconds = (
         read_argument(call, "code", str),
         read_argument(call, "executionTimeout", float, float(DEFAULT_SECONDS)),
@@ -131,48 +137,35 @@ def _asked(call: Call) -> tuple[str, float]:
     return code, min(seconds, float(MAX_SECONDS))
 
 
-def _kept(folders: Folders) -> Callable[[Call, Outcome], Outcome]:
-    def kept(call: Call, outcome: Outcome) -> Outcome:
-        """What the log keeps of a result the program got whole."""
-        if outcome.file:
-            return outcome
-        text, file = cut(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
-        return Outcome(text, outcome.success, file=file)
-
-    return kept
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """One call as a program asks for it."""
+class _ProgramCall(msgspec.Struct, frozen=True):
+    """A call as a program asks for it."""
 
     id: int
     tool: str
     args: dict[str, Any]
 
 
-_DECODER = msgspec.json.Decoder(_Asked)
+_DECODER = msgspec.json.Decoder(_ProgramCall)
 
 
 class _Running:
-    """A program at work: its time, its channel and the calls it waits for. `follow` once, then `stop`."""
+    """A program at work: its channel and the calls it waits for. `follow` once, then `stop`."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._left, self._since, self._waits = seconds, 0.0, 0
-        self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._tasks = TaskOwner()
         self._room = asyncio.Semaphore(AT_ONCE)
         self.problem = ""
         self.notes: list[str] = []
 
-    async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, make: Maker) -> bool:
-        """True when the program has ended by itself; raises what a call of it raised that ends the run."""
+    async def follow(self, group: ProcessGroup, channel: socket.socket, start: Any, execution: Execution) -> bool:
+        """Return True when the program has ended by itself; raise what a call of it raised that ends the run."""
         reader, writer = await asyncio.open_unix_connection(sock=channel)
-        writer.write(_frame(start))
+        writer.write(_encode_frame(start))
         exited = self._tasks.start(group.wait_for_exit())
-        self._tasks.start(self._serve(reader, writer, make))
-        self._resume()
+        self._tasks.start(self._serve(reader, writer, execution.call_tool))
+        self._tasks.start(self._expire(execution))
         try:
             await asyncio.wait((exited, self._over), return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
@@ -185,38 +178,21 @@ class _Running:
             await asyncio.wait((exited,))
 
     async def stop(self) -> None:
-        """Gives up the calls it still waits for."""
-        self._waits += 1
-        self._pause()
+        """Cancel the calls that the program still waits for."""
         self._over.cancel()
         await self._tasks.close(STOP_SECONDS)
 
-    def person(self, waits: bool) -> None:
-        """Somebody is asked about a call, or was: the time stands still meanwhile."""
-        self._waits += 1 if waits else -1
-        if self._waits == 0:
-            self._resume()
-        elif waits:
-            self._pause()
-
-    def _resume(self) -> None:
-        if not self._waits and self._timer is None:
-            self._since = self._loop.time()
-            self._timer = self._loop.call_later(max(0.0, self._left), self._end)
-
-    def _pause(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._left -= self._loop.time() - self._since
+    async def _expire(self, execution: Execution) -> None:
+        await execution.expired()
+        self._end()
 
     def _end(self, problem: str = "") -> None:
         if not self._over.done():
             self.problem = problem
             self._over.set_result(None)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Maker) -> None:
-        """Takes its calls, as many at once as there is room for, until it closes its end."""
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, make: Calls) -> None:
+        """Serve the program's calls, as many at once as there is room for, until it closes its end."""
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(HEAD), "big")
@@ -230,7 +206,7 @@ class _Running:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._end(f"[ended: it broke the channel to its tools: {error}]")
 
-    async def _answer(self, asked: _Asked, writer: asyncio.StreamWriter, make: Maker) -> None:
+    async def _answer(self, asked: _ProgramCall, writer: asyncio.StreamWriter, make: Calls) -> None:
         try:
             made = await make(asked.tool, asked.args)
         except Exception as error:  # noqa: BLE001 - what ends the run, or hinders the log, is no matter of the program
@@ -242,18 +218,18 @@ class _Running:
         if made.note:
             self.notes.append(made.note[:NOTE_CHARACTERS])
         answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
-        writer.write(_frame(answer))
+        writer.write(_encode_frame(answer))
         if writer.transport.get_write_buffer_size() > KEPT_BYTES:
             self._end("[ended: it does not read the answers of its tools]")
 
 
-def _frame(value: Any) -> bytes:
+def _encode_frame(value: Any) -> bytes:
     try:
         body = msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a character: in a program, or in the words of a tool
-        body = msgspec.json.encode(_whole(value))
+        body = msgspec.json.encode(_replace_surrogates(value))
     return len(body).to_bytes(HEAD, "big") + body
 
 
-def _whole(value: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(value: dict[str, Any]) -> dict[str, Any]:
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}

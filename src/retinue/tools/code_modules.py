@@ -58,20 +58,20 @@ class Module(NamedTuple):
     source: str
 
 
-def modules_of(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
-    """The modules of these tools, with names that are Python's and no two the same."""
+def build_modules(specs: Sequence[ToolSpec]) -> tuple[Module, ...]:
+    """Return the modules of these tools, under names that Python accepts, each once."""
     servers: dict[str, list[ToolSpec]] = {}
     for spec in specs:
         servers.setdefault(spec.server, []).append(spec)
-    names = _names(list(servers), taken=_OURS)
-    return tuple(_module(names[server], server, found) for server, found in servers.items())
+    names = _choose_names(list(servers), taken=_OURS)
+    return tuple(_make_module(names[server], server, found) for server, found in servers.items())
 
 
-def description(modules: Sequence[Module]) -> str:
-    """What the model is told; with many tools less of each."""
+def describe_modules(modules: Sequence[Module]) -> str:
+    """Return the description for the model; with many tools it says less of each."""
     if not modules:
         return ABOUT + NO_TOOLS
-    for line in (_whole_line, _short_line, _name_line):
+    for line in (_format_whole_line, _format_short_line, _format_name_line):
         listed = "\n".join(
             "\n".join((f"from tools import {module.name}", *(line(module, each) for each in module.functions)))
             for module in modules
@@ -82,25 +82,25 @@ def description(modules: Sequence[Module]) -> str:
     return f"{ABOUT}{CALLING}{left}\n[{listed.count(chr(10)) - left.count(chr(10))} more lines: see `help(tools)`]"
 
 
-def _whole_line(module: Module, function: Function) -> str:
+def _format_whole_line(module: Module, function: Function) -> str:
     about = f"  # {function.summary}" if function.summary else ""
     return f"await {module.name}.{function.signature}{about}"
 
 
-def _short_line(module: Module, function: Function) -> str:
+def _format_short_line(module: Module, function: Function) -> str:
     return f"await {module.name}.{function.signature}"
 
 
-def _name_line(module: Module, function: Function) -> str:
+def _format_name_line(module: Module, function: Function) -> str:
     return f"{module.name}.{function.name}"
 
 
-def _module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
-    names = _names([_own_name(spec) for spec in specs], taken=_OURS)
+def _make_module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
+    names = _choose_names([_find_own_name(spec) for spec in specs], taken=_OURS)
     types = _Types(taken=set(names.values()) | _OURS)
-    functions = tuple(_function(names[_own_name(spec)], spec, types) for spec in specs)
+    functions = tuple(_make_function(names[_find_own_name(spec)], spec, types) for spec in specs)
     parts = [
-        _doc(f"Tools of the MCP server {server!r}."),
+        _quote_docstring(f"Tools of the MCP server {server!r}."),
         "from __future__ import annotations\n\nfrom typing import Any, Literal, NotRequired, TypedDict\n\n"
         "from tools import ToolError, _call\n",
         f"__all__ = {[*names.values(), *types.names]!a}\n",
@@ -110,66 +110,66 @@ def _module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:
     return Module(name, server, functions, "\n\n".join(parts))
 
 
-def _function(name: str, spec: ToolSpec, types: _Types) -> Function:
+def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
     schema = spec.schema
-    properties, required = _properties(schema), _required(schema)
+    properties, required = _find_properties(schema), _find_required(schema)
     ordered = sorted(properties, key=lambda each: each not in required)
-    named = _names(ordered, taken=frozenset({"_call", "more_"}))
+    named = _choose_names(ordered, taken=frozenset({"_call", "more_"}))
     compact, whole = [], []
     for each in ordered:
-        default = "" if each in required else f" = {_default(properties[each], schema)}"
+        default = "" if each in required else f" = {_format_default(properties[each], schema)}"
         kind = types.reader(schema, f"{name}_{each}").annotation(properties[each])
         whole.append(f"{named[each]}: {kind}{default}")
-        kind = _Reader(schema, _inline, deep=SHOWN_DEEP).annotation(properties[each])
+        kind = _Reader(schema, _format_inline, deep=SHOWN_DEEP).annotation(properties[each])
         compact.append(f"{named[each]}: {kind}{default}")
     args = ", ".join(f"{each!a}: {named[each]}" for each in ordered)
     if schema.get("additionalProperties") and not properties:
         whole.append("**more_: Any")
         compact.append("**arguments: Any")
         args = "**more_"
-    wrapped = _wrapped(spec.output)
+    wrapped = _is_wrapped(spec.output)
     output = spec.output["properties"][RESULT] if wrapped else spec.output
     gives = types.reader(spec.output, f"{name}_result").annotation(output)
     source = (
         f"async def {name}({', '.join(whole)}) -> {gives}:\n"
-        f"    {_doc(_words(spec, properties, named))}\n"
+        f"    {_quote_docstring(_describe(spec, properties, named))}\n"
         f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
     )
-    shown = _Reader(spec.output, _inline, deep=SHOWN_DEEP).annotation(output)
+    shown = _Reader(spec.output, _format_inline, deep=SHOWN_DEEP).annotation(output)
     signature = f"{name}({', '.join(compact)}) -> {shown}"
-    return Function(name, signature, _cut(spec.description, SUMMARY_CHARACTERS), source)
+    return Function(name, signature, _shorten(spec.description, SUMMARY_CHARACTERS), source)
 
 
-def _own_name(spec: ToolSpec) -> str:
-    """The name a tool has on its server."""
+def _find_own_name(spec: ToolSpec) -> str:
+    """Return the name a tool has on its server."""
     return spec.name.removeprefix(f"mcp__{spec.server}__")
 
 
-def _words(spec: ToolSpec, properties: dict[str, Any], named: dict[str, str]) -> str:
-    lines = [spec.description.strip()[:DOC_CHARACTERS] or f"The tool {_own_name(spec)!r}."]
+def _describe(spec: ToolSpec, properties: dict[str, Any], named: dict[str, str]) -> str:
+    lines = [spec.description.strip()[:DOC_CHARACTERS] or f"The tool {_find_own_name(spec)!r}."]
     told = [
-        f"    {named[each]}: {_cut(schema['description'], 500)}"
+        f"    {named[each]}: {_shorten(schema['description'], 500)}"
         for each, schema in properties.items()
         if isinstance(schema, dict) and isinstance(schema.get("description"), str) and schema["description"].strip()
     ]
     return "\n".join([*lines, *(["", "Parameters:", *told] if told else [])])
 
 
-def _cut(text: str, most: int) -> str:
-    """On one line, and no longer than that."""
+def _shorten(text: str, most: int) -> str:
+    """Return the text on one line, of at most that many characters."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def _doc(text: str) -> str:
-    """The text as a literal: over several lines where that reads the same."""
+def _quote_docstring(text: str) -> str:
+    """Return the text as a literal, over several lines where that reads the same."""
     pretty = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
     plain = all(each.isprintable() or each == "\n" for each in text) and not ("\\" in text or '"""' in f'{text}""')
     return pretty if plain else ascii(text)
 
 
-def _names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
-    """For each a name that Python takes, none of them twice and none that begins with `_`."""
+def _choose_names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
+    """Return for each a name that Python accepts, each once, none beginning with `_`."""
     found: dict[str, str] = {}
     used = set(taken)
     for each in wanted:
@@ -183,34 +183,34 @@ def _names(wanted: Sequence[str], *, taken: frozenset[str]) -> dict[str, str]:
     return found
 
 
-def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+def _find_properties(schema: dict[str, Any]) -> dict[str, Any]:
     found = schema.get("properties")
     return {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
 
 
-def _wrapped(output: dict[str, Any]) -> bool:
-    """Whether it is what servers make of a result that is no object: one field, since structured content must be."""
-    return list(_properties(output)) == [RESULT] and RESULT in _required(output)
+def _is_wrapped(output: dict[str, Any]) -> bool:
+    """Tell whether servers wrapped a result that is no object into one field, since structured content must be one."""
+    return list(_find_properties(output)) == [RESULT] and RESULT in _find_required(output)
 
 
-def _required(schema: dict[str, Any]) -> frozenset[str]:
+def _find_required(schema: dict[str, Any]) -> frozenset[str]:
     found = schema.get("required")
     return frozenset(each for each in found if isinstance(each, str)) if isinstance(found, list) else frozenset()
 
 
-def _default(schema: Any, root: dict[str, Any]) -> str:
-    """The default where it is a plain value of the parameter's own type. Others are left to the server: it is not
+def _format_default(schema: Any, root: dict[str, Any]) -> str:
+    """Return the default if it is a plain value of the parameter's own type. Others are left to the server: it is not
     sent what was not given."""
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     if not isinstance(schema, dict) or "default" not in schema:
         return "..."
     default = schema["default"]
-    kinds = [each for option in _options(schema) for each in _type_names(_resolved(option, root))]
+    kinds = [each for option in _find_options(schema) for each in _type_names(_resolve(option, root))]
     allowed = tuple(kind for each in kinds for kind in _KINDS.get(each, ()))
     fits = isinstance(default, allowed) and (bool in allowed or not isinstance(default, bool))
     choices = schema.get("enum")
     chosen = isinstance(choices, list) and default in choices
-    return _literal(default) if _is_literal(default) and (fits or chosen) else "..."
+    return _format_literal(default) if _is_literal(default) and (fits or chosen) else "..."
 
 
 class _Reader:
@@ -222,19 +222,19 @@ class _Reader:
         self._left = PARTS
 
     def annotation(self, schema: Any) -> str:
-        schema = _resolved(schema, self._root)
+        schema = _resolve(schema, self._root)
         self._left -= 1
         if not isinstance(schema, dict) or not schema or not self._deep or self._left < 0:
             return "Any"
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(choices, list) and 0 < len(choices) <= CHOICES and all(map(_is_literal, choices)):
-            return f"Literal[{', '.join(map(_literal, choices))}]"
+            return f"Literal[{', '.join(map(_format_literal, choices))}]"
         self._deep -= 1
         try:
-            options = _options(schema)
+            options = _find_options(schema)
             if options != [schema]:
-                return _union([self.annotation(option) for option in options])
-            return _union([self._plain(kind, schema) for kind in _type_names(schema)])
+                return _format_union([self.annotation(option) for option in options])
+            return _format_union([self._plain(kind, schema) for kind in _type_names(schema)])
         finally:
             self._deep += 1
 
@@ -242,18 +242,18 @@ class _Reader:
         if kind == "array":
             return f"list[{self.annotation(schema.get('items', {}))}]"
         if kind == "object":
-            if _properties(schema):
+            if _find_properties(schema):
                 return self._objects(schema, self)
             return f"dict[str, {self.annotation(schema.get('additionalProperties', {}))}]"
         return _SCALARS.get(kind, "Any")
 
 
-def _union(kinds: list[str]) -> str:
+def _format_union(kinds: list[str]) -> str:
     return "Any" if "Any" in kinds or not kinds else " | ".join(dict.fromkeys(kinds))
 
 
-def _options(schema: dict[str, Any]) -> list[Any]:
-    """The schemas of which a value must fit one."""
+def _find_options(schema: dict[str, Any]) -> list[Any]:
+    """Return the schemas of which a value must fit one."""
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             options: list[Any] = schema[key]
@@ -265,12 +265,12 @@ def _options(schema: dict[str, Any]) -> list[Any]:
 def _type_names(schema: Any) -> list[str]:
     if not isinstance(schema, dict):
         return []
-    kind = schema.get("type", "object" if _properties(schema) else None)
+    kind = schema.get("type", "object" if _find_properties(schema) else None)
     return [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
 
 
-def _resolved(schema: Any, root: dict[str, Any]) -> Any:
-    """What a reference within the same schema means; one that leads nowhere, or around, means nothing."""
+def _resolve(schema: Any, root: dict[str, Any]) -> Any:
+    """Follow a reference within the same schema; one that leads nowhere, or around, gives an empty schema."""
     for _ in range(DEEP):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             return schema
@@ -287,16 +287,16 @@ def _is_literal(value: Any) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= 100)
 
 
-def _literal(value: Any) -> str:
+def _format_literal(value: Any) -> str:
     return repr(value) if not isinstance(value, str) or value.isprintable() else ascii(value)
 
 
-def _inline(schema: dict[str, Any], reader: _Reader) -> str:
-    """An object as the model reads it: `{title: str, labels?: list[str]}`."""
-    needed = _required(schema)
+def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
+    """Return an object as the model reads it: `{title: str, labels?: list[str]}`."""
+    needed = _find_required(schema)
     fields = (
-        f"{_cut(name, 60)}{'' if name in needed else '?'}: {reader.annotation(each)}"
-        for name, each in list(_properties(schema).items())[:CHOICES]
+        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.annotation(each)}"
+        for name, each in list(_find_properties(schema).items())[:CHOICES]
     )
     return f"{{{', '.join(fields)}}}"
 
@@ -320,12 +320,12 @@ class _Types:
             return "dict[str, Any]"
         wanted = schema["title"] if isinstance(schema.get("title"), str) else about
         camel = "".join(part[:1].upper() + part[1:] for part in re.split(r"[^A-Za-z0-9]+", wanted))
-        name = _names([camel], taken=frozenset(self._taken))[camel]
+        name = _choose_names([camel], taken=frozenset(self._taken))[camel]
         self._taken.add(name)
         self.names.append(name)
         self._known[id(schema)] = name
-        needed, fields = _required(schema), []
-        for each, part in _properties(schema).items():
+        needed, fields = _find_required(schema), []
+        for each, part in _find_properties(schema).items():
             kind = reader.annotation(part)
             fields.append(f"{each!a}: {kind if each in needed else f'NotRequired[{kind}]'!a}")
         self.sources.append(f"{name} = TypedDict({name!a}, {{{', '.join(fields)}}})\n")

@@ -56,7 +56,7 @@ class Channel:
         return json.loads(self._exactly(size))
 
     async def call(self, tool: str, args: dict[str, Any], field: str = "") -> Any:
-        """The tool's value, or that of the one field it has. Arguments that were left out are `...`."""
+        """Call a tool; return its value, or that of its one field. Arguments that were left out are `...`."""
         import asyncio  # noqa: PLC0415 - most of the time a program takes to start, and only calls need it
 
         given = {name: value for name, value in args.items() if value is not ...}
@@ -121,20 +121,20 @@ class Modules:
 
     def __init__(self, sources: dict[str, str], call: Any) -> None:
         self._sources = {f"tools.{name}": source for name, source in sources.items()}
-        tools = types.ModuleType("tools", _about(sources))
+        tools = types.ModuleType("tools", _describe_modules(sources))
         tools.__path__ = []
         tools.__dict__.update(ToolError=ToolError, _call=call, __all__=[*sources, "ToolError"], __getattr__=self._get)
         sys.modules["tools"] = tools
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, origin=_file(name)) if name in self._sources else None  # type: ignore[arg-type]
+        return ModuleSpec(name, self, origin=_name_file(name)) if name in self._sources else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__file__ = _file(module.__name__)
+        module.__file__ = _name_file(module.__name__)
         exec(compile(self._sources[module.__name__], module.__file__, "exec", dont_inherit=True), module.__dict__)
 
     def get_source(self, name: str) -> str:
@@ -148,11 +148,11 @@ class Modules:
         return sys.modules[f"tools.{name}"]
 
 
-def _about(sources: dict[str, str]) -> str:
+def _describe_modules(sources: dict[str, str]) -> str:
     return "The tools of this run's MCP servers, one module each: " + (", ".join(sources) or "there is none") + "."
 
 
-def _file(name: str) -> str:
+def _name_file(name: str) -> str:
     return name.replace(".", "/") + ".py"
 
 
@@ -165,18 +165,18 @@ def main() -> None:
     sys.argv[:] = [NAME]
     code = start["code"]
     try:
-        body = _compiled(code)
+        body = _compile(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        _say(error, only=True)
+        _print_error(error, only=True)
         sys.exit(1)
     import linecache  # noqa: PLC0415
 
     linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(keepends=True), NAME)
-    sys.exit(_run(body))
+    sys.exit(_run_body(body))
 
 
-def _compiled(code: str) -> types.CodeType:
-    """The program, with the value of its last expression under a name of ours."""
+def _compile(code: str) -> types.CodeType:
+    """Compile the program; the value of its last expression gets a name of ours."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: ast.Module = compile(code, NAME, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
     last = tree.body[-1] if tree.body else None
@@ -187,7 +187,7 @@ def _compiled(code: str) -> types.CodeType:
     return body
 
 
-def _run(body: types.CodeType) -> int:
+def _run_body(body: types.CodeType) -> int:
     program = types.ModuleType("__main__")
     program.__dict__["__file__"] = NAME
     sys.modules["__main__"] = program
@@ -204,30 +204,30 @@ def _run(body: types.CodeType) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the program raises is its output
-        _say(error)
+        _print_error(error)
         return 1
     return 0
 
 
-def _say(error: BaseException, *, only: bool = False) -> None:
-    """The error as Python says it, with the program's own lines and nobody else's."""
+def _print_error(error: BaseException, *, only: bool = False) -> None:
+    """Print the error as Python does, with the program's own lines only."""
     from traceback import TracebackException  # noqa: PLC0415
 
     told = TracebackException.from_exception(error)
-    _trim(told, set())
+    _trim_frames(told, set())
     sys.stdout.flush()
     bare = only or not (told.stack or told.exceptions)  # a group may have no line of its own: its members do
     sys.stderr.write("".join(told.format_exception_only() if bare else told.format()))
 
 
-def _trim(told: TracebackException, seen: set[int]) -> None:
+def _trim_frames(told: TracebackException, seen: set[int]) -> None:
     if id(told) in seen:
         return
     seen.add(id(told))
     told.stack[:] = [frame for frame in told.stack if frame.filename == NAME]
     for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
         if other is not None:
-            _trim(other, seen)
+            _trim_frames(other, seen)
 
 
 if __name__ == "__main__":

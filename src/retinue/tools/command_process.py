@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,10 +36,11 @@ def build_environment(given: Mapping[str, str], *, run: str) -> dict[str, str]:
 
 
 class OutputPipe:
-    """The reading end of a command's output. Feeds `ends` a chunk per turn of the loop; closes both."""
+    """The reading end of a command's output. Feeds `ends` a chunk per turn of the loop, and shows it to whoever
+    watches; closes both."""
 
-    def __init__(self, fd: int, ends: Ends) -> None:
-        self._fd, self._ends = fd, ends
+    def __init__(self, fd: int, ends: Ends, show: Callable[[bytes], None]) -> None:
+        self._fd, self._ends, self._show = fd, ends, show
         self._over = asyncio.Event()
         os.set_blocking(fd, False)
 
@@ -68,6 +69,7 @@ class OutputPipe:
             return
         if chunk:
             self._ends.feed(chunk)
+            self._show(chunk)
             return
         asyncio.get_running_loop().remove_reader(self._fd)
         self._over.set()

@@ -1,8 +1,8 @@
-"""Reaching a host: its addresses, the judgement on them, one connection. The only way from a tool to the network.
+"""Connecting to a public host. The only way from a tool to the network.
 
-A name is resolved once, every address it has is judged, and what is connected to is such an address and not the name:
-a name that leads elsewhere a moment later leads nowhere. Sockets are a Dialer's; who is reachable is decided here,
-between its two calls, so another Dialer (a test's) goes through the same judgement.
+A name is resolved once and every address it has is checked. The connection goes to such an address and not to the name,
+so a name that changes a moment later cannot lead elsewhere. A Dialer has the sockets; the check stands between its two
+calls, so that the Dialer of a test passes through it too.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ LINE_BYTES = 64 * 1024
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Hidden(ToolError):
-    """The host has an address that is not of the internet."""
+class PrivateAddress(ToolError):
+    """The host has an address that is not on the public internet."""
 
 
 class Dialer(Protocol):
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The addresses of a name; raises OSError."""
+        """Return the addresses of a name. Raises OSError."""
         ...
 
     async def connect(self, address: str, port: int, *, tls: str | None) -> Streams:
-        """A connection to an address, by TLS for the host named `tls` if there is one; raises OSError."""
+        """Connect to an address, with TLS for the host `tls` if that is given. Raises OSError."""
         ...
 
 
 class SystemDialer:
-    """This machine's resolver and sockets."""
+    """The resolver and the sockets of this machine."""
 
     def __init__(self) -> None:
         self._tls: ssl.SSLContext | None = None
@@ -52,39 +52,39 @@ class SystemDialer:
         return await asyncio.open_connection(address, port, limit=LINE_BYTES, ssl=self._tls, server_hostname=tls)
 
 
-async def dial(dialer: Dialer, host: str, port: int, *, tls: bool, tool: str) -> Streams:
-    """A connection to a public host. One private address among its own is enough to refuse it."""
+async def dial_host(dialer: Dialer, host: str, port: int, *, tls: bool, tool: str) -> Streams:
+    """Connect to a public host. A host with one private address is refused. Raises ToolError."""
     try:
         addresses = await dialer.resolve(host, port)
     except OSError as error:
         raise ToolError(f"{tool}: {host} has no address: {error.strerror or error}") from None
-    hidden = [address for address in addresses if not is_public(address)]
-    if hidden:
-        raise Hidden(f"{tool}: {host} leads to {hidden[0]}, which is not a public address")
+    private = [address for address in addresses if not is_public_address(address)]
+    if private:
+        raise PrivateAddress(f"{tool}: {host} leads to {private[0]}, which is not a public address")
     if not addresses:
         raise ToolError(f"{tool}: {host} has no address")
-    trouble: OSError | None = None
+    last_error: OSError | None = None
     for address in addresses:
         try:
             return await dialer.connect(address, port, tls=host if tls else None)
         except ssl.SSLCertVerificationError as error:
             raise ToolError(f"{tool}: the certificate of {host} is not trusted: {error.verify_message}") from None
         except OSError as error:
-            trouble = error
-    raise ToolError(f"{tool}: cannot reach {host}: {trouble and (trouble.strerror or trouble)}")
+            last_error = error
+    raise ToolError(f"{tool}: cannot reach {host}: {last_error and (last_error.strerror or last_error)}")
 
 
-def is_public(text: str) -> bool:
-    """Whether an address is of the internet: not private, loopback, link-local, reserved or a group, nor one that only
-    wraps such an address (IPv4 in IPv6)."""
+def is_public_address(text: str) -> bool:
+    """Tell whether an address is on the public internet: not private, loopback, link-local, reserved or multicast, nor
+    IPv6 around such an IPv4 address."""
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # also one with a zone
+    except ValueError:  # also an address with a zone
         return False
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:
-            return is_public(str(inner))
+            return is_public_address(str(inner))
         if address.is_site_local:
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved)

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.ports import Execution, Folders, Outcome
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
 from retinue.tools.paths import make_file_error, open_file, replace_file, resolve_readable, resolve_writable
 from retinue.tools.truncate import Ends
@@ -32,7 +32,14 @@ COMPARE_BYTES = 1024 * 1024
 _EDITING = threading.Lock()
 
 
-class Read:
+class FileTool:
+    """Base of the tools that only read or write files: their calls have no time limit of their own."""
+
+    def time_limit(self, call: Call) -> float | None:
+        return None
+
+
+class Read(FileTool):
     """Gives the text of a file, or of some of its lines."""
 
     spec = ToolSpec(
@@ -53,15 +60,16 @@ class Read:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        raw = _path(call)
-        first, count = _positive(call, "offset"), _positive(call, "limit")
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
+        raw = _read_path(call)
+        first, count = _read_positive(call, "offset"), _read_positive(call, "limit")
 
         def work(stop: threading.Event) -> Outcome:
             path = resolve_readable(folders, raw, tool=call.name)
             try:
                 with open_file(path, folders.roots, tool=call.name) as file:
-                    return _lines(file, path, first or 1, count, stop=stop, tool=call.name)
+                    return _read_lines(file, path, first or 1, count, stop=stop, tool=call.name)
             except OSError as error:
                 raise make_file_error(call.name, raw, error) from error
 
@@ -71,7 +79,7 @@ class Read:
         return reveal_text(str(call.args.get("path") or call.args.get("file_path") or ""))
 
 
-class Write:
+class Write(FileTool):
     """Makes or replaces a whole file."""
 
     spec = ToolSpec(
@@ -85,8 +93,9 @@ class Write:
         display_name="Write",
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        raw, data = _path(call), _bytes(call, "content")
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
+        raw, data = _read_path(call), _read_bytes(call, "content")
 
         def work(stop: threading.Event) -> Outcome:
             path = resolve_writable(folders, raw, tool=call.name)
@@ -97,17 +106,17 @@ class Write:
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        raw, data = _path(call), _bytes(call, "content")
+        raw, data = _read_path(call), _read_bytes(call, "content")
         path = resolve_writable(folders, raw, tool=call.name)
-        old = _whole(path, folders, call.name) if os.path.lexists(path) else b""
+        old = _read_whole(path, folders, call.name) if os.path.lexists(path) else b""
         if old == data:
             return "(no change)"
-        if _comparable(old, data):
-            return _diff(old, data)
-        return f"replaces {_count(old)} by {_count(data)}:\n{_signed('+', data)}"
+        if _is_comparable(old, data):
+            return _format_diff(old, data)
+        return f"replaces {_describe_size(old)} by {_describe_size(data)}:\n{_prefix_lines('+', data)}"
 
 
-class Edit:
+class Edit(FileTool):
     """Replaces one string in a file."""
 
     spec = ToolSpec(
@@ -127,50 +136,56 @@ class Edit:
         display_name="Edit",
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
+
         def work(stop: threading.Event) -> Outcome:
             with _EDITING:
-                path, _, new = _edited(call, folders)
+                path, _, new = _plan_edit(call, folders)
                 replace_file(path, new, folders, tool=call.name)
-            return Outcome(f"edited {_path(call)}")
+            return Outcome(f"edited {_read_path(call)}")
 
         return await run_in_thread(work)
 
     def preview(self, call: Call, folders: Folders) -> str:
-        _, old, new = _edited(call, folders)
-        if _comparable(old, new):
-            return _diff(old, new)
-        return _signed("-", _bytes(call, "old_string")) + "\n" + _signed("+", _bytes(call, "new_string"))
+        _, old, new = _plan_edit(call, folders)
+        if _is_comparable(old, new):
+            return _format_diff(old, new)
+        return (
+            _prefix_lines("-", _read_bytes(call, "old_string"))
+            + "\n"
+            + _prefix_lines("+", _read_bytes(call, "new_string"))
+        )
 
 
-def _path(call: Call) -> str:
+def _read_path(call: Call) -> str:
     return read_argument(call, "path", str, alias="file_path")
 
 
-def _bytes(call: Call, name: str) -> bytes:
+def _read_bytes(call: Call, name: str) -> bytes:
     try:
         return read_argument(call, name, str).encode()
     except UnicodeEncodeError:
         raise ToolError(f"{call.name}: '{name}' has characters that cannot be written as UTF-8") from None
 
 
-def _positive(call: Call, name: str) -> int | None:
+def _read_positive(call: Call, name: str) -> int | None:
     value = read_argument(call, name, int, None)
     if value is not None and value < 1:
         raise ToolError(f"{call.name}: '{name}' must be 1 or more, got {value}")
     return value
 
 
-def _edited(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
-    """The path, what is in it, and what would be; raises with the reason the edit does not apply."""
-    raw, old, new = _path(call), _bytes(call, "old_string"), _bytes(call, "new_string")
+def _plan_edit(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
+    """Return the path, its content, and the content after the edit; ToolError says why the edit does not apply."""
+    raw, old, new = _read_path(call), _read_bytes(call, "old_string"), _read_bytes(call, "new_string")
     everywhere = read_argument(call, "replace_all", bool, False)
     if not old:
         raise ToolError(f"{call.name}: 'old_string' is empty; use write to make a file")
     if old == new:
         raise ToolError(f"{call.name}: 'old_string' and 'new_string' are the same")
     path = resolve_writable(folders, raw, tool=call.name)
-    data = _whole(path, folders, call.name)
+    data = _read_whole(path, folders, call.name)
     first = data.find(old)
     if first < 0:
         hint = "; the file's lines end in \\r\\n" if b"\n" in old and b"\r\n" in data and b"\r\n" not in old else ""
@@ -183,7 +198,7 @@ def _edited(call: Call, folders: Folders) -> tuple[Path, bytes, bytes]:
     return path, data, data.replace(old, new)
 
 
-def _whole(path: Path, folders: Folders, tool: str) -> bytes:
+def _read_whole(path: Path, folders: Folders, tool: str) -> bytes:
     try:
         with open_file(path, [folders.workspace], tool=tool) as file:
             data = file.read(EDIT_BYTES + 1)
@@ -200,18 +215,20 @@ def is_binary(start: bytes) -> bool:
     return b"\0" in start[:SNIFF_BYTES]
 
 
-def _lines(file: BinaryIO, path: Path, first: int, count: int | None, *, stop: threading.Event, tool: str) -> Outcome:
-    """`count` lines from the `first` on, in pieces, so that neither a large file nor a long line is held whole."""
+def _read_lines(
+    file: BinaryIO, path: Path, first: int, count: int | None, *, stop: threading.Event, tool: str
+) -> Outcome:
+    """Return `count` lines from the `first` on, read in pieces: neither a large file nor a long line is held whole."""
     ends, skip, seen, last, given = Ends(has=path), first - 1, 0, b"\n", False
     while (chunk := file.read(CHUNK)) and not stop.is_set():
         if not seen and is_binary(chunk):
             size = os.fstat(file.fileno()).st_size
             raise ToolError(f"{tool}: {quote_text(path)} is binary ({size} bytes)")
         seen, last = seen + chunk.count(b"\n"), chunk[-1:]
-        at, skip = _after_lines(chunk, skip)
+        at, skip = _skip_lines(chunk, skip)
         wanted = chunk[at:]
         if count is not None:
-            at, count = _after_lines(wanted, count)
+            at, count = _skip_lines(wanted, count)
             wanted = wanted[:at]
         ends.feed(wanted)
         given = given or bool(wanted)
@@ -224,8 +241,8 @@ def _lines(file: BinaryIO, path: Path, first: int, count: int | None, *, stop: t
     return Outcome(text, file=whole)
 
 
-def _after_lines(chunk: bytes, lines: int) -> tuple[int, int]:
-    """Where this many lines are over in a chunk, and how many are still to come after it."""
+def _skip_lines(chunk: bytes, lines: int) -> tuple[int, int]:
+    """Return the offset after this many lines of a chunk, and how many lines are still to skip after it."""
     found = chunk.count(b"\n")
     if found < lines:
         return len(chunk), lines - found
@@ -235,33 +252,33 @@ def _after_lines(chunk: bytes, lines: int) -> tuple[int, int]:
     return at, 0
 
 
-def _count(data: bytes) -> str:
+def _describe_size(data: bytes) -> str:
     lines = data.count(b"\n")
     return f"{lines} lines ({len(data)} bytes)"
 
 
-def _comparable(old: bytes, new: bytes) -> bool:
-    """Comparing takes time that grows faster than the texts, and a person waits for it."""
+def _is_comparable(old: bytes, new: bytes) -> bool:
+    """Tell whether two texts are small enough to compare: the time grows faster than they do, and a person waits."""
     return len(old) + len(new) <= COMPARE_BYTES and old.count(b"\n") + new.count(b"\n") <= COMPARE_LINES
 
 
-def _diff(old: bytes, new: bytes) -> str:
-    lines = difflib.unified_diff(_split(old), _split(new), lineterm="\n")
-    return _bounded(line for number, line in enumerate(lines) if number > 1)
+def _format_diff(old: bytes, new: bytes) -> str:
+    lines = difflib.unified_diff(_split_lines(old), _split_lines(new), lineterm="\n")
+    return _join_bounded(line for number, line in enumerate(lines) if number > 1)
 
 
-def _signed(sign: str, data: bytes) -> str:
-    return _bounded(sign + line for line in _split(data))
+def _prefix_lines(sign: str, data: bytes) -> str:
+    return _join_bounded(sign + line for line in _split_lines(data))
 
 
-def _split(data: bytes) -> list[str]:
+def _split_lines(data: bytes) -> list[str]:
     lines = data.decode("utf-8", "replace").split("\n")
     return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
-def _bounded(lines: Iterable[str]) -> str:
+def _join_bounded(lines: Iterable[str]) -> str:
     shown, more = list[str](), 0
-    for line in _finished(lines):
+    for line in _mark_last_line(lines):
         if len(shown) < DIFF_LINES:
             cut = f" [... {len(line) - DIFF_COLUMNS} characters more]" if len(line) > DIFF_COLUMNS else ""
             shown.append(reveal_text(line[:DIFF_COLUMNS]) + cut)
@@ -270,7 +287,7 @@ def _bounded(lines: Iterable[str]) -> str:
     return "\n".join([*shown, f"[... {more} lines more ...]"] if more else shown)
 
 
-def _finished(lines: Iterable[str]) -> Iterator[str]:
+def _mark_last_line(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         yield line.removesuffix("\n")
         if not line.endswith("\n"):

@@ -28,7 +28,7 @@ class FunctionTool:
             raise ConfigError(f"tool tier must be 'observe' or 'confirm', got {tier!r}")
         self.function = function
         named = check_name(name or getattr(function, "__name__", ""), what="tool name")
-        self._takes_context, self._args = _arguments(function, named)
+        self._takes_context, self._args = _inspect_parameters(function, named)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self.spec = ToolSpec(
             named,
@@ -43,7 +43,7 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
     async def run(self, args: dict[str, Any], context: Context) -> Outcome:
-        """One call by a model. What the function raises becomes words for the model."""
+        """Run one call of a model. An exception of the function becomes text for the model."""
         try:
             given = msgspec.convert(args, self._args)
         except msgspec.ValidationError as error:
@@ -76,7 +76,7 @@ class Lent:
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
@@ -84,7 +84,7 @@ class Lent:
 
 
 def as_text(value: Any) -> str:
-    """What the model reads of a function's value."""
+    """Return the text that the model reads of a function's value."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -97,8 +97,8 @@ def as_text(value: Any) -> str:
         return str(value)
 
 
-def _arguments(function: Callable[..., Any], name: str) -> tuple[bool, type[msgspec.Struct]]:
-    """Whether the first parameter is the Context, and a Struct of the others."""
+def _inspect_parameters(function: Callable[..., Any], name: str) -> tuple[bool, type[msgspec.Struct]]:
+    """Return whether the first parameter is the Context, and a Struct of the others."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = list(inspect.signature(function).parameters.values())
@@ -134,7 +134,7 @@ def tool(
     repeatable: bool = False,
     name: str | None = None,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Makes a function, sync or async, a tool. Tier `confirm` asks the user before every call, `observe` never does."""
+    """Make a function, sync or async, a tool. Tier `confirm` asks the user before every call, `observe` never does."""
 
     def wrap(wrapped: Callable[..., Any]) -> FunctionTool:
         return FunctionTool(wrapped, tier=tier, repeatable=repeatable, name=name)

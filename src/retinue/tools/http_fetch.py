@@ -1,7 +1,7 @@
-"""One GET over HTTP/1.1, with everything a stranger may send bounded: head, body, what it unpacks to, redirects, time.
+"""Fetching one web page, with bounds for all that a server may send: head, body, decompressed size, redirects, time.
 
-Sends no cookie, no credential and nothing of the environment; keeps no connection. Where it may go is decided at every
-hop anew: the list of hosts here, the addresses in `dialing`.
+Sends no cookie, no credential and nothing of the environment, and keeps no connection. Every redirect is checked again:
+the host against the list here, its addresses in `dialer`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from retinue.core.errors import ToolError
 from retinue.core.network import Hosts, allows, canonical
 from retinue.http.client import ClientConnection, ResponseError
-from retinue.tools.dialer import Dialer, dial
+from retinue.tools.dialer import Dialer, dial_host
 
 TOOL = "web_fetch"
 SECONDS = 30.0
@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Page:
-    """What came. `cut` says that there was more than we take."""
+    """A response. `cut` says that there was more than BODY_BYTES."""
 
     url: str
     status: int
@@ -64,23 +64,23 @@ class Page:
     cut: bool
 
 
-async def fetch(url: str, *, hosts: Hosts, dialer: Dialer, seconds: float = SECONDS) -> Page:
-    """The page at a URL, after its redirects; raises ToolError with words for the model."""
+async def fetch_page(url: str, *, hosts: Hosts, dialer: Dialer, seconds: float = SECONDS) -> Page:
+    """Fetch the page at a URL, after its redirects. Raises ToolError with a text for the model."""
     target = check_url(url, hosts)
     try:
         async with asyncio.timeout(seconds):
             for _ in range(REDIRECTS + 1):
-                page, location = await _get(target, dialer)
+                page, location = await _fetch_once(target, dialer)
                 if location is None:
                     return page
-                target = _redirected(target, location, hosts)
+                target = _follow_redirect(target, location, hosts)
     except TimeoutError:
         raise ToolError(f"{TOOL}: {target.authority} was not done within {seconds:g} s") from None
     raise ToolError(f"{TOOL}: more than {REDIRECTS} redirects, the last to {target.url}")
 
 
 def check_url(url: str, hosts: Hosts) -> Target:
-    """The URL, if it is one of a web page on a host that may be reached."""
+    """Check that the URL is a web page on a host that may be reached, and return its parts. Raises ToolError."""
     if len(url) > URL_CHARACTERS or any(char.isspace() or not char.isprintable() or char == "\\" for char in url):
         raise ToolError(f"{TOOL}: the URL is too long, or has spaces, backslashes or control characters in it")
     try:
@@ -95,31 +95,31 @@ def check_url(url: str, hosts: Hosts) -> Target:
     host = canonical(name)
     if host is None:
         raise ToolError(f"{TOOL}: '{name[:100]}' is no host")
-    target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, _path(parts))
+    target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, _encode_path(parts))
     if not allows(hosts, host, target.port):
         shown = ", ".join(map(str, hosts[:20])) or "none"
         raise ToolError(f"{TOOL}: {target.authority} is not among the hosts that may be fetched: {shown}")
     return target
 
 
-def _path(parts: SplitResult) -> str:
+def _encode_path(parts: SplitResult) -> str:
     query = f"?{quote(parts.query, safe=_SAFE)}" if parts.query else ""
     return (quote(parts.path, safe=_SAFE) or "/") + query
 
 
-def _redirected(target: Target, location: str, hosts: Hosts) -> Target:
+def _follow_redirect(target: Target, location: str, hosts: Hosts) -> Target:
     try:
         return check_url(urljoin(target.url, location.strip()), hosts)
     except (ToolError, ValueError) as error:
         raise ToolError(f"{TOOL}: {target.authority} redirects. {str(error).removeprefix(f'{TOOL}: ')}") from None
 
 
-async def _get(target: Target, dialer: Dialer) -> tuple[Page, str | None]:
+async def _fetch_once(target: Target, dialer: Dialer) -> tuple[Page, str | None]:
     """Fetch one URL. The second value is where it redirects to, if it does."""
-    streams = await dial(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
+    streams = await dial_host(dialer, target.host, target.port, tls=target.scheme == "https", tool=TOOL)
     connection = ClientConnection(*streams)
     try:
-        return await _exchange(target, connection)
+        return await _send_and_read(target, connection)
     except (OSError, ssl.SSLError, ResponseError, ValueError, zlib.error) as error:
         why = str(error) or type(error).__name__
         raise ToolError(f"{TOOL}: {target.authority} did not answer as a web server does: {why[:200]}") from None
@@ -127,7 +127,7 @@ async def _get(target: Target, dialer: Dialer) -> tuple[Page, str | None]:
         connection.abort()  # also when cancelled: nothing stays open, and nothing is waited for
 
 
-async def _exchange(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
+async def _send_and_read(target: Target, connection: ClientConnection) -> tuple[Page, str | None]:
     connection.send_request("GET", target.path, {"Host": target.authority, **_HEADERS})
     response = await connection.read_response()
     reason = "".join(filter(str.isprintable, response.reason))[:100]
@@ -140,24 +140,24 @@ async def _exchange(target: Target, connection: ClientConnection) -> tuple[Page,
 
 async def _read_body(connection: ClientConnection, encoding: str) -> tuple[bytes, bool]:
     """Read the body and decompress it, up to `BODY_BYTES`. The second value says that there was more."""
-    unpacker = _Unpacker(encoding.strip().lower())
-    while not unpacker.full and (chunk := await connection.read_chunk()):
-        unpacker.feed(chunk)
-    return bytes(unpacker.body[:BODY_BYTES]), unpacker.full
+    decompressor = _Decompressor(encoding.strip().lower())
+    while not decompressor.is_full and (chunk := await connection.read_chunk()):
+        decompressor.feed(chunk)
+    return bytes(decompressor.body[:BODY_BYTES]), decompressor.is_full
 
 
-class _Unpacker:
-    """Holds no more than we take, however much a few bytes unpack to."""
+class _Decompressor:
+    """Decompresses a body up to BODY_BYTES and one more, however much a few bytes would become."""
 
     def __init__(self, encoding: str) -> None:
         if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise ValueError(f"its answer is packed as {encoding[:20]!r}, which was not asked for")
         self.body = bytearray()
         self._zlib = zlib.decompressobj(wbits=47) if encoding not in ("", "identity") else None
-        self._raw = encoding == "deflate"  # some send it without its header
+        self._raw = encoding == "deflate"  # some servers send it without its header
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.body) > BODY_BYTES
 
     def feed(self, piece: bytes) -> None:

@@ -68,8 +68,8 @@ _ATTRIBUTES = {name: re.compile(rf"(?:^|[\s\"'/]){name}{_VALUE}", re.IGNORECASE)
 TAG_CHARACTERS = 4096
 
 
-def readable(body: bytes, content_type: str, url: str) -> str:
-    """The text of a page; raises ToolError for what is none."""
+def extract_text(body: bytes, content_type: str, url: str) -> str:
+    """Return the text of a page; ToolError if it has none."""
     kind, _, rest = content_type.partition(";")
     kind = kind.strip().lower()
     looks = body[:1024].lstrip()[:15].lower()
@@ -78,11 +78,11 @@ def readable(body: bytes, content_type: str, url: str) -> str:
     if not is_text and (kind or b"\0" in body[:4096]):
         raise ToolError(f"web_fetch: {url} is {kind[:80] or 'binary'}: only HTML, text, JSON and XML can be read")
     text = _decode(body, rest)
-    return html_text(text, url) if is_html else text
+    return extract_html_text(text, url) if is_html else text
 
 
 def _decode(body: bytes, parameters: str) -> str:
-    """In the encoding the page has or says it has; what does not fit it becomes a mark."""
+    """Decode a page in the encoding it has or names; bytes that do not fit become a replacement character."""
     found = re.search(r"charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", parameters, re.IGNORECASE)
     meta = _META.search(body[:2048])
     named = found[1] if found else meta[1].decode("ascii") if meta else "utf-8"
@@ -97,10 +97,10 @@ def _decode(body: bytes, parameters: str) -> str:
     return body.decode(codec if known else "utf-8", "replace")
 
 
-def html_text(html: str, url: str) -> str:
-    """The words of a page, a line for each block, links as `[text](address)`."""
+def extract_html_text(html: str, url: str) -> str:
+    """Return the text of a page, a line for each block, links as `[text](address)`."""
     reader = _Reader(url)
-    for tag, words in _tokens(html):
+    for tag, words in _split_tokens(html):
         if tag:
             reader.tag(tag, words)
         else:
@@ -108,8 +108,8 @@ def html_text(html: str, url: str) -> str:
     return reader.text()
 
 
-def _tokens(html: str) -> Iterator[tuple[str, str]]:
-    """Tags, as name and attributes (`/name` for an end), and the text between them, under no name.
+def _split_tokens(html: str) -> Iterator[tuple[str, str]]:
+    """Yield tags, as name and attributes (`/name` for an end), and the text between them, under no name.
 
     One pass, in time linear in the page: the standard library's parser takes minutes for a page made to hurt it."""
     at, end = 0, -1
@@ -161,12 +161,12 @@ class _Reader:
             self._plain = max(0, self._plain + (1 if tag == name else -1))
         if name == "a" and self._link is not None:
             self._close_link()
-        if tag in ("a", "base") and (href := _attribute(attributes, "href")):
+        if tag in ("a", "base") and (href := _find_attribute(attributes, "href")):
             if tag == "a":
                 self._link = (href, len(self._parts))
             else:
-                self._base = _joined(self._base, href)
-        elif tag == "img" and (words := _attribute(attributes, "alt")):
+                self._base = _join_address(self._base, href)
+        elif tag == "img" and (words := _find_attribute(attributes, "alt")):
             self._parts.append(f"[image: {words}]")
 
     def words(self, text: str) -> None:
@@ -180,18 +180,18 @@ class _Reader:
     def _close_link(self) -> None:
         assert self._link is not None
         (href, begun), self._link = self._link, None
-        address = _joined(self._base, href)
+        address = _join_address(self._base, href)
         words = " ".join("".join(self._parts[begun:]).split())
         if words and address.startswith(("http://", "https://")):
             self._parts[begun:] = [f"[{words}]({address})"]
 
 
-def _attribute(attributes: str, name: str) -> str:
+def _find_attribute(attributes: str, name: str) -> str:
     found = _ATTRIBUTES[name].search(attributes)
     return unescape(next((value for value in found.groups() if value is not None), "")) if found else ""
 
 
-def _joined(base: str, href: str) -> str:
+def _join_address(base: str, href: str) -> str:
     try:
         return urljoin(base, href.strip())
     except ValueError:

@@ -20,11 +20,11 @@ from typing import Any
 from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome
+from retinue.core.ports import Execution, Folders, Outcome
 from retinue.tools.arguments import quote_text, read_argument, reveal_text
-from retinue.tools.files import is_binary
+from retinue.tools.files import FileTool, is_binary
 from retinue.tools.paths import open_file, open_folder, resolve_readable
-from retinue.tools.truncate import cut
+from retinue.tools.truncate import truncate_text
 
 MAX_FILES = 1000
 MAX_MATCHES = 500
@@ -35,7 +35,7 @@ SKIPPED = frozenset({".git", ".retinue"})
 _ANY = re.compile("")
 
 
-class Glob:
+class Glob(FileTool):
     """Lists files by name."""
 
     spec = ToolSpec(
@@ -54,22 +54,23 @@ class Glob:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
         pattern = _Pattern.parse(read_argument(call, "pattern", str), tool=call.name)
         raw = read_argument(call, "path", str, "")
 
         def work(stop: threading.Event) -> Outcome:
             found: list[str] = []
-            for top, _ in _tops(raw, folders, call.name):
-                for parts in _walk(top, folders, stop, call.name):
+            for top, _ in _find_tops(raw, folders, call.name):
+                for parts in _walk_files(top, folders, stop, call.name):
                     if pattern.fits(parts):
-                        found.append(_shown("/".join(parts)))
+                        found.append(_display_path("/".join(parts)))
                         if len(found) > MAX_FILES:
                             break
             lines = sorted(found[:MAX_FILES])
             if len(found) > MAX_FILES:
                 lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
-            return _outcome(lines, call, folders)
+            return _make_outcome(lines, call, folders)
 
         return await run_in_thread(work)
 
@@ -77,7 +78,7 @@ class Glob:
         return reveal_text(str(call.args.get("pattern", "")))
 
 
-class Grep:
+class Grep(FileTool):
     """Finds lines by regex."""
 
     spec = ToolSpec(
@@ -99,20 +100,21 @@ class Grep:
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
-        regex = _regex(call)
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        folders = execution.folders
+        regex = _compile_regex(call)
         raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
         only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
 
         def work(stop: threading.Event) -> Outcome:
             lines: list[str] = []
-            for path, shown in _files(raw, only, folders, stop, call.name):
-                for number, text in _matches(path, regex, folders, call.name):
+            for path, shown in _list_files(raw, only, folders, stop, call.name):
+                for number, text in _find_matches(path, regex, folders, call.name):
                     lines.append(f"{shown}:{number}:{text}")
                     if len(lines) > MAX_MATCHES:
                         lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
-                        return _outcome(lines, call, folders)
-            return _outcome(lines, call, folders)
+                        return _make_outcome(lines, call, folders)
+            return _make_outcome(lines, call, folders)
 
         return await run_in_thread(work)
 
@@ -137,7 +139,7 @@ class _Pattern:
             raise ToolError(f"{tool}: bad pattern {quote_text(text)}: {error}") from error
 
     def fits(self, parts: tuple[str, ...]) -> bool:
-        """Follows all readings of the pattern at once, so that many `**` cost no more than one."""
+        """Tell whether a path fits. All readings of the pattern are followed at once: many `**` cost as much as one."""
         places = self._with_skips({0})
         for part in parts:
             after = {at for at in places if at < len(self.steps) and self.steps[at] is _ANY}
@@ -152,7 +154,7 @@ class _Pattern:
         return places
 
 
-def _regex(call: Call) -> Any:
+def _compile_regex(call: Call) -> Any:
     re2 = importlib.import_module("re2")
     options = re2.Options()
     options.case_sensitive = not read_argument(call, "ignore_case", bool, False)
@@ -161,37 +163,39 @@ def _regex(call: Call) -> Any:
     try:
         return re2.compile(pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
-        raise ToolError(f"{call.name}: bad regex {quote_text(pattern)}: {_words(error)}") from error
+        raise ToolError(f"{call.name}: bad regex {quote_text(pattern)}: {_format_error(error)}") from error
 
 
-def _words(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     said = error.args[0] if error.args else error
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
 
 
-def _tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
-    """The folders (or the one file) to search, each with what its paths are shown below."""
+def _find_tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
+    """Return the folders (or the one file) to search, each with the prefix its paths are shown with."""
     if raw:
         return [(resolve_readable(folders, raw, tool=tool), raw)]
     tops = [top for top in dict.fromkeys(folders.searched) if top.is_dir()]
-    return [(top, "") for top in tops if not any(_covers(other, top) for other in tops)]
+    return [(top, "") for top in tops if not any(_is_covered_by(other, top) for other in tops)]
 
 
-def _covers(other: Path, top: Path) -> bool:
-    """Whether searching one folder searches the other too."""
+def _is_covered_by(other: Path, top: Path) -> bool:
+    """Tell whether searching one folder searches the other too."""
     return other != top and top.is_relative_to(other) and SKIPPED.isdisjoint(top.relative_to(other).parts)
 
 
-def _files(raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[Path, str]]:
-    """Every file to look into, and the path it is shown with."""
-    for top, prefix in _tops(raw, folders, tool):
-        for parts in _walk(top, folders, stop, tool):
+def _list_files(
+    raw: str, only: _Pattern, folders: Folders, stop: threading.Event, tool: str
+) -> Iterator[tuple[Path, str]]:
+    """Yield every file to search, and the path it is shown with."""
+    for top, prefix in _find_tops(raw, folders, tool):
+        for parts in _walk_files(top, folders, stop, tool):
             if not parts or only.fits(parts):
-                yield top.joinpath(*parts), _shown(str(PurePosixPath(prefix, *parts)))
+                yield top.joinpath(*parts), _display_path(str(PurePosixPath(prefix, *parts)))
 
 
-def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
-    """The files below a folder in the order of their names; for a file, the one empty path."""
+def _walk_files(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iterator[tuple[str, ...]]:
+    """Yield the files below a folder in the order of their names; for a file, the one empty path."""
     if not top.is_dir():
         open_file(top, folders.roots, tool=tool).close()
         yield ()
@@ -203,7 +207,7 @@ def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iter
             yield parts
             continue
         try:
-            entries = _list(top.joinpath(*parts), folders, tool)
+            entries = _list_folder(top.joinpath(*parts), folders, tool)
         except (OSError, ToolError):
             if not parts:
                 raise
@@ -211,7 +215,7 @@ def _walk(top: Path, folders: Folders, stop: threading.Event, tool: str) -> Iter
         waiting += [((*parts, name), is_folder) for name, is_folder in reversed(entries)]
 
 
-def _list(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
+def _list_folder(folder: Path, folders: Folders, tool: str) -> list[tuple[str, bool]]:
     fd = open_folder(folder, folders.roots, tool=tool)
     try:
         with os.scandir(fd) as entries:
@@ -227,8 +231,8 @@ def _is_listed(entry: os.DirEntry[str]) -> bool:
     return entry.is_file()
 
 
-def _matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
-    """The lines of one file that match; none of a file that is large, binary or not to be read."""
+def _find_matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of one file that match; none of a file that is large, binary or unreadable."""
     try:
         real = resolve_readable(folders, str(path), tool=tool)
         with open_file(real, folders.roots, tool=tool) as file:
@@ -244,11 +248,11 @@ def _matches(path: Path, regex: Any, folders: Folders, tool: str) -> Iterator[tu
             yield number, text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} [...]"
 
 
-def _shown(path: str) -> str:
-    """A path on one line; names may hold anything, also bytes that are no text."""
+def _display_path(path: str) -> str:
+    """Return a path on one line; names may hold anything, also bytes that are no text."""
     return "".join(char if char.isprintable() else "\ufffd" for char in path)
 
 
-def _outcome(lines: list[str], call: Call, folders: Folders) -> Outcome:
-    text, file = cut("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
+def _make_outcome(lines: list[str], call: Call, folders: Folders) -> Outcome:
+    text, file = truncate_text("\n".join(lines), spill=lambda: folders.spill(f"{call.name}.txt"))
     return Outcome(text, file=file)

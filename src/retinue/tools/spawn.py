@@ -15,7 +15,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol import subagents as words
 from retinue.tools.paths import resolve_readable
-from retinue.tools.truncate import cut
+from retinue.tools.truncate import truncate_text
 
 SUBAGENT_DESCRIPTION = (
     "Spawn a subagent named '{name}' to handle a task. "
@@ -46,7 +46,7 @@ class SubagentTool:
             waits=True,
         )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return str(call.args.get("task", ""))
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
@@ -78,22 +78,22 @@ class SpawnSubagents:
         waits=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         try:
             tasks = words.read_tasks(call.args)
         except ToolError as error:
-            raise ToolError(_json(words.error_reply(str(error))).text) from None
+            raise ToolError(_encode_json(words.error_reply(str(error))).text) from None
         return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         background = bool(call.args.get("background", False))
         try:
-            orders = self._orders(call, folders, link, background)
+            orders = self._make_orders(call, folders, link, background)
             tickets = await link.spawn(orders)
         except (ToolError, SpawnRefused) as error:
-            return _json(words.error_reply(str(error)), success=False)
+            return _encode_json(words.error_reply(str(error)), success=False)
         if background:
-            return _json(words.background_reply(tickets))
+            return _encode_json(words.background_reply(tickets))
         results = await link.wait([ticket.run for ticket in tickets])
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
@@ -102,15 +102,15 @@ class SpawnSubagents:
         """What is said of runs that have ended, with as much of every answer as lets the whole of it fit inline."""
         limit = INLINE_BYTES
         while True:
-            entries = [_entry(result, ticket, folders, limit) for result, ticket in results]
+            entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
             reply = words.blocking_reply(entries)
-            outcome = _json(reply, success=reply["success"])
+            outcome = _encode_json(reply, success=reply["success"])
             if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
                 return outcome
             limit //= 2
 
-    def _orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
-        """All of them checked before the first is spawned."""
+    def _make_orders(self, call: Call, folders: Folders, link: Link, background: bool) -> list[Order]:
+        """Make the orders of a call; all are checked before the first is spawned."""
         known = {profile.name.lower(): profile for profile in link.profiles()}
         mine = link.ref.run, call.id  # children this very call made before a crash are no obstacle to it
         running = {row.subagent_id for row in link.agents() if row.status is None and (row.parent, row.call_id) != mine}
@@ -124,15 +124,15 @@ class SpawnSubagents:
             if kind is not None and kind.lower() not in known:
                 raise ToolError(words.unknown_type(kind, task.text, [profile.name for profile in known.values()]))
             if task.context_paths:
-                found = [_checked(index, path, folders) for path in task.context_paths]
+                found = [_check_path(index, path, folders) for path in task.context_paths]
                 task = msgspec.structs.replace(task, context_paths=found)
             profile = "subagent" if kind is None else known[kind.lower()]
             orders.append(Order(profile, task, call_id=call.id, background=background, files=True))
         return orders
 
 
-def _checked(index: int, path: str, folders: Folders) -> str:
-    """The path a task names, absolute: it must be there and the parent's to give."""
+def _check_path(index: int, path: str, folders: Folders) -> str:
+    """Return the path a task names, absolute: it must exist and be readable for the parent."""
     try:
         found = resolve_readable(folders, path)
     except ToolError as error:
@@ -142,13 +142,13 @@ def _checked(index: int, path: str, folders: Folders) -> str:
     return str(found)
 
 
-def _entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
+def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
-    answer, _ = cut(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
+    answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
     return words.result_entry(result, answer=answer, log_path=ticket.status_file)
 
 
-def _json(reply: dict[str, Any], *, success: bool = True) -> Outcome:
+def _encode_json(reply: dict[str, Any], *, success: bool = True) -> Outcome:
     return Outcome(msgspec.json.encode(reply).decode(), success, data=reply)
 
 
@@ -164,15 +164,15 @@ class ListAgents:
         repeatable=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
         rows = link.agents()
-        return Outcome("\n".join(_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
+        return Outcome("\n".join(_format_line(row) for row in rows) or "No sub-agents have been spawned.", data=rows)
 
 
-def _line(row: Row) -> str:
+def _format_line(row: Row) -> str:
     age = max(0, round(time.time() - row.created_at))
     return f"agent:{row.run} [{row.label}] {agent_word(row)} ({row.agent}, spawned {age}s ago by agent:{row.parent})"
 
@@ -202,7 +202,7 @@ class GetAgent:
         repeatable=True,
     )
 
-    def preview(self, call: Call, folders: Folders) -> str:
+    async def preview(self, call: Call, folders: Folders) -> str:
         return ""
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:

@@ -1,4 +1,4 @@
-"""Turns text of any length into text that fits inline: its head, a mark that says what is missing, its tail.
+"""Truncation of text of any length to text that fits inline: its head, a mark that says what is missing, its tail.
 
 `Ends` takes bytes as they come and holds no more than the limit of them; `cut` does the same to a text at hand.
 Everything is counted as clean UTF-8, so that what a model sees is never larger than was allowed. The whole goes to a
@@ -44,7 +44,7 @@ class Ends:
         self._take(self._secrets.feed(self._decoder.decode(raw)).encode())
 
     def close(self) -> tuple[str, str]:
-        """The text, and the file that has the whole of it ("" when nothing was cut)."""
+        """Return the text, and the file that has all of it ("" if nothing was cut)."""
         self._take((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
         self.drop()
         if self._total <= self._limit:
@@ -56,7 +56,7 @@ class Ends:
         return head.decode() + mark.decode() + tail.decode(), str(self._path or "")
 
     def drop(self) -> None:
-        """Closes the spill file; safe to call again."""
+        """Close the spill file; safe to call again."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -112,8 +112,8 @@ class Ends:
         return f"\n[... {missing} bytes cut; {where} ...]\n".encode("utf-8", "replace")
 
 
-def cut(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
-    """The text, cut in the middle when it is over the limit, and the file that then has the whole of it."""
+def truncate_text(text: str, limit: int = INLINE_BYTES, *, spill: Callable[[], Path]) -> tuple[str, str]:
+    """Return the text, cut in the middle if it is over the limit, and the file that then has all of it."""
     ends = Ends(limit, spill=spill)
     ends.feed(text.encode("utf-8", "replace"))
     return ends.close()

@@ -36,9 +36,8 @@ SEARCH = ToolSpec("web_search", "Search the web.", {}, tier="provider", display_
 _OPEN, _CLOSE = "<web_page>", "</web_page>"
 
 
-def search_at(model: Model | None, hosts: Hosts) -> ToolSpec | None:
-    """The search of the model's provider, bound to these hosts (a search takes their subdomains for them, too); None
-    where the provider has none, or none that can be bound."""
+def bind_search(model: Model | None, hosts: Hosts) -> ToolSpec | None:
+    """Return the search of the model's provider, bound to these hosts and subdomains; None if it cannot be bound."""
     domains = (
         [] if any(host.name == "*" for host in hosts) else sorted({host.name.removeprefix("*.") for host in hosts})
     )
@@ -60,11 +59,11 @@ class WebFetch:
         if unknown:
             raise ToolError(f"{FETCH.name}: unknown argument '{unknown[0][:80]}'")
         url = read_argument(Call("", FETCH.name, args), "url", str)
-        page = await fetching.fetch(url, hosts=self._hosts, dialer=self._dialer)
+        page = await fetching.fetch_page(url, hosts=self._hosts, dialer=self._dialer)
         answered = f"{page.url} answered {page.status} {page.reason}".rstrip()
         if page.status >= 400:
             return Outcome(answered, success=False)
-        text = await asyncio.to_thread(pages.readable, page.body, page.content_type, page.url)
+        text = await asyncio.to_thread(pages.extract_text, page.body, page.content_type, page.url)
         more = (
             f"\n[... cut here: the page is larger than {fetching.BODY_BYTES // 1024 // 1024} MiB ...]"
             if page.cut

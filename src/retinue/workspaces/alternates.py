@@ -23,26 +23,26 @@ def find_object_folders(objects: str) -> list[str]:
     found = {os.path.realpath(objects): None}
     layer = list(found)
     for depth in range(DEEPEST):
-        layer = [path for folder in layer for path in _named(folder, relative=not depth) if path not in found]
+        layer = [path for folder in layer for path in _read_alternates(folder, relative=not depth) if path not in found]
         found |= dict.fromkeys(layer)
     return list(found)
 
 
 def format_alternates(paths: Sequence[str]) -> bytes:
     """Return an alternates file that names the folders; a path that git could misread is quoted."""
-    return b"".join(_quoted(os.fsencode(path)) + b"\n" for path in paths)
+    return b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in paths)
 
 
-def _named(objects: str, *, relative: bool) -> Iterator[str]:
+def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
     try:
         with Path(objects, "info", "alternates").open("rb") as file:
             named = file.read(LARGEST).split(b"\n")
     except OSError:
         return
     for line in named:
-        if not line or line.startswith(b"#") or b"\0" in _unquoted(line):
+        if not line or line.startswith(b"#") or b"\0" in _unquote_path(line):
             continue
-        path = os.fsdecode(_unquoted(line))
+        path = os.fsdecode(_unquote_path(line))
         if (path.startswith("/") or relative) and _is_objects(real := os.path.realpath(os.path.join(objects, path))):  # noqa: PTH118
             yield real
 
@@ -55,18 +55,18 @@ def _is_objects(folder: str) -> bool:
     return "pack" in names and all(map(_NAME.fullmatch, names))
 
 
-def _quoted(path: bytes) -> bytes:
+def _quote_path(path: bytes) -> bytes:
     if not path.startswith((b"#", b'"')) and b"\n" not in path:
         return path
     return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
 
 
-def _unquoted(line: bytes) -> bytes:
+def _unquote_path(line: bytes) -> bytes:
     if not (line.startswith(b'"') and line.endswith(b'"') and len(line) > 1):
         return line
-    return _ESCAPE.sub(_character, line[1:-1])
+    return _ESCAPE.sub(_unescape, line[1:-1])
 
 
-def _character(found: re.Match[bytes]) -> bytes:
+def _unescape(found: re.Match[bytes]) -> bytes:
     letter = found[1]
     return bytes([int(letter, 8) & 0xFF]) if letter.isdigit() and len(letter) == 3 else _LETTERS.get(letter, letter)

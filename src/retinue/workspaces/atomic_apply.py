@@ -1,8 +1,8 @@
-"""Putting planned changes into a folder, all of them or none, also when the power goes in between.
+"""Applying planned changes to a folder, all of them or none, also when the power fails in between.
 
-New files are made aside first; then a journal is written, and each file is swapped in with its old one kept, by hard
-links, so that a file is never missing and a file that somebody changed meanwhile is noticed. Whatever goes wrong
-before the end puts everything back; a journal that a dead process left is put back by the next one.
+New files are made aside first; then a journal is written, and each file is swapped in by hard links while the old one
+is kept, so that no file is ever missing and a file that somebody changed meanwhile is noticed. An error before the end
+rolls everything back; a journal that a dead process left is rolled back by the next one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUSY = "another process is taking over changes into this folder just now"
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One file: where (as hexadecimal bytes, for names are no text), and what it was and is to be."""
+    """One file: its path (as hexadecimal bytes, for names are no text), its old and its new content."""
 
     path: str
     old: tuple[str, str] | None
@@ -48,46 +48,48 @@ class _Journal(msgspec.Struct, frozen=True):
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
-    """Makes the changes in `root`. `aside` is a folder of ours on the same file system."""
-    with _alone(aside):
-        _recover(aside)
+    """Make the changes in `root`, all or none. `aside` is a folder of ours on the same file system."""
+    with _hold_lock(aside):
+        _recover_stagings(aside)
         staging = make_private_folder(f"{aside}/{secrets.token_hex(8)}")
         try:
-            _stage(staging, root, changes, store)
-            journal = _Journal(root, tuple(_step(change) for change in changes), tuple(_missing(root, changes)))
+            _stage_files(staging, root, changes, store)
+            journal = _Journal(
+                root, tuple(_make_step(change) for change in changes), tuple(_list_missing_folders(root, changes))
+            )
             replace_file(staging / JOURNAL, msgspec.json.encode(journal), sync=True)
-            _go(staging, root, changes)
+            _swap_files(staging, root, changes)
             replace_file(staging / DONE, b"", sync=True)
         except OSError as error:
-            _put_back(staging)
+            _roll_back(staging)
             path = display_path(str(error.filename or root))
             raise RetinueError(f"nothing was changed: {path}: {error.strerror or error}") from error
         except BaseException:
-            _put_back(staging)
+            _roll_back(staging)
             raise
         remove_tree(staging)
 
 
 def recover_folder(aside: str) -> bool:
-    """Puts back what a process that died had begun; whether there was such a thing."""
+    """Roll back what a process that died had begun; return whether there was anything."""
     if not Path(aside).is_dir():
         return False
-    with _alone(aside):
-        return _recover(aside)
+    with _hold_lock(aside):
+        return _recover_stagings(aside)
 
 
-def _recover(aside: str) -> bool:
+def _recover_stagings(aside: str) -> bool:
     found = [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir()]
     for staging in found:
         if (staging / DONE).exists():
             remove_tree(staging)
         else:
-            _put_back(staging)
+            _roll_back(staging)
     return bool(found)
 
 
 @contextmanager
-def _alone(aside: str) -> Iterator[None]:
+def _hold_lock(aside: str) -> Iterator[None]:
     made = not Path(aside).parent.exists()
     make_private_folder(aside)
     lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -106,11 +108,11 @@ def _alone(aside: str) -> Iterator[None]:
                 Path(aside).parent.rmdir()
 
 
-def _step(change: Change) -> _Step:
+def _make_step(change: Change) -> _Step:
     return _Step(os.fsencode(change.path).hex(), change.old, change.new)
 
 
-def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
+def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
     owner = Path(root).stat()
     for number, change in enumerate(changes):
         if change.new is None:
@@ -118,7 +120,7 @@ def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) ->
         place = staging / f"new-{number}"
         if change.new.mode == "120000":
             place.symlink_to(os.fsdecode(store.read_content(change.new.oid)))
-            _hand_over(place, owner)
+            _give_to_owner(place, owner)
             continue
         mode = 0o777 if change.new.mode == "100755" else 0o666
         fd = os.open(place, NEW_FLAGS, mode)
@@ -127,17 +129,17 @@ def _stage(staging: Path, root: str, changes: Sequence[Change], store: Store) ->
             os.fsync(fd)
         finally:
             os.close(fd)
-        _hand_over(place, owner)
+        _give_to_owner(place, owner)
 
 
-def _hand_over(place: Path, owner: os.stat_result) -> None:
-    """What root writes belongs to whom the folder belongs: a run behind a wall, or the user."""
+def _give_to_owner(place: Path, owner: os.stat_result) -> None:
+    """Give what root writes to the owner of the folder: a sandboxed run, or the user."""
     if os.geteuid() == 0:
         os.chown(place, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def _missing(root: str, changes: Sequence[Change]) -> Iterator[str]:
-    """The folders that will have to be made, inner ones last."""
+def _list_missing_folders(root: str, changes: Sequence[Change]) -> Iterator[str]:
+    """Yield the folders that have to be made, inner ones last."""
     found: dict[str, None] = {}
     for change in changes:
         steps = change.path.split("/")[:-1] if change.new is not None else []
@@ -148,23 +150,23 @@ def _missing(root: str, changes: Sequence[Change]) -> Iterator[str]:
     yield from found
 
 
-def _go(staging: Path, root: str, changes: Sequence[Change]) -> None:
-    """What goes first, so that a folder can take the place of a file and a file that of a folder."""
+def _swap_files(staging: Path, root: str, changes: Sequence[Change]) -> None:
+    """Swap the new files in. Removals come first, so that a folder can replace a file and a file a folder."""
     for number, change in enumerate(changes):
         if change.new is None:
-            _remove(staging, number, root, change)
+            _remove_file(staging, number, root, change)
     for number, change in enumerate(changes):
         if change.new is not None:
-            _place(staging, number, root, change)
+            _place_file(staging, number, root, change)
     for number, change in enumerate(changes):
         if change.old is not None:
-            _verify(staging / f"old-{number}", change)
+            _verify_old(staging / f"old-{number}", change)
 
 
-def _remove(staging: Path, number: int, root: str, change: Change) -> None:
+def _remove_file(staging: Path, number: int, root: str, change: Change) -> None:
     with open_parent(root, change.path) as (folder, name):
         os.rename(name, staging / f"old-{number}", src_dir_fd=folder)
-    _verify(staging / f"old-{number}", change)
+    _verify_old(staging / f"old-{number}", change)
     steps = change.path.split("/")[:-1]
     while steps:
         with open_parent(root, "/".join(steps)) as (folder, name):
@@ -175,14 +177,14 @@ def _remove(staging: Path, number: int, root: str, change: Change) -> None:
         steps.pop()
 
 
-def _place(staging: Path, number: int, root: str, change: Change) -> None:
+def _place_file(staging: Path, number: int, root: str, change: Change) -> None:
     new, old = staging / f"new-{number}", staging / f"old-{number}"
     with open_parent(root, change.path, create=True, inherit_owner=True) as (folder, name):
         if change.old is None:
             os.link(new, name, dst_dir_fd=folder, follow_symlinks=False)  # fails where something is by now
             return
         os.link(name, old, src_dir_fd=folder, follow_symlinks=False)
-        _verify(old, change)
+        _verify_old(old, change)
         second = staging / f"second-{number}"
         os.link(new, second, follow_symlinks=False)
         if not old.is_symlink() and not new.is_symlink():
@@ -191,12 +193,12 @@ def _place(staging: Path, number: int, root: str, change: Change) -> None:
 
 
 def _keep_mode(new: Path, old: Path) -> None:
-    """The permissions of the file that is replaced, but for whether it can be run."""
+    """Give the new file the permissions of the one it replaces, but for whether it can be executed."""
     mode, runs = stat.S_IMODE(old.stat().st_mode) & 0o777, new.stat().st_mode & 0o100
     new.chmod(mode & ~0o111 if not runs else mode | ((mode & 0o444) >> 2))
 
 
-def _verify(kept: Path, change: Change) -> None:
+def _verify_old(kept: Path, change: Change) -> None:
     status = os.lstat(kept)
     if stat.S_ISLNK(status.st_mode):
         data = os.fsencode(kept.readlink())
@@ -212,8 +214,8 @@ def _verify(kept: Path, change: Change) -> None:
         raise RetinueError(CHANGED.format(path=display_path(change.path)))
 
 
-def _put_back(staging: Path) -> None:
-    """As it was, from the journal; without one nothing was begun."""
+def _roll_back(staging: Path) -> None:
+    """Restore the folder from the journal; without a journal nothing was begun."""
     try:
         journal = msgspec.json.decode((staging / JOURNAL).read_bytes(), type=_Journal)
     except (FileNotFoundError, msgspec.MsgspecError):

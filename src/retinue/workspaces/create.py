@@ -1,4 +1,4 @@
-"""Making a workspace: the files of another folder, and for a `worktree` a `.git` of its own beside them.
+"""Creating a workspace: the files of another folder, and for a `worktree` a `.git` of its own beside them.
 
 `copy` has everything but `.git` folders and our own state. `worktree` has what git would see (tracked, and untracked
 but not ignored) as it is now, and a clone whose objects are the project's, read by path. In both, what `.gitignore`
@@ -31,7 +31,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class CreatedWorkspace:
-    """What came of it. `objects` are folders the workspace's git has to be able to read."""
+    """A new workspace: its files, what was left out, and the folders (`objects`) that its git has to read."""
 
     files: Files = field(default_factory=dict)
     skipped: Skipped = field(default_factory=Skipped)
@@ -50,8 +50,8 @@ def create_workspace(  # noqa: PLR0913 - each by name
     limit: int,
     stop: threading.Event,
 ) -> CreatedWorkspace:
-    """Makes the folder and keeps how it began under `ref`. `known` are the files of a source that is itself such a
-    workspace, as it began. Leaves nothing behind when it fails."""
+    """Make the workspace and store its first state under `ref`. `known` are the first files of a source that is such a
+    workspace itself. Leaves nothing behind if it fails."""
     repository = git.find_repository(project)
     if kind == "worktree" and repository is None:
         raise ConfigError(NOT_A_REPOSITORY.format(project=project))
@@ -66,7 +66,7 @@ def create_workspace(  # noqa: PLR0913 - each by name
         made = CreatedWorkspace(files, walker.skipped)
         if kind == "worktree" and repository is not None:
             made.objects = tuple(alternates.find_object_folders(repository.objects))
-            _clone(workspace, project, repository, made.objects)
+            _make_repository(workspace, project, repository, made.objects)
     except BudgetExceeded as error:
         remove_tree(place)
         raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
@@ -79,8 +79,8 @@ def create_workspace(  # noqa: PLR0913 - each by name
     return made
 
 
-def _clone(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
-    """A `.git` in the workspace, which no run has seen yet: no remote, no hooks, no settings but git's own."""
+def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
+    """Make a `.git` in a workspace that no run has seen yet: no remote, no hooks, no settings but git's own."""
     folder = f"{workspace}/.git"
     words = ("init", "-q", "--template=", f"--object-format={repository.format}", workspace)
     git.run_in_store(*words, git_dir=folder, cwd=workspace)
@@ -90,7 +90,7 @@ def _clone(workspace: str, project: str, repository: git.Repository, objects: tu
     if Path(repository.shallow).is_file():
         shutil.copyfile(repository.shallow, f"{folder}/shallow")
     whole = not repository.prefix
-    head = repository.head if whole else _part(project, repository, folder)
+    head = repository.head if whole else _commit_subfolder(project, repository, folder)
     if whole and head:
         kinds = ("refs/heads", "refs/tags")
         refs = git.run_in_project("for-each-ref", "--format=%(objectname) %(refname)", *kinds, project=project)
@@ -102,8 +102,8 @@ def _clone(workspace: str, project: str, repository: git.Repository, objects: tu
         git.run_in_store("read-tree", head, git_dir=folder, cwd=workspace)
 
 
-def _part(project: str, repository: git.Repository, folder: str) -> str:
-    """The project is a folder inside a repository: one commit with that folder's content stands for its history."""
+def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> str:
+    """Return a commit with the content of a project that is a folder inside a repository: it stands for its history."""
     if not repository.head:
         return ""
     place = repository.prefix.rstrip("/")

@@ -78,16 +78,16 @@ def _run(line: list[str], env: dict[str, str], data: bytes, cwd: str, good: Sequ
     try:
         done = run_program(line, env=env, cwd=cwd, input_data=data, seconds=SECONDS)
     except subprocess.TimeoutExpired:
-        raise RetinueError(f"git {_what(line)} did not end within {SECONDS:g} s") from None
+        raise RetinueError(f"git {_name_command(line)} did not end within {SECONDS:g} s") from None
     except OSError as error:
-        raise RetinueError(f"git {_what(line)} cannot run in {cwd}: {error.strerror or error}") from None
+        raise RetinueError(f"git {_name_command(line)} cannot run in {cwd}: {error.strerror or error}") from None
     if done.returncode not in good:
         words = " ".join(done.stderr.decode("utf-8", "replace").split())
-        raise RetinueError(f"git {_what(line)} failed: {words[:300] or f'exit code {done.returncode}'}")
+        raise RetinueError(f"git {_name_command(line)} failed: {words[:300] or f'exit code {done.returncode}'}")
     return done.stdout
 
 
-def _what(line: list[str]) -> str:
+def _name_command(line: list[str]) -> str:
     return next((word for word in line[1 + len(_QUIET) :] if not word.startswith("-")), "")
 
 
@@ -120,17 +120,17 @@ def find_repository(project: str) -> Repository | None:
         return None
     return Repository(
         prefix,
-        _path("objects", project),
+        _ask_path("objects", project),
         kind,
-        _word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
-        _word("symbolic-ref", "--quiet", "HEAD", project=project),
-        _path("shallow", project),
-        (_path("info/exclude", project), _excludes(project)),
-        tuple(_above(project, prefix)),
+        _ask_word("rev-parse", "--verify", "--quiet", "HEAD^{commit}", project=project),
+        _ask_word("symbolic-ref", "--quiet", "HEAD", project=project),
+        _ask_path("shallow", project),
+        (_ask_path("info/exclude", project), _find_excludes_file(project)),
+        tuple(_list_gitignores_above(project, prefix)),
     )
 
 
-def _above(project: str, prefix: str) -> Iterator[tuple[str, str]]:
+def _list_gitignores_above(project: str, prefix: str) -> Iterator[tuple[str, str]]:
     steps = prefix.rstrip("/").split("/") if prefix else []
     for up in range(len(steps), 0, -1):
         yield "/".join(steps[: len(steps) - up]), f"{project}/{'../' * up}.gitignore"
@@ -143,15 +143,15 @@ def list_tracked(project: str) -> list[str]:
     ]
 
 
-def _word(*words: str, project: str) -> str:
+def _ask_word(*words: str, project: str) -> str:
     return run_in_project(*words, project=project, good=(0, 1)).decode("utf-8", "surrogateescape").strip("\n")
 
 
-def _path(name: str, project: str) -> str:
-    return os.path.join(project, _word("rev-parse", "--git-path", name, project=project))  # noqa: PTH118 - bytes in it
+def _ask_path(name: str, project: str) -> str:
+    return os.path.join(project, _ask_word("rev-parse", "--git-path", name, project=project))  # noqa: PTH118 - bytes in it
 
 
-def _excludes(project: str) -> str:
-    named = _word("config", "--type=path", "core.excludesFile", project=project)
+def _find_excludes_file(project: str) -> str:
+    named = _ask_word("config", "--type=path", "core.excludesFile", project=project)
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     return named or f"{base}/git/ignore"

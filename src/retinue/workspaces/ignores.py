@@ -1,7 +1,7 @@
-"""Which files `.gitignore` leaves out, asked of git in a folder of ours that holds nothing but copies of those files.
+"""The files that `.gitignore` leaves out. Git is asked in a folder of ours with nothing but copies of them.
 
-So git never looks at the folder itself: a FIFO, a link or a nested repository there is not its business. Git's
-patterns can be made to take for ever; one that does is given up on, and then nothing more is ignored.
+So git never looks at the folder itself: it meets no FIFO, link or nested repository there. A pattern that takes git too
+long is given up on, and then nothing more is ignored.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Ignores:
         git.run_in_store("init", "-q", "--bare", "--template=", store, git_dir=store, cwd=self._folder)
         Path(store, "info").mkdir(exist_ok=True)
         if self._repository is not None:
-            rules = b"\n".join(_content(file) for file in self._repository.excludes)
+            rules = b"\n".join(_read_rules(file) for file in self._repository.excludes)
             Path(store, "info", "exclude").write_bytes(rules)
             for folder, file in self._repository.above:
                 place = Path(work, folder)
                 place.mkdir(parents=True, exist_ok=True)
-                (place / ".gitignore").write_bytes(_content(file))
+                (place / ".gitignore").write_bytes(_read_rules(file))
         line, env = git.build_command(
             f"--work-tree={work}", "check-ignore", "--no-index", "--stdin", "-z", "-v", "-n", git_dir=store
         )
@@ -122,7 +122,7 @@ class Ignores:
         return bool(source) and not pattern.startswith(b"!")
 
 
-def _content(file: str) -> bytes:
+def _read_rules(file: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError:

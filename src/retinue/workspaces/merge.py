@@ -1,7 +1,7 @@
-"""What taking over changes would do to a folder as it is now: three-way, file by file, with nothing written there.
+"""Planning the changes that runs made onto a folder as it is now: a three-way merge, file by file, that writes nothing.
 
-The folder is read by descriptor and no link is followed. A file that both sides changed is merged by lines; what
-cannot be is a conflict with a reason, and one conflict is enough for nothing to be done.
+The folder is read by descriptor and no link is followed. A file that both sides changed is merged by lines; a file that
+cannot be merged is a conflict with a reason, and a plan with a conflict is not carried out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SNIFF_BYTES = 8000
 
 
 class Change(NamedTuple):
-    """One file of the folder: what it must be now, and what it is to be; None is no file."""
+    """One file of the folder: its content now (`old`) and then (`new`); None is no file."""
 
     path: str
     old: StoredFile | None
@@ -35,13 +35,15 @@ class Change(NamedTuple):
 
 
 class Conflict(NamedTuple):
+    """A file that cannot be changed, and why."""
+
     path: str
     why: str
 
 
 @dataclass
 class Plan:
-    """`diff` is what a person says yes to, `digest` stands for it."""
+    """The changes to a folder. `diff` is shown to the person who approves them, `digest` identifies them."""
 
     target: str
     changes: list[Change] = field(default_factory=list)
@@ -49,22 +51,24 @@ class Plan:
     diff: bytes = b""
     digest: str = ""
 
-    def refusal(self) -> str:
+    def describe_conflicts(self) -> str:
+        """Return the conflicts, a line each."""
         return "\n".join(f"{display_path(conflict.path)}: {conflict.why}" for conflict in self.conflicts)
 
 
 def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store) -> Plan:
-    """The changes of some runs (how each workspace began, how it ended), one after the other, onto the folder."""
+    """Plan the changes of some runs, one after the other, onto a folder. A step is the first and the last state of a
+    workspace."""
     made = Plan(target)
-    touched = sorted({path for base, end in steps for path in _touched(base, end)})
-    now = _Now(target, gone={path for path in touched if all(path not in end for _, end in steps)})
+    touched = sorted({path for base, end in steps for path in _list_changed(base, end)})
+    now = _CurrentFolder(target, gone={path for path in touched if all(path not in end for _, end in steps)})
     with Import(store) as into:
         before = {path: now.read(path, into, made) for path in touched}
     result, lost = dict(before), {conflict.path for conflict in made.conflicts}
     with Import(store) as into:
         merger = _Merger(store, into)
         for base, end in steps:
-            for path in _touched(base, end):
+            for path in _list_changed(base, end):
                 if path in lost:
                     continue
                 merged = merger.merge(base.get(path), result[path], end.get(path))
@@ -77,7 +81,7 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
         for name, files in (("before", before), ("after", result)):
             into.add_tree(f"{ref}/{name}", {path: held for path, held in files.items() if held is not None})
     for change in made.changes:
-        _check(change, made, store)
+        _check_allowed(change, made, store)
     try:
         made.diff = store.diff(f"{ref}/before", f"{ref}/after", "-M")
     finally:
@@ -87,12 +91,12 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     return made
 
 
-def _touched(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> Iterator[str]:
+def _list_changed(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> Iterator[str]:
     return (path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path))
 
 
-class _Now:
-    """The folder as it is. `gone` are the files that will not be there any more."""
+class _CurrentFolder:
+    """The folder as it is now. `gone` are the files that the plan removes."""
 
     def __init__(self, root: str, *, gone: set[str]) -> None:
         self._root = root
@@ -123,6 +127,8 @@ class _Now:
 
 
 class _Merger:
+    """Merges single files; contents come from the store and go into it."""
+
     def __init__(self, store: Store, into: Import) -> None:
         self._store = store
         self._into = into
@@ -131,7 +137,7 @@ class _Merger:
     def merge(
         self, base: StoredFile | None, here: StoredFile | None, end: StoredFile | None
     ) -> StoredFile | str | None:
-        """What the file is to be, or why that cannot be said."""
+        """Return the merged file, or the reason of a conflict as text."""
         if here in (base, end):
             return end
         if here is None:
@@ -150,7 +156,7 @@ class _Merger:
         return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
     def _content(self, base: str, here: str, end: str) -> str | None:
-        """The merged content's name; None for a conflict, nothing for what has no lines."""
+        """Return the name of the merged content; None for a conflict, "" for content without lines."""
         if end in (base, here):
             return here
         if here == base:
@@ -171,8 +177,8 @@ class _Merger:
         return oid
 
 
-def _check(change: Change, made: Plan, store: Store) -> None:
-    """What no yes makes right: names that are git's or ours, links that lead out."""
+def _check_allowed(change: Change, made: Plan, store: Store) -> None:
+    """Add a conflict for a change that no approval allows: a name of git or ours, a link that leads out."""
     parts = change.path.split("/")
     if any(part in ("", ".", "..") or "\0" in part or is_reserved_name(part) for part in parts):
         made.conflicts.append(Conflict(change.path, "is a name that no run may write"))

@@ -55,7 +55,8 @@ class StateFolder:
 class RunFolders(msgspec.Struct, eq=False):
     """The folders of one run: it writes `workspace`, reads that and the other `roots`, and nothing else.
 
-    `workspace_copy` describes a workspace that is a copy; `snapshots` is where the run's files go for its siblings."""
+    `workspace_copy` describes a workspace that is a copy, and `is_made` says that it has been made; `snapshots` is
+    where the run's files go for its siblings. `parent` are the folders of the run above."""
 
     own: str
     path: str
@@ -63,6 +64,8 @@ class RunFolders(msgspec.Struct, eq=False):
     workspace_copy: Workspace | None = None
     snapshots: str = ""
     changes: ChangesRecord | None = None
+    parent: RunFolders | None = None
+    is_made: bool = False
     _made: Path | None = None
     _spilled: int = 0
 

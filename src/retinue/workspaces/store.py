@@ -1,4 +1,4 @@
-"""The store of a tree: a bare git folder of ours that keeps how each copied workspace began and how it ended.
+"""The store of a tree: a bare git folder of ours with the first and last state of each copied workspace.
 
 Nothing is ever checked out of it and no work tree belongs to it. Names and contents come from runs and are data here.
 """
@@ -28,7 +28,7 @@ _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=al
 
 
 class StoredFile(NamedTuple):
-    """A file as a tree of the store has it: git's mode and the name of its content."""
+    """A file of a tree: git's mode and the name of its content."""
 
     mode: str
     oid: str
@@ -38,7 +38,7 @@ Files = dict[str, StoredFile]
 
 
 class Store:
-    """Many threads may use one; each import writes a pack of its own."""
+    """One store. Many threads may use it; each import writes a pack of its own."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Store:
 
     @contextmanager
     def hold(self, stop: threading.Event) -> Iterator[None]:
-        """Waits for its turn, as long as it is wanted."""
+        """Hold the store alone; waits for that until `stop` is set."""
         while not self._turn.acquire(timeout=WAIT_SECONDS):
             if stop.is_set():
                 raise RetinueError("stopped")
@@ -75,7 +75,7 @@ class Store:
             self._known.update(oids)
 
     def list_files(self, ref: str) -> Files:
-        """Everything in a tree."""
+        """Return all files of a tree."""
         found: Files = {}
         for line in git.run_in_store("ls-tree", "-r", "-z", "--full-tree", ref, git_dir=self.folder).split(b"\0"):
             if line:
@@ -91,7 +91,7 @@ class Store:
         return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 
     def write_content(self, oid: str, fd: int) -> None:
-        """The content into an open file, however large it is."""
+        """Write a content of any size into an open file."""
         line, env = git.build_command("cat-file", "blob", oid, git_dir=self.folder)
         done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, stdout=fd, stderr=subprocess.PIPE, check=False)
         if done.returncode:
@@ -105,7 +105,7 @@ class Store:
 
 
 class Contents(Protocol):
-    """Where the contents of files go, each under the name git gives it."""
+    """A sink for the contents of files, each under the name git gives it."""
 
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None: ...
 
@@ -123,7 +123,7 @@ class ContentNames:
 
 
 class Import:
-    """One stream of contents and trees into the store; they are there when it has been left without an error."""
+    """A stream of contents and trees into the store. They are there once its block ends without an error."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -159,7 +159,7 @@ class Import:
             self._store.add_known(self._new)
 
     def add_content(self, oid: str, size: int, data: Iterator[bytes]) -> None:
-        """A content whose name and size are known, unless the store has it. One that is another by now ends all."""
+        """Add a content whose name and size are known, unless the store has it. Raises if it is another one by now."""
         if oid in self._new or self._store.has_content(oid):
             return
         digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
@@ -174,16 +174,16 @@ class Import:
         self._new.add(oid)
 
     def add_bytes(self, data: bytes) -> str:
-        """A content at hand; its name."""
+        """Add a content; return its name."""
         oid = hash_content(len(data), iter((data,)))
         self.add_content(oid, len(data), iter((data,)))
         return oid
 
     def add_tree(self, ref: str, files: Mapping[str, StoredFile]) -> None:
-        """A tree under the name `ref`."""
+        """Add a tree under the name `ref`."""
         self._put(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
         for path, held in files.items():
-            self._put(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quoted(path)))
+            self._put(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quote_path(path)))
         self._put(b"\n")
 
     def _put(self, data: bytes) -> None:
@@ -196,13 +196,13 @@ class Import:
 
 
 def hash_content(size: int, data: Iterator[bytes]) -> str:
-    """What git calls this content."""
+    """Return the name that git gives a content."""
     digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     for chunk in data:
         digest.update(chunk)
     return digest.hexdigest()
 
 
-def _quoted(path: str) -> bytes:
+def _quote_path(path: str) -> bytes:
     raw = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
     return b'"' + raw + b'"'

@@ -1,15 +1,13 @@
-"""The copied workspaces of trees, from the outside: made when a run starts, looked at when it has ended."""
+"""The copied workspaces of trees: prepared for a run, recorded when it has ended."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.files.content import read_up_to
@@ -42,37 +40,37 @@ _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
 def find_store(own: str) -> Store:
-    """The store of the tree that a run's folder is of."""
+    """Return the store of the tree that a run's folder belongs to."""
     return Store(str(Path(own).parent / STORE))
 
 
 class Workspaces:
-    """One for a process; the trees' stores are remembered, so that eight copies of a project are kept as one."""
+    """The workspaces of a process. Remembers the trees' stores, so that eight copies of a project are stored once."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self.at_work: set[asyncio.Future[Any]] = set()
+        self.tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
 
     async def close(self) -> None:
-        """Waits for what still copies or looks, which nobody else does when its run was killed."""
-        if self.at_work:
-            await asyncio.wait(self.at_work, timeout=CLOSE_SECONDS)
+        """Wait for work that still copies or looks; nobody else does if its run was killed."""
+        await self.tasks.wait(CLOSE_SECONDS)
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
-        """Makes the workspace and keeps how it began. One that a process which is gone had made is used as it
-        is; one that was only half made is made anew; one that has been removed since is an error, for in an empty
-        folder everything would seem to be deleted. Those of a tree are made one after the other, so that what they
-        have in common is kept once."""
+        """Make the workspace and store its first state.
+
+        A workspace that an earlier process made is used as it is; one that was half made is made anew; one that was
+        removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
+        are made one after the other, so that what they have in common is stored once."""
         if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
             if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
                 raise RetinueError(GONE.format(path=workspace.path))
-            for name in (CHANGES_FILE, APPLIED_FILE):  # what was found out, or taken over, before there was more
+            for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
                 Path(workspace.own, name).unlink(missing_ok=True)
             return CreatedWorkspace()
         if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
-            shutil.rmtree(workspace.path)
+            remove_tree(workspace.path)
         with self._lock:
             if workspace.tree not in self._stores and len(self._stores) >= REMEMBERED:
                 self._stores.clear()
@@ -93,8 +91,14 @@ class Workspaces:
                 limit=self._limit,
                 stop=stop,
             )
-        fact = WorkspaceRecord(workspace.kind, workspace.path, workspace.source, workspace.project, made.objects)
-        write_record(workspace.own, WORKSPACE_FILE, fact)
+        record = WorkspaceRecord(
+            kind=workspace.kind,
+            path=workspace.path,
+            source=workspace.source,
+            project=workspace.project,
+            objects=made.objects,
+        )
+        write_record(workspace.own, WORKSPACE_FILE, record)
         return made
 
 
@@ -106,15 +110,15 @@ def _is_empty(folder: str) -> bool:
 
 
 def record_changes(workspace: Workspace, *, stop: threading.Event | None = None) -> tuple[ChangesRecord, set[str]]:
-    """Looks at what a run has left and keeps it; what it came to, and the new and changed files by name. Nothing of the
+    """Store what a run left; return the record of its changes, and the new and changed files by name. Nothing of the
     workspace's own `.git` is read."""
     store = find_store(workspace.own)
     base = store.list_files(workspace.base)
     end, skipped = record_files(workspace, store, base, ref=workspace.end, stop=stop)
     files = list_changes(base, end)
-    fact = ChangesRecord(tuple(files[:LISTED]), len(files), str(skipped))
-    write_record(workspace.own, CHANGES_FILE, fact)
-    return fact, {path for path in end if base.get(path) != end[path]}
+    record = ChangesRecord(files=tuple(files[:LISTED]), count=len(files), skipped=str(skipped))
+    write_record(workspace.own, CHANGES_FILE, record)
+    return record, {path for path in end if base.get(path) != end[path]}
 
 
 def record_files(
@@ -131,8 +135,8 @@ def record_files(
     return files, walker.skipped
 
 
-def _share(folder: Path) -> None:
-    """Lets the group of the folder above read it: the runs of a tree, where they are users of their own."""
+def _share_with_group(folder: Path) -> None:
+    """Let the group of the folder above read a folder: the runs of a tree, where they are users of their own."""
     gid = folder.parent.stat().st_gid
     for _, folders, files, at in os.fwalk(folder):
         os.fchmod(at, 0o750)
@@ -143,8 +147,8 @@ def _share(folder: Path) -> None:
 
 
 def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
-    """Puts what a run left where its siblings can read it: all of a folder, or `only` these files of it. Gives what is
-    to be told about it. Nothing appears half."""
+    """Copy what a run left to where its siblings can read it: all of a folder, or `only` these files of it. Returns a
+    warning, or "". The snapshot appears whole or not at all."""
     name = (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
     target = Path(make_private_folder(snapshots), name)
     if os.path.lexists(target):
@@ -174,7 +178,7 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
         for path in walker.list_hard_linked():
             (partial / path).unlink(missing_ok=True)
         if copied:
-            _share(partial)
+            _share_with_group(partial)
             partial.rename(target)
     except (OSError, RetinueError) as error:
         remove_tree(partial)

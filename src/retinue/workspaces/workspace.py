@@ -45,7 +45,7 @@ class Workspace:
 
 
 class WorkspaceRecord(msgspec.Struct, frozen=True):
-    """How a workspace was made. `objects` are folders that its git reads and a sandbox has to show."""
+    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show."""
 
     kind: str
     path: str
@@ -63,7 +63,7 @@ class ChangesRecord(msgspec.Struct, frozen=True):
 
 
 class ApplyRecord(msgspec.Struct, frozen=True):
-    """Where and when the changes were applied."""
+    """The folder that the changes were applied to, and when."""
 
     into: str
     at: float

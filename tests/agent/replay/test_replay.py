@@ -15,7 +15,7 @@ from retinue.core.events import ApprovalDecided, RunEnded, RunResumed, RunSpawne
 from retinue.core.messages import Call, Native, Reply
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.log.records import RESUMED, fold_records
-from retinue.testing import scripted
+from retinue.testing import MemoryLog, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
 
@@ -23,10 +23,10 @@ async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRe
     """What differs, the records that were played, and the events of the replay."""
     recorded = fold_records(events)
     played = make_replay(recorded)
-    supervisor = make_replay_supervisor(played, Path.cwd())
+    supervisor = make_replay_supervisor(played, MemoryLog(), Path.cwd())
     node = supervisor.spawn(*played.primary)
     await node.join()
-    again = supervisor.log.read(node.ref.tree)
+    again = await supervisor.log.read(node.ref.tree)
     await supervisor.close()
     now = fold_records(again)
     assert not [event for event in bodies(again, RunEnded) if "stalled" in (event.error_details or "")]
@@ -241,7 +241,7 @@ async def test_runs_that_people_continued_are_played_too() -> None:
         tree = (await r.run(profile, "go")).tree
         for run in (2, 1, 3):  # the leaf, what is above it, and the leaf that was continued
             await (await r.continue_run(f"{tree}/{run}", "more", profiles=[profile])).result()
-        events = list(r.control.supervisor.log.read(tree))
+        events = list(await r.control.supervisor.log.read(tree))
     differences, recorded, _ = await replay(events)
     assert (differences, len(recorded), recorded[3].spawned.continues) == ([], 7, 2)
     differences, _, _ = await replay(changed(events, RunEnded, 6, final_response="another"))

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retinue import build
-from retinue.control.publisher import publisher_of
+from retinue.core.caller import Caller
 from retinue.core.messages import Reply, Request
 from retinue.core.profiles import Profile, Task
+from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 
 
@@ -40,12 +41,8 @@ async def main(run_id: str, script: str, *options: str) -> None:
     )
     supervisor = build.make_supervisor(parts)
     try:
-        publisher = publisher_of(supervisor.log)
-        if publisher is None:
+        with serve_caller(Caller(run_id=run_id)):
             node = supervisor.spawn(Profile("reviewer", "You review.", model=model), Task("look at it"))
-        else:
-            with publisher.calling(run_id):
-                node = supervisor.spawn(Profile("reviewer", "You review.", model=model), Task("look at it"))
         await node.join()
         print(json.dumps(node.result().to_json()), flush=True)
     finally:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retinue.core.events import Delta, Event, Thinking
-from retinue.surfaces.printer.print_thread import PrintThread
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, PrintThread
 from tests.control.collector.kit import Hall, hall
 
 CROWD = str(Path(__file__).with_name("crowd.py"))

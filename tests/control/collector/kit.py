@@ -18,7 +18,7 @@ from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
@@ -37,7 +37,7 @@ class Hall:
 
     supervisor: Supervisor
     collector: Collector
-    main: Node
+    main: Run
 
     @property
     def tree(self) -> str:
@@ -46,8 +46,8 @@ class Hall:
     def server(self, name: str = "reviewers") -> "Server":
         return Server(self, name, dict(self.collector.environment(name)))
 
-    def events(self) -> list[Event]:
-        return self.supervisor.log.read(self.tree)
+    async def events(self) -> list[Event]:
+        return await self.supervisor.log.read(self.tree)
 
     async def until(self, kind: str, count: int = 1) -> list[Event]:
         """Waits until so many events of that kind are in the log of the tree; all of it."""
@@ -86,7 +86,7 @@ class Server:
     def path(self) -> str:
         return urlsplit(self.address).path + "/subagent-events"
 
-    def call(self, tool: str = "review", *, by: Node | None = None) -> str:
+    def call(self, tool: str = "review", *, by: Run | None = None) -> str:
         return self.hall.collector.call(self.name, (by or self.hall.main).ref, tool)
 
     async def post(self, run_id: str, kind: str, name: str = "code-review-agent", **more: Any) -> Response:

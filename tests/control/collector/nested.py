@@ -10,9 +10,11 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 import retinue
 from retinue import build
-from retinue.control.publisher import publisher_of
+from retinue.control.publisher import Publisher
 from retinue.control.relay import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.caller import narrower
@@ -22,6 +24,7 @@ from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS
+from retinue.supervisor.caller_limits import serve_caller
 from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 
@@ -43,15 +46,15 @@ async def main(run_id: str, meta: str) -> str:
         return said.decode().strip()
 
     supervisor = build.make_supervisor(build.Parts(project=Path.cwd(), mode="yes"))
-    publisher = publisher_of(supervisor.log)
-    assert publisher is not None
+    publisher = supervisor.driver._hook
+    assert isinstance(publisher, Publisher)
     down.supervisor = supervisor
     relay = Relay(down, os.environ[ADDRESS], publisher)
     replies = [{"thinking": f"I am {run_id}", "tools": [{"name": "ask_server"}]}, {"text": f"{run_id} is done"}]
     profile = Profile("agent", "x", model=scripted({"agent": replies}), tools=[ask_server])
     try:
-        with publisher.calling(run_id, parent_id=caller.parent_id, root_id=caller.root_id):
-            node = supervisor.spawn(profile, Task("go"), caller=caller)
+        with serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
+            node = supervisor.spawn(profile, Task("go"))
         await node.join()
         return node.result().final_response
     except SpawnRefused as refused:

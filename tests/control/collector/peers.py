@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from retinue import build
-from retinue.control.publisher import publisher_of
+from retinue.core.caller import Caller
 from retinue.core.events import Event
 from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
+from retinue.supervisor.caller_limits import serve_caller
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD
 from tests.surfaces.cli.shell import environment
@@ -23,12 +24,10 @@ from tests.surfaces.cli.shell import environment
 async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
     """A run of this process, reported to the address in the environment: its status, its error, its events."""
     supervisor = build.make_supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
-    publisher = publisher_of(supervisor.log)
-    assert publisher is not None
-    with publisher.calling("run-1"):
+    with serve_caller(Caller(run_id="run-1")):
         node = supervisor.spawn(Profile("reviewer", "You review.", model=scripted(script)), Task("look"))
     await node.join()
-    result, events = node.result(), supervisor.log.read(node.ref.tree)
+    result, events = node.result(), await supervisor.log.read(node.ref.tree)
     await supervisor.close()
     assert [event.kind for event in events].count("run.ended") == 1
     return result.status, result.error_details or "", events

@@ -50,7 +50,7 @@ async def test_what_cannot_name_an_address_gets_404(tmp_path: Path) -> None:
         for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"):
             refused = await server.send(body, method=method)
             assert (refused.status, refused.headers["Allow"]) == (405, "POST")
-        assert list(runs_of(h.events())) == ["main"]
+        assert list(runs_of(await h.events())) == ["main"]
 
 
 @pytest.mark.requirement("CPE-63")
@@ -213,7 +213,7 @@ async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
 async def test_the_secret_of_an_address_is_shown_nowhere(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
-        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawn(h.main.plan.profile, h.main.wish))
+        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawn(h.main.plan.profile, h.main.task))
         run_id = server.call(by=h2.main)
         await server.post(run_id, "tool_result", toolName="shell", payload=f"ADDRESS={server.address}")
         events = await h2.until("tool.result")

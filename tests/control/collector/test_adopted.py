@@ -210,7 +210,7 @@ async def test_the_return_of_the_call_ends_what_has_not_ended(
         assert endings[runs["deeper"]].status == below
         h.main.stop("cancelled")
         await h.main.join()
-        assert sum(event.kind == "run.ended" for event in h.events()) == 3
+        assert sum(event.kind == "run.ended" for event in await h.events()) == 3
 
 
 async def test_a_run_that_is_cancelled_here_is_refused_from_then_on(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_words_for_a_run_elsewhere_do_not_reach_it_and_it_cannot_be_contin
         await server.post(run_id, "subagent_end")
         await h.until("run.ended")
         with pytest.raises(ConfigError, match="ran in the MCP server 'reviewers': it cannot be continued"):
-            h.supervisor.continue_run(h.tree, run, "go on")
+            await h.supervisor.continue_run(h.tree, run, "go on")
 
 
 async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_the_end_of_the_caller_ends_all_below_it(tmp_path: Path) -> None:
         await server.post(run_id, "subagent_start")
         h.main.stop("cancelled")
         await h.main.join()
-        events = h.events()
+        events = await h.events()
         assert [event.run for event in events if isinstance(event.body, RunEnded)] == [1, 0]
         assert (await server.post(run_id, "thought_trace", payload="x")).status == 409
         assert (await server.post(server.call(), "subagent_start")).status == 409
@@ -268,7 +268,7 @@ async def test_a_foreign_run_takes_no_slot_and_no_budget(tmp_path: Path) -> None
         assert h.main.account is not None and h.main.account.spent.tokens == 0
         spent = [event.body.cost for event in events if isinstance(event.body, UsageReported)]
         assert spent == [Decimal("99.5")] * 3
-        assert [view.cost for view in tree.runs.runs.values()][1:] == [Decimal("99.5")] * 3
+        assert [view.cost for view in tree.view.runs.values()][1:] == [Decimal("99.5")] * 3
 
 
 async def test_names_are_cleaned_and_labels_are_unique(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ async def test_results_find_their_calls_without_ids(tmp_path: Path) -> None:
             (event.body.name, event.body.call_id) for event in events if isinstance(event.body, ToolCall | ToolResult)
         ]
         assert ids == [("a", "call-1"), ("b", "call-2"), ("b", "call-2"), ("a", "call-1")]
-        assert h.supervisor.trees[h.tree].runs.runs[1].calls == ()
+        assert h.supervisor.trees[h.tree].view.runs[1].calls == ()
 
 
 async def test_what_comes_twice_counts_once_and_what_is_missing_leaves_a_gap(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ async def test_runs_are_not_nested_without_end(tmp_path: Path) -> None:
 
 async def test_what_is_reported_keeps_a_stalled_parent_alive(tmp_path: Path) -> None:
     async with hall(tmp_path, limits=Limits(stall=1000)) as h:
-        stall = h.main.stall
+        stall = h.main.stall_timer
         assert stall is not None
         before = stall._last
         server = h.server()
@@ -388,14 +388,14 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
         run_id = server.call()
         await server.post(run_id, "tool_call", toolName="x", tokenUsage={"inputTokens": 1000})
         await h.until("tool.call")
-        tree, before = h.tree, h.events()
+        tree, before = h.tree, await h.events()
     parts = build.Parts(project=tmp_path, mode="yes")
     supervisor = build.make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
-    node = supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    node = await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
     try:
-        events = supervisor.log.read(tree)
+        events = await supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"
         at = {event.kind: event.seq for event in events if event.kind == "run.resumed" or event.run == 1}
         assert at["run.resumed"] < at["run.ended"]  # or the time without a process would be taken for work

@@ -59,5 +59,5 @@ async def test_a_server_behind_a_server_that_dies_has_its_runs_ended_at_the_root
             crashed: "failed", "deeper": "disconnected", given_up: "cancelled", fine: "done",
         }  # fmt: skip
         assert ended[runs[crashed]].error_details == why.text
-        assert [event.run for event in h.events() if event.kind == "run.spawned"] == list(range(6))
-        assert h.supervisor.trees[h.tree].nodes[1].ended is False
+        assert [event.run for event in await h.events() if event.kind == "run.spawned"] == list(range(6))
+        assert h.supervisor.trees[h.tree].runs[1].ended is False

@@ -11,16 +11,18 @@ import pytest
 from retinue import build
 from retinue.build.servers import NoReporting, make_reporting
 from retinue.control import poster
-from retinue.control.publisher import publisher_of
+from retinue.control.publisher import Publisher
 from retinue.control.relay import Relay
 from retinue.control.reporting import Reporting
 from retinue.control.server_limits import Downward
+from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
 from retinue.core.limits import Limits
 from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
+from retinue.supervisor.caller_limits import serve_caller
 from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of
@@ -280,12 +282,12 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
         inner = build.make_supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
-        publisher = publisher_of(inner.log)
-        assert publisher is not None
+        publisher = inner.driver._hook
+        assert isinstance(publisher, Publisher)
         down = Downward(Limits(), SystemClock())
         down.supervisor = inner
         try:
-            with publisher.calling(run_id, parent_id="up", root_id="top"):
+            with serve_caller(Caller(run_id=run_id, parent_id="up", root_id="top")):
                 profile = Profile("outer", "x", model=scripted({"outer": [{"hang": True}]}))
                 node = inner.spawn(profile, Task("wait"))
             meta = Relay(down, server.address, publisher).meta(node.ref)
@@ -303,9 +305,7 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
             "main": [{"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "help"}]}}]}, {"text": "x"}]
         }
         supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes"))
-        publisher = publisher_of(supervisor.log)
-        assert publisher is not None
-        with publisher.calling(parent_id="anchor-1"):
+        with serve_caller(Caller(parent_id="anchor-1")):
             model = scripted({**script, "*": [{"text": "helped"}]})
             node = supervisor.spawn(Profile("main", "x", model=model), Task("go"))
         await node.join()

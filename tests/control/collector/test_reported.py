@@ -9,14 +9,15 @@ import pytest
 
 from retinue import build
 from retinue.config.settings import parse_settings, restrict
-from retinue.control.publisher import publisher_of
+from retinue.core.caller import Caller
 from retinue.core.errors import NotFound
 from retinue.core.profiles import Profile, Task
-from retinue.log.archive import Archive
-from retinue.log.listing import listings
-from retinue.log.lookup import find
+from retinue.log.listing import load_listings
+from retinue.log.lookup import find_run
+from retinue.log.opening import open_reader
 from retinue.protocol.reports import ADDRESS
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.caller_limits import serve_caller
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.main import main
 from retinue.testing import scripted
@@ -28,14 +29,12 @@ TALK = {"reviewer": [{"text": "fine", "usage": {"input_tokens": 5, "output_token
 
 def begin(
     folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch, script: dict[str, Any]
-) -> tuple[Supervisor, Node]:
+) -> tuple[Supervisor, Run]:
     """A run of a server in that folder, reported to the address."""
     monkeypatch.setenv(ADDRESS, address)
     supervisor = build.make_supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
-    publisher = publisher_of(supervisor.log)
-    assert publisher is not None
-    with publisher.calling(run_id):
+    with serve_caller(Caller(run_id=run_id)):
         return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
 
 
@@ -90,13 +89,13 @@ async def test_where_only_reported_trees_are(tmp_path: Path, monkeypatch: pytest
     async with hall(tmp_path / "root") as h:
         server = h.server()
         tree = await report(tmp_path, server.address, server.call(), monkeypatch)
-    archive = Archive(tmp_path / ".retinue")
+    log = open_reader(tmp_path / ".retinue")
     with pytest.raises(NotFound, match="only runs that another process shows: --all"):
-        find(archive, None)
-    assert find(archive, None, everything=True).stored.tree == tree
-    assert find(archive, tree[:8]).stored.tree == tree
-    assert listings(archive) == ([], 0)
-    assert len(listings(archive, everything=True)[0]) == 1
+        await find_run(log, None)
+    assert (await find_run(log, None, everything=True)).tree == tree
+    assert (await find_run(log, tree[:8])).tree == tree
+    assert await load_listings(log) == ([], 0)
+    assert len((await load_listings(log, everything=True))[0]) == 1
 
 
 @pytest.mark.requirement("CPE-47")

@@ -146,7 +146,7 @@ async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Pa
         first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
         await first.join()
         assert first.view.spawned.limits == Limits(depth=1, turns=7)
-        again = supervisor.continue_run(first.ref.tree, 0, "go on", ResumeOverrides(profiles=[profile]))
+        again = await supervisor.continue_run(first.ref.tree, 0, "go on", ResumeOverrides(profiles=[profile]))
         assert (first.max_depth, again.max_depth, again.max_turns) == (1, 1, 7)
         await again.join()
     finally:

@@ -14,7 +14,7 @@ from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
 from retinue.core.ports import Approver
 from retinue.core.profiles import Profile, Task
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.testing import scripted
 
@@ -33,7 +33,7 @@ class House:
     def client(self) -> ControlClient:
         return ControlClient(self.server.address)
 
-    def run(self, agents: dict[str, Any]) -> Node:
+    def run(self, agents: dict[str, Any]) -> Run:
         profile = Profile("main", "You are main.", model=scripted(agents))
         return self.supervisor.spawn(profile, Task("go"), limits=Limits(turns=None))
 

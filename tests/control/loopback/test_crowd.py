@@ -31,7 +31,7 @@ async def test_two_terminals_answer_at_the_same_moment_and_exactly_one_wins(tmp_
             yes_won = outcomes[0 if n % 2 else 1] == "taken"
             expected.append((yes_won, "yes" if yes_won else "no"))
         await node.join()
-        events = h.supervisor.log.read(node.ref.tree)
+        events = await h.supervisor.log.read(node.ref.tree)
     decided = [event.body for event in events if isinstance(event.body, ApprovalDecided)]
     assert [(body.allowed, body.by) for body in decided] == expected
     assert [(tmp_path / f"{n}.txt").exists() for n in range(ROUNDS)] == [allowed for allowed, _ in expected]
@@ -57,7 +57,7 @@ async def test_a_terminal_and_a_client_answer_at_the_same_moment(tmp_path: Path)
             answer.done() or answer.set_result(Allow())
             outcomes.append(await knocking)
         await node.join()
-        events = h.supervisor.log.read(node.ref.tree)
+        events = await h.supervisor.log.read(node.ref.tree)
     decided = [event.body.by for event in events if isinstance(event.body, ApprovalDecided)]
     assert decided == ["control" if outcome == "taken" else "function" for outcome in outcomes]
 
@@ -82,7 +82,7 @@ async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
 
         everything = await asyncio.gather(*(watch() for _ in range(50)))
         assert everything == [everything[0]] * 50
-        assert everything[0] == [encode(event) for event in h.supervisor.log.read(node.ref.tree)]
+        assert everything[0] == [encode(event) for event in await h.supervisor.log.read(node.ref.tree)]
         assert len(everything[0]) > 250
 
 

@@ -57,7 +57,7 @@ async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_o
         async with losing(h, answers=1) as lossy:
             assert await lossy.cancel(node.ref.tree)
         await node.join()
-        events = h.supervisor.log.read(node.ref.tree)
+        events = await h.supervisor.log.read(node.ref.tree)
     assert len(bodies(events, ApprovalDecided)) == 1
     assert [body.text for body in bodies(events, Inbox)] == ["hello"]
 

@@ -55,12 +55,11 @@ def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(pl
     finally:
         code, said = stop(watcher)
     assert done.returncode == 0, done.stderr
-    assert f"subagents are asked of the host through {place.outbox} (delegated)" in done.stderr
+    assert f"subagents are requested from the host through {place.outbox} (delegated)" in done.stderr
     assert '"answer":"found it"' in done.stdout and "explorer" in done.stderr
     [main, child] = [event for event in project.events() if event["kind"] == "run.started"]
-    assert (main.get("runtime", "inherited"), child["runtime"]) == ("inherited", "delegated") and "net" in child[
-        "walls"
-    ]
+    assert (main.get("runtime", "inherited"), child["runtime"]) == ("inherited", "delegated")
+    assert "net" in child["sandbox"]
     assert code == 0 and "watching" in said and "made.txt" in said
     assert place.project.rows()[0]["state"] == "done" and os.listdir(place.outbox) == []
 
@@ -93,7 +92,7 @@ def test_the_mode_is_one_of_three_and_a_wall_when_nobody_says_it(
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
     started = [event for event in project.events() if event["kind"] == "run.started"]
     assert [event.get("runtime", "inherited") for event in started] == [primary, child]
-    assert [bool(event.get("walls")) for event in started] == [primary != "inherited", child != "inherited"]
+    assert [bool(event.get("sandbox")) for event in started] == [primary != "inherited", child != "inherited"]
 
 
 @pytest.mark.requirement("MASS-7")

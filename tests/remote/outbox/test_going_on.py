@@ -33,7 +33,7 @@ def test_what_goes_on_reaches_no_more_and_has_no_less_of_a_wall_and_no_more_leve
     done = place.project.retinue("resume", "--yes", "--config", str(file))
     assert done.returncode == 0, done.stderr
     started = [event for event in place.project.events() if event["kind"] == "run.started"]
-    assert {(event.get("runtime"), "proxy" in event.get("walls", ())) for event in started} == {("isolated", False)}
+    assert {(event.get("runtime"), "proxy" in event.get("sandbox", ())) for event in started} == {("isolated", False)}
     assert "depth limit exceeded (0/0)" in done.stdout
 
 

@@ -234,7 +234,7 @@ async def test_words_reach_a_run_as_those_of_the_side_that_asked(
         (there.outbox / "steer_other_0000.json").write_text("{}")
         ask(there.outbox, "a-1", workspace=str(work))
         await until(lambda: bool(there.trees))
-        node = there.supervisor.trees[there.trees[0]].nodes[0]
+        node = there.supervisor.trees[there.trees[0]].runs[0]
         write(there.outbox / "steer_a-1_0000.json")
         await until(lambda: not (there.outbox / "steer_a-1_0000.json").is_file())
         put(there.outbox, "steer_a-1_0001.json", b'{"run": 0, "text": "go"}')
@@ -242,7 +242,7 @@ async def test_words_reach_a_run_as_those_of_the_side_that_asked(
         await until(Path(node.folders.path).exists)
         (Path(node.folders.path) / "go").touch()
         assert (await answer(there.outbox, "a-1"))["status"] == "done"
-        events = there.supervisor.log.read(there.trees[0])
+        events = await there.supervisor.log.read(there.trees[0])
         assert [(e.body.text, e.body.source) for e in events if isinstance(e.body, Inbox)] == [
             (text, "asker") for text in [*heard, "go"]
         ]
@@ -265,7 +265,7 @@ async def test_a_request_that_waits_for_its_turn_can_be_cancelled(work: Path) ->
 async def test_two_watchers_are_one(work: Path, tmp_path: Path) -> None:
     async with inherited(work) as there:
         said: list[str] = []
-        second = Watcher(there.supervisor, _hosting(there, work, tmp_path / "other", said))
+        second = Watcher(there.supervisor.control, _hosting(there, work, tmp_path / "other", said))
         waiting = asyncio.create_task(second.watch())
         for number in range(20):
             ask(there.outbox, f"a-{number}", workspace=str(work))
@@ -304,7 +304,7 @@ async def test_depth_and_time_are_only_narrowed(work: Path, asked: dict[str, Any
     async with inherited(work, profiles=[explorer(deeper)]) as there:
         ask(there.outbox, "a", workspace=str(work), **asked)
         said = await answer(there.outbox, "a")
-        events = there.supervisor.log.read(there.trees[0])
+        events = await there.supervisor.log.read(there.trees[0])
         spawned = [event.body for event in events if isinstance(event.body, RunSpawned)]
         assert len(spawned) == 1 + depth and spawned[0].timeout_seconds == seconds
         assert "depth limit exceeded" in json.dumps(said)
@@ -315,7 +315,7 @@ async def test_limits_that_a_person_set_on_the_host_bound_what_is_asked(work: Pa
     async with inherited(work, profiles=[limited]) as there:
         ask(there.outbox, "a", workspace=str(work), depth=3, timeout_seconds=500)
         await answer(there.outbox, "a")
-        [first] = [e.body for e in there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
+        [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
         assert first.timeout_seconds == 30.0
 
 
@@ -355,7 +355,7 @@ async def test_context_is_a_copy_that_is_read_and_named(work: Path) -> None:
         ask(there.outbox, "a", workspace=str(work / "box"), context_paths=paths)
         said = await answer(there.outbox, "a")
         assert "the sky is blue" in said["final_response"] and "planted" not in said["final_response"]
-        [first] = [e.body for e in there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
+        [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
         assert f"{work / 'ctx'} is " in first.task_context
         assert list((there.folder / "project" / ".retinue" / "outbox").glob("*.copies/*")) == []
 
@@ -429,6 +429,6 @@ async def test_budget_and_trace_travel_down_and_only_narrow(
     async with inherited(work, limits=Limits(tokens=900), prices=FlatPrices()) as there:
         ask(there.outbox, "a", workspace=str(work), traceparent=above, **asked)
         await answer(there.outbox, "a")
-        [first] = [e.body for e in there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
+        [first] = [e.body for e in await there.supervisor.log.read(there.trees[0]) if isinstance(e.body, RunSpawned)]
         assert (first.max_tokens, None if first.max_cost is None else str(first.max_cost)) == (tokens, cost)
         assert (first.trace_id, first.traceparent) == ("a" * 32, above)

@@ -45,8 +45,8 @@ async def waiting(r: Retinue, count: int) -> list[Approval]:
     return r.control.supervisor.pending()
 
 
-def decided(r: Retinue, run: RunHandle) -> list[ApprovalDecided]:
-    return bodies(r.control.supervisor.log.read(run.tree), ApprovalDecided)
+async def decided(r: Retinue, run: RunHandle) -> list[ApprovalDecided]:
+    return bodies(await r.control.supervisor.log.read(run.tree), ApprovalDecided)
 
 
 @pytest.mark.requirement("CODEY-27", "CODEY-28", "P12")
@@ -74,7 +74,7 @@ async def test_questions_are_listed_in_order_and_answered_by_id() -> None:
         assert r.control.supervisor.answer(three[2].id, Deny("asleep"), by="user") == "taken"
         assert r.control.supervisor.answer(three[0].id, Allow(), by="user") == "taken"
         await run.result()
-        results = bodies(r.control.supervisor.log.read(run.tree), ToolResult, run=1)
+        results = bodies(await r.control.supervisor.log.read(run.tree), ToolResult, run=1)
     assert sorted(made.made) == ["anna", "bert", "carl"]
     texts = {result.call_id: result.text for result in results}
     assert texts[three[2].call_id] == "The user denied this call: asleep"
@@ -94,7 +94,7 @@ async def test_a_child_s_edit_bubbles_up_runs_on_yes_and_its_result_goes_to_the_
         assert (tmp_path / "a.txt").read_text() == "old\n"
         assert r.control.supervisor.answer(question.id, Allow(), by="user") == "taken"
         await run.result()
-        [result] = bodies(r.control.supervisor.log.read(run.tree), ToolResult, run=1)
+        [result] = bodies(await r.control.supervisor.log.read(run.tree), ToolResult, run=1)
     assert (tmp_path / "a.txt").read_text() == "new\n"
     assert (result.text, result.success) == ("edited a.txt", True)
 
@@ -143,7 +143,7 @@ async def test_two_answer_at_the_same_moment_and_exactly_one_wins() -> None:
             assert sorted(answers) == ["stale", "taken"]
             won.append("first" if (answers[0] == "taken") == bool(number % 2) else "second")
         await run.result()
-        written = decided(r, run)
+        written = await decided(r, run)
     assert [d.by for d in written] == won and len(won) == 200
     assert made.made == [name for name, who in zip(names, won, strict=True) if who == "first"]
 
@@ -172,7 +172,7 @@ async def test_the_approver_and_another_answer_the_same_question() -> None:
         await run.cancel()
         result = await run.result()
         await cancelled.wait()
-        assert decided(r, run)[0].by == "user"
+        assert (await decided(r, run))[0].by == "user"
     assert (result.status, made.made) == ("cancelled", ["anna"])
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -204,7 +204,7 @@ async def test_500_at_once_from_100_runs() -> None:
             person(questions[::-1], lambda q: Deny("right"), "right"),
         )
         result = await run.result()
-        written = [d for d in decided(r, run) if not d.by.startswith("rule")]
+        written = [d for d in await decided(r, run) if not d.by.startswith("rule")]
     assert sorted(left + right) == ["stale"] * 500 + ["taken"] * 500
     assert all({one, other} == {"taken", "stale"} for one, other in zip(left, right[::-1], strict=True))
     assert len(written) == 500 and len({d.approval_id for d in written}) == 500
@@ -232,7 +232,7 @@ async def test_the_answered_call_goes_on_alone() -> None:
         assert (made.made, looked, r.control.supervisor.pending()) == (["bert"], ["it"], [first])
         r.control.supervisor.answer(first.id, Allow(), by="user")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert (made.made, looked) == (["bert", "anna"], ["it"])
     assert len(bodies(events, ToolCall)) == len(bodies(events, ToolResult)) == 3
 
@@ -253,7 +253,7 @@ async def test_a_question_outlives_the_turns_of_the_parent() -> None:
     async with retinue.open(wait_approvals=WAIT, allow=["subagent_*"]) as r:
         run = await r.spawn(main(script, tools=["list_agents", kid]), "go")
         [question] = await waiting(r, 1)
-        while len(bodies(r.control.supervisor.log.read(run.tree), TurnStarted, run=0)) < 4:
+        while len(bodies(await r.control.supervisor.log.read(run.tree), TurnStarted, run=0)) < 4:
             await asyncio.sleep(0)
         assert r.control.supervisor.pending() == [question]
         assert r.control.supervisor.answer(question.id, Allow(), by="user") == "taken"
@@ -278,7 +278,7 @@ async def test_without_anybody_a_question_waits_only_when_told_to() -> None:
         await clock.advance(1)
         result = await run.result()
         assert r.control.supervisor.answer(question.id, Allow(), by="user") == "stale"
-        last = decided(r, run)[-1]
+        last = (await decided(r, run))[-1]
     assert (result.final_response, result.children[0].error_details) == ("Subagent requires confirmation", details)
     assert (last.allowed, last.by, last.reason) == (False, "expiry", "nobody came to answer within 30 s")
     assert made.made == []
@@ -297,7 +297,7 @@ async def test_a_question_expires_to_a_no_and_the_run_goes_on() -> None:
         await waiting(r, 1)
         await clock.advance(60)
         result = await run.result()
-        [body] = decided(r, run)
+        [body] = await decided(r, run)
     assert (result.status, result.final_response) == ("done", "The user denied this call: nobody answered within 60 s")
     assert (body.allowed, body.by, made.made) == (False, "expiry", [])
 
@@ -329,7 +329,7 @@ async def test_an_answer_to_a_changed_action_is_refused() -> None:
         assert r.control.supervisor.pending() == [question]
         assert r.control.supervisor.answer(question.id, Allow(), by="user", digest=question.digest) == "taken"
         await run.result()
-        [asked] = bodies(r.control.supervisor.log.read(run.tree), ApprovalAsked)
+        [asked] = bodies(await r.control.supervisor.log.read(run.tree), ApprovalAsked)
     assert (asked.digest, made.made) == (question.digest, ["anna"])
     async with retinue.open(approver=sly) as r:
         result = await r.run(main({"main": [pages("anna"), {"text": "{{last_result}}"}]}, tools=[made.tool]), "go")
@@ -356,4 +356,4 @@ async def test_a_denial_is_a_tool_result_and_the_run_goes_on() -> None:
     async with retinue.open(approver=deny_all) as r:
         run = await r.spawn(main({"main": [pages("anna"), {"text": "went on"}]}, tools=[made.tool]), "go")
         assert (await run.result()).final_response == "went on"
-        assert [(d.by, d.scope) for d in decided(r, run)] == [("function", "call")]
+        assert [(d.by, d.scope) for d in await decided(r, run)] == [("function", "call")]

@@ -81,8 +81,8 @@ async def test_spawning_asks_also_from_a_child() -> None:
 
 def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
     rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
-    policy = RulePolicy(rules, mode="walled")
-    plain = inside(RulePolicy(Rules(), mode="walled"))
+    policy = RulePolicy(rules, mode="sandboxed")
+    plain = inside(RulePolicy(Rules(), mode="sandboxed"))
 
     def verdicts(policy: Policy) -> list[str]:
         calls = [
@@ -98,7 +98,7 @@ def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
     assert verdicts(plain) == ["allow", "allow", "allow", "allow", "allow", "ask", "ask", "allow"]
     stricter = narrowed(policy, Rules(mode="ask"), "")
     assert verdicts(inside(stricter)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
-    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="walled"), "")
+    laxer = narrowed(RulePolicy(rules, mode="ask"), Rules(mode="sandboxed"), "")
     assert verdicts(inside(laxer)) == ["ask", "ask", "ask", "ask", "deny", "ask", "ask", "ask"]
     policy.learn(parse_rule("apply_subagent"))
     assert verdicts(inside(policy))[5] == "allow"
@@ -211,7 +211,7 @@ async def test_delegating_gains_nothing(tmp_path: Path) -> None:
     async with retinue.open(approver=allow_all, profiles=[kid, careful], project=tmp_path, deny=["shell"]) as r:
         run = await r.spawn(main(script), "go")
         result = await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert "the rule write forbids it" in result.final_response
     by = [(event.run, event.body.by) for event in events if isinstance(event.body, ApprovalDecided)]
     assert (1, "rule: write") in by and (2, "rule: write") in by
@@ -242,7 +242,7 @@ async def test_a_rule_decides_and_the_log_says_which(tmp_path: Path) -> None:
     async with retinue.open(allow=["deploy(target=staging)"], deny=["deploy(target=prod*)"]) as r:
         run = await r.spawn(main({"main": [*calls, {"text": "x"}]}, tools=[deploy]), "go")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert not bodies(events, ApprovalAsked)
     decided = bodies(events, ApprovalDecided)
     assert [(d.allowed, d.by, d.tool) for d in decided] == [
@@ -257,10 +257,10 @@ async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path)
         raise AssertionError("asked")
 
     calls = [call("edit", path="none", old_string="a", new_string="b"), call("nosuch"), {"text": "x"}]
-    async with retinue.open(mode="strict", approver=nobody, project=tmp_path, deny=["edit"]) as r:
+    async with retinue.open(mode="strict", approver=nobody, project=tmp_path) as r:
         run = await r.spawn(main({"main": calls}), "go")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert not bodies(events, ApprovalAsked) + bodies(events, ApprovalDecided)
     assert "No such file" in bodies(events, ToolResult)[0].text
 

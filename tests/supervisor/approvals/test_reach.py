@@ -35,7 +35,7 @@ async def test_yes_to_this_run_is_for_this_tool_and_run_and_for_what_waits() -> 
         assert (last.run, last.args) == (2, {"who": "three"})
         r.control.supervisor.answer(last.id, Deny(), by="user")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     first, *rest = bodies(events, ApprovalDecided, run=1)
     assert (first.by, first.scope) == ("user", "run")
     assert [d.by for d in rest] == ["rule: page in this run, said by user"] * 2
@@ -72,7 +72,7 @@ async def test_one_answer_for_all_that_a_run_asks_now(decision: Allow | Deny) ->
         assert [q.run for q in r.control.supervisor.pending()] == [1, 1]
         [later] = [q for q in await waiting(r, 3) if q.run == 2]  # what it asks next is asked
         assert later.args == {"who": "three"}
-        both = [d for d in decided(r, run) if d.approval_id in {q.id for q in four}]
+        both = [d for d in await decided(r, run) if d.approval_id in {q.id for q in four}]
         await run.cancel()
     assert [(d.by, d.scope, d.allowed) for d in both] == [
         ("user", "call", isinstance(decision, Allow)), ("user", "pending", isinstance(decision, Allow))
@@ -97,7 +97,7 @@ async def test_always_writes_the_shown_rule_and_it_holds_at_once_and_next_time(t
         async with retinue.open(project=tmp_path, config=config, approver=approver) as r:
             run = await r.spawn(main({"main": [*shell, {"text": "x"}]}), "go")
             await run.result()
-            written = decided(r, run)
+            written = await decided(r, run)
     assert [q.args["command"] for q in asked] == ["echo 'hi'  there", "echo other", "echo other"]
     assert asked[0].rule == "shell(echo hi there)"
     assert [d.by for d in written] == ["rule: shell(echo hi there)"] * 2 + ["function"]
@@ -112,7 +112,7 @@ async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None
         [question] = await waiting(r, 1)
         r.control.supervisor.answer(question.id, Allow("project"), by="user")
         result = await run.result()
-        assert [d.scope for d in decided(r, run)] == ["call"]
+        assert [d.scope for d in await decided(r, run)] == ["call"]
         assert "holds for this call only" in (result.warning or "")
     config.write_text("")
     async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
@@ -121,23 +121,24 @@ async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None
         r.control.supervisor.answer(questions[0].id, Allow("project"), by="user")
         results = [await run.result() for run in runs]
         assert {result.status for result in results} == {"done"}
-        assert [decided(r, run)[0].by for run in runs] == ["user", "rule: page", "rule: page"]
+        assert [(await decided(r, run))[0].by for run in runs] == ["user", "rule: page", "rule: page"]
     assert len(made.made) == 4
 
 
 async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning(tmp_path: Path) -> None:
     made = Pages()
     config = tmp_path / "retinue.yaml"
-    config.write_text("{max_turns: 9}\n")
+    config.write_text("max_turns: 9\n")
     async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
+        config.write_text("approvals: 3\n")
         run = await r.spawn(main({"main": [pages("x"), pages("y"), {"text": "y"}]}, tools=[made.tool]), "go")
         for _ in range(2):
             [question] = await waiting(r, 1)
             assert r.control.supervisor.answer(question.id, Allow("project"), by="user") == "taken"
         await run.result()
-        warned = bodies(r.control.supervisor.log.read(run.tree), Warned)
+        warned = bodies(await r.control.supervisor.log.read(run.tree), Warned)
     assert len(warned) == 2 and "by hand: page" in warned[0].text
-    assert config.read_text() == "{max_turns: 9}\n"
+    assert config.read_text() == "approvals: 3\n"
     assert made.made == ["x", "y"]
 
 
@@ -152,7 +153,7 @@ async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path:
         [again] = await waiting(r, 1)
         assert r.control.supervisor.answer(again.id, Deny(), by="user") == "taken"
         await run.result()
-        [warned] = bodies(r.control.supervisor.log.read(run.tree), Warned)
+        [warned] = bodies(await r.control.supervisor.log.read(run.tree), Warned)
     assert "its arguments were changed" in warned.text
     assert (config.read_text(), made.made) == ("max_turns: 9\n", ["bert"])
 
@@ -190,7 +191,7 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         [question] = await waiting(r, 1)
         assert r.control.supervisor.answer(question.id, Allow(args={"who": "bert"}), by="user") == "taken"
         result = await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
         [asked], [said], [made_call] = (bodies(events, kind) for kind in (ApprovalAsked, ApprovalDecided, ToolCall))
         assert (asked.args, said.args, made_call.args) == ({"who": "anna"}, {"who": "bert"}, {"who": "anna"})
         assert made.made == ["bert"]

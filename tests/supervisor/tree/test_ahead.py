@@ -15,14 +15,14 @@ from retinue.core.errors import LogError
 from retinue.core.events import Delta, Event, RunSpawned
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Log
-from retinue.log.forwarding_log import Wrapped
+from retinue.log.forwarding_log import ForwardingLog
 from retinue.log.memory import MemoryLog
 from retinue.models.scripted import ScriptedModel
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import call, spawn
 
 
-class SlowDisk(Wrapped):
+class SlowDisk(ForwardingLog):
     """Has first events written when the test says so."""
 
     def __init__(self, log: Log | None = None) -> None:
@@ -72,7 +72,7 @@ async def looking(r: retinue.Retinue, ran: list[str]) -> retinue.RunHandle:
 async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> None:
     ran: list[str] = []
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.log = SlowDisk()
+        log = r.control.supervisor.trees.log = SlowDisk()
         run = await looking(r, ran)
         await some_turns()
         assert ran == []
@@ -84,7 +84,7 @@ async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> 
 async def test_a_first_event_that_cannot_be_written_ends_the_run_before_it_does_anything() -> None:
     ran: list[str] = []
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.log = SlowDisk()
+        log = r.control.supervisor.trees.log = SlowDisk()
         run = await looking(r, ran)
         log.disk.set_exception(LogError("cannot write the log: the disk is full"))
         result = await run.result()
@@ -118,7 +118,7 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
         return "done"
 
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.log = SlowDisk()
+        log = r.control.supervisor.trees.log = SlowDisk()
         run = await r.spawn(Profile("main", "Work.", call=work), "go")
         await some_turns()
         assert called == []
@@ -133,7 +133,7 @@ async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
 ) -> None:
     model = Noticed(scripted({"main": ["done"]}))
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
-        log = r.control.supervisor.log = SlowDisk(r.control.supervisor.log)
+        log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)
         run = await r.spawn(Profile("main", "Work.", model=model, **fields), "go")
         log.disk.set_exception(LogError("cannot write the log"))
         assert (await run.result()).error_details == "cannot write the log"
@@ -141,7 +141,7 @@ async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
     assert not (tmp_path / ".retinue" / "runs").exists()
 
 
-class RefusesOne(Wrapped):
+class RefusesOne(ForwardingLog):
     """Takes all but the first event of run 2."""
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
@@ -156,7 +156,7 @@ class RefusesOne(Wrapped):
 async def test_a_run_that_waits_for_a_slot_and_cannot_be_written_asks_nothing() -> None:
     model = Noticed(scripted({"main": [spawn({"task": "a"}, {"task": "b"}), "done"], "*": ["done"]}))
     async with retinue.open(mode="yes") as r:
-        r.control.supervisor.log = RefusesOne(r.control.supervisor.log)
+        r.control.supervisor.trees.log = RefusesOne(r.control.supervisor.log)
         profile = Profile("main", "Ask.", model=model, tools=["spawn_subagents"])
         result = await r.run(profile, "go", limits=Limits(concurrent=1))
     assert [child.error_details for child in result.children] == [None, "cannot write the log"]
@@ -169,7 +169,7 @@ async def test_a_run_that_goes_on_waits_for_the_disk() -> None:
         run = await r.spawn(Profile("main", "Work.", model=model), "go")
         await run.result()
         model.asked.clear()
-        log = r.control.supervisor.log = SlowDisk(r.control.supervisor.log)
+        log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)
         again = await r.continue_run(run, "more", profiles=[Profile("main", "Work.", model=model)])
         await some_turns()
         assert not model.asked.is_set()

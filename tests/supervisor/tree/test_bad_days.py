@@ -14,10 +14,12 @@ import retinue
 from retinue import Allow, Approval, Context, Deny, Limits, Profile, Task, tool
 from retinue.build import Parts
 from retinue.build import make_supervisor as built
-from retinue.core.events import Message, RunSpawned, RunStarted, ToolCall, ToolResult
+from retinue.core.errors import LogLost
+from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.rules import Verdict
-from retinue.log.threads import thread
+from retinue.log.sqlite import SqliteLog
+from retinue.log.threads import fold_thread
 from retinue.testing import ManualClock, allow_all, scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn, tree, until
 
@@ -45,7 +47,7 @@ async def test_half_a_character_hurts_nobody(tmp_path: Path) -> None:
         kinds = [event.kind async for event in run.events()]
         assert (await run.result()).status == "done"
         assert (await r.run(main({"main": [{"text": "after"}]}), "go")).final_response == "after"
-        stored = r.control.supervisor.log.read(run.tree)
+        stored = await r.control.supervisor.log.read(run.tree)
     assert [event.kind for event in stored] == kinds
     assert [body.task for body in bodies(stored, RunSpawned)] == ["?", "? x"]
 
@@ -59,7 +61,7 @@ async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path)
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         run = await r.spawn(Profile("agent", call=agent), "go")
         assert (await run.result()).status == "done"
-        stored = r.control.supervisor.log.read(run.tree)
+        stored = await r.control.supervisor.log.read(run.tree)
     assert [event.seq for event in stored] == list(range(1, len(stored) + 1))
     assert [body.text for body in bodies(stored, Message)] == ["42"]
 
@@ -68,7 +70,7 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
     script = {"main": [spawn({"task": "a"}), {"text": "end", "delay": 0.2}], "*": [{"text": "k"}]}
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.supervisor.log
-        log._db.set_busy_timeout(1)  # type: ignore[attr-defined]
+        log._own._db.set_busy_timeout(1)  # type: ignore[attr-defined]
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted)
         blocker = apsw.Connection(str(log.path))  # type: ignore[attr-defined]
@@ -78,6 +80,37 @@ async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path
         await run.result()
         blocker.close()
     assert seen == list(range(1, len(seen) + 1))
+
+
+async def test_a_run_whose_process_lost_the_log_fails_and_nothing_is_written_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    @retinue.tool(tier="observe")
+    async def take() -> str:
+        """Has another process take the log."""
+        calls.append("take")
+        lock = tmp_path / ".retinue/logs/0001.lock"
+        lock.unlink()
+        taken.append(SqliteLog(lock.parent))
+        return "taken"
+
+    @retinue.tool(tier="confirm")
+    async def act() -> str:
+        """Must be on disk before it runs."""
+        calls.append("act")
+        return "done"
+
+    taken: list[SqliteLog] = []
+    script = {"main": [call("take"), call("act"), {"text": "end"}]}
+    with pytest.raises(LogLost, match="events are lost"):
+        async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
+            run = await r.spawn(main(script, tools=[take, act]), "go")
+            result = await run.result()
+            assert (result.status, calls) == ("failed", ["take"])
+            assert "may no longer write the log" in str(result.error_details)
+    events = await taken[0].read(run.tree)
+    assert not any(isinstance(event.body, RunEnded) for event in events)
+    await taken[0].close()
 
 
 @pytest.mark.parametrize("trouble", [SystemExit(2), asyncio.CancelledError(), ValueError("x")])
@@ -113,7 +146,7 @@ async def test_watchers_leave_nothing_behind(tmp_path: Path) -> None:
             run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
             assert [event.kind async for event in run.events()][-1] == "run.ended"
         await asyncio.sleep(0)
-        assert r.control.supervisor.log._feeds == {}  # type: ignore[attr-defined]
+        assert r.control.supervisor.log._own._feeds == {}  # type: ignore[attr-defined]
 
 
 async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> None:
@@ -134,7 +167,7 @@ async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> No
             await run.result()
             assert (
                 seen
-                == [event.seq for event in r.control.supervisor.log.read(run.tree)]
+                == [event.seq for event in await r.control.supervisor.log.read(run.tree)]
                 == list(range(1, len(seen) + 1))
             )
     finally:
@@ -231,7 +264,7 @@ async def test_the_approver_cannot_change_what_was_asked() -> None:
     async with retinue.open(approver=sly) as r:
         run = await r.spawn(main({"main": [call("shell", command="echo this"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "this\n"
-        assert bodies(r.control.supervisor.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
+        assert bodies(await r.control.supervisor.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
 
 
 async def test_a_function_that_asks_when_nobody_is_there_ends_its_run() -> None:
@@ -274,7 +307,7 @@ async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(main(script, tools=[busy]), "go")
         result = await run.result()
-        _, first, second, _ = thread(r.control.supervisor.log.read(run.tree), 0)
+        _, first, second, _ = fold_thread(await r.control.supervisor.log.read(run.tree), 0)
     assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
     assert (result.tool_count, len(result.tool_logs)) == (1, 1)
 
@@ -294,9 +327,9 @@ async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
     async with retinue.open() as r:
         run = await r.spawn(Profile("main", model=Repeating(), tools=[echo]), "go")
         await run.result()
-        events = r.control.supervisor.log.read(run.tree)
+        events = await r.control.supervisor.log.read(run.tree)
     assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
-    assert [t.text for t in thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
+    assert [t.text for t in fold_thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
@@ -392,4 +425,4 @@ async def test_denying_without_words_is_fine(tmp_path: Path) -> None:
     async with retinue.open(tmp_path / ".retinue", approver=silent) as r:
         run = await r.spawn(main({"main": [call("shell", command="x"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "The user denied this call."
-        assert r.control.supervisor.log.read(run.tree)[-1].kind == "run.ended"
+        assert (await r.control.supervisor.log.read(run.tree))[-1].kind == "run.ended"

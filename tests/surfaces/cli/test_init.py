@@ -110,7 +110,7 @@ def test_the_tools_that_the_tests_need_are_shown_behind_the_wall(empty: Project)
     screen = terminal.read_until("May they read that? [Y/n] ")
     assert f"  {home}/.rustup/toolchains/one\r\n" in screen
     terminal.type("\n")
-    assert f"shown    {home}/.rustup/toolchains/one can be read behind the wall" in terminal.read_until(None)
+    assert f"shown    {home}/.rustup/toolchains/one can be read in the sandbox" in terminal.read_until(None)
     assert terminal.end() == 0
     assert load_project(empty.folder).settings.expose_paths == (f"{home}/.rustup/toolchains/one",)
     empty.runtime = ""

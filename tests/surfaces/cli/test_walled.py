@@ -48,7 +48,7 @@ def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(pr
     assert f"2 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
     assert (project.folder / "a.txt").read_text() == before and not (project.folder / "b.txt").exists()
     result = json.loads(project.retinue("show", "--json").stdout)
-    assert result["runtime"] == "isolated" and {"mount", "net", "pid"} <= set(result["walls"])
+    assert result["runtime"] == "isolated" and {"mount", "net", "pid"} <= set(result["sandbox"])
     applied = project.retinue("apply", "--yes")
     assert applied.returncode == 0, applied.stderr
     assert (project.folder / "a.txt").read_text() == before + "more\n"
@@ -61,7 +61,7 @@ def test_a_tree_that_goes_on_without_its_walls_says_so(project: Project) -> None
     assert died.returncode == -signal.SIGKILL
     done = project.retinue("resume", "--yes", "--json", "--runtime", "inherited")
     result = json.loads(done.stdout)
-    assert (result["status"], result["runtime"], result["walls"]) == ("done", "inherited", []), done.stderr
+    assert (result["status"], result["runtime"], result["sandbox"]) == ("done", "inherited", []), done.stderr
 
 
 @needs_bubblewrap
@@ -141,7 +141,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
     asked, taken = [event["text"].split() for event in project.events() if event["kind"] == "tool.result"]
     assert asked[:4] == ["40", "77", str(3 * 1024), "100"] and asked[-1] == str(3 * 1024**2)  # bash counts files in KiB
     assert taken[:2] == [str(50 * MIB), "0"] and "[exit" in taken, taken
-    counted = runtime == "isolated" and "cgroup" in result["walls"]  # of a container the engine counts
+    counted = runtime == "isolated" and "cgroup" in result["sandbox"]  # of a container the engine counts
     assert ("want of memory: this run may use 300 MiB;" in " ".join(taken)) is counted
     fills = shell("head -c 3000000 /dev/zero > one; head -c 3000000 /dev/zero > two; sleep 30")
     done = project.run("--yes", "--runtime", runtime, "--config", str(config), agents={"main": [fills, {"text": "x"}]})
@@ -155,7 +155,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
 @needs_bubblewrap
 def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
     config = project.folder / "retinue.yaml"
-    config.write_text("approvals: {mode: walled, deny: [shell(git push*)]}\n")
+    config.write_text("approvals: {mode: sandboxed, deny: [shell(git push*)]}\n")
     main = [shell("touch b.txt"), shell("git push"), {"text": "{{last_result}}"}]
     done = project.run("--config", str(config), agents={"main": main})  # there is nobody to ask
     assert done.returncode == 0 and "denied" in done.stdout.lower(), done.stderr
@@ -169,7 +169,9 @@ def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project
 @needs_bubblewrap
 def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) -> None:
     config = project.folder / "retinue.yaml"
-    config.write_text("approvals: {mode: walled}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n")
+    config.write_text(
+        "approvals: {mode: sandboxed}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n"
+    )
     code = "open('b.txt', 'w').write('x')\nimport os\nprint(os.listdir('.'), os.path.exists('/etc/shadow'))"
     program = {"tools": [{"name": "execute_python_code", "args": {"code": code, "executionTimeout": 20}}]}
     agents, given = {"coder": [program, {"text": "{{last_result}}"}]}, ("--config", str(config), "--profile", "coder")
@@ -219,7 +221,7 @@ def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project:
     assert terminal.end() == 0
     assert file.read_text() == "orchestrator:\n  coordination:\n    subagent_runtime_mode: container\n"
     again = result_of(project, "--yes", agents={"main": [{"text": "x"}]})
-    assert (again["runtime"], "net" in again["walls"]) == ("container", True)
+    assert (again["runtime"], "net" in again["sandbox"]) == ("container", True)
 
 
 @without_bubblewrap

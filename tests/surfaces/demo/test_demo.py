@@ -118,7 +118,7 @@ async def test_the_log_stays_to_be_looked_at(tmp_path: Path) -> None:
     try:
         named = re.search(r"show (\w+)/6", done.stderr)
         assert named is not None
-        asked = [event for event in log.read(named[1]) if event.kind == "approval.asked"]
+        asked = [event for event in await log.read(named[1]) if event.kind == "approval.asked"]
     finally:
         await log.close()
     assert [event.agent for event in asked] == ["fixer"]

@@ -232,18 +232,18 @@ async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its
 
 def test_what_is_shown_harms_no_terminal() -> None:
     from retinue.core.approvals import Approval
-    from retinue.surfaces.mcp.elicitation import form
+    from retinue.surfaces.mcp.elicitation import make_form
 
     args = {"command": "echo \x1b[2J\u202e"}
     asked = Approval(
         "t/1/2", "t", 1, "/main/x-1", "x", "shell", args, "c", label="a\x1b[1m\nb", preview="$ \x1b[2J\n$ b"
     )
-    message = form(asked, modern=True)["message"]
+    message = make_form(asked, modern=True)["message"]
     assert "\x1b" not in message and "\u202e" not in message
     assert message.count("\n") == 3
-    long = form(Approval("t/1/2", "t", 1, "/p", "x", "write", {}, "c", label="l", preview="y" * 10_000), modern=False)[
-        "message"
-    ]
+    long = make_form(
+        Approval("t/1/2", "t", 1, "/p", "x", "write", {}, "c", label="l", preview="y" * 10_000), modern=False
+    )["message"]
     assert len(long) < 5000 and "6000 more characters" in long
 
 

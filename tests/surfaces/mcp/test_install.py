@@ -114,7 +114,7 @@ def test_comments_of_a_toml_file_stay(project: Project) -> None:
         ("claude", '{"mcpServers": {"retinue": {"command": "mine"}}}', "--name"),
         ("claude", "[" * 100_000, "is not plain JSON"),
         ("codex", "= no", "is not TOML"),
-        ("codex", 'mcp_servers = {other = {command = "x"}}', "nothing can be added behind it"),
+        ("codex", 'mcp_servers = {other = {command = "x"}}', "nothing can be added;"),
         ("codex", '[mcp_servers.retinue]\ncommand = "mine"', "--name"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_name_and_a_project_of_ones_own(project: Project) -> None:
 
 
 def test_the_page_names_only_what_there_is() -> None:
-    from retinue.surfaces.cli.main import parser
+    from retinue.surfaces.cli.main import make_parser
     from retinue.surfaces.mcp.catalog import NAMES
     from retinue.surfaces.mcp.install import CLIENTS
 
@@ -157,7 +157,7 @@ def test_the_page_names_only_what_there_is() -> None:
     assert set(re.findall(r"install --client (\w+) ", page)) | {"claude"} == set(CLIENTS)
     named = {name for name in re.findall(r"`(\w+)`", page) if "background_tool" in name or "subagent" in name}
     assert named <= {*NAMES, "wait_for_background_tool"}
-    _, commands = parser("mcp")
+    _, commands = make_parser("mcp")
     [actions] = [action for action in commands["mcp"]._actions if action.choices]
     options = {
         name for below in actions.choices.values() for action in below._actions for name in action.option_strings

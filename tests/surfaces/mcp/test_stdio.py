@@ -33,7 +33,7 @@ if "mcp" in sys.argv:
 def test_what_answers_the_handshake_loads_nothing_heavy() -> None:
     heavy = ("mcp", "pydantic", "apsw", "yaml", "retinue.build", "retinue.log.sqlite", "retinue.surfaces.mcp.host")
     code = (
-        "import sys; import retinue.surfaces.cli.main as m, retinue.surfaces.cli.mcp, asyncio; m.parser('mcp');"
+        "import sys; import retinue.surfaces.cli.main as m, retinue.surfaces.cli.mcp, asyncio; m.make_parser('mcp');"
         "import retinue.surfaces.mcp.stdio, retinue.surfaces.cli.signals;"
         f"print([name for name in {heavy} if name in sys.modules])"
     )

@@ -10,7 +10,7 @@ from retinue.core.events import (
     UsageReported,
 )
 from retinue.core.usage import Usage
-from retinue.log.outline import outline, status_bar
+from retinue.log.outline import format_status_bar, make_outline
 from retinue.log.runs import Runs
 from retinue.surfaces.printer.summary import format_summary
 from tests.surfaces.printer.facts import ANNA, BERT, MAIN, Facts
@@ -40,7 +40,7 @@ def a_tree() -> Runs:
 
 
 def test_rows_draw_the_tree() -> None:
-    picture = outline(a_tree(), now=1_700_000_012.0)
+    picture = make_outline(a_tree(), now=1_700_000_012.0)
     assert [(row.prefix, row.agent, row.label, row.state) for row in picture.rows] == [
         ("", "main", "main", "running"),
         ("├─ ", "anna", "research", "waiting_approval"),
@@ -52,12 +52,12 @@ def test_rows_draw_the_tree() -> None:
 
 
 def test_without_a_time_it_is_the_last_start_or_end() -> None:
-    assert outline(a_tree()).seconds == 9.0
+    assert make_outline(a_tree()).seconds == 9.0
 
 
 def test_the_status_bar() -> None:
-    assert status_bar(a_tree()) == "Agents: 1 primary, 2 running, 1 finished"
-    assert status_bar(Runs("t1")) == "Agents: 0 primary, 0 running, 0 finished"
+    assert format_status_bar(a_tree()) == "Agents: 1 primary, 2 running, 1 finished"
+    assert format_status_bar(Runs("t1")) == "Agents: 0 primary, 0 running, 0 finished"
 
 
 def test_the_summary_is_aligned() -> None:

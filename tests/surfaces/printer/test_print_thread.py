@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from retinue.surfaces.printer.print_thread import AHEAD, PrintThread
+from retinue.surfaces.printer.printer import AHEAD, PrintThread
 
 
 async def test_work_is_done_in_order_and_waited_for_at_the_end() -> None:

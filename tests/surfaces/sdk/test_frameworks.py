@@ -100,16 +100,16 @@ def framework(ask: Ask) -> str:
     return "pydantic-ai" if ask is ask_pydantic_ai else "openai-agents"
 
 
-def logged(r: Retinue) -> Runs:
-    [tree] = r.control.supervisor.log.trees()
-    return Runs.of(tree, r.control.supervisor.log.read(tree))
+async def logged(r: Retinue) -> Runs:
+    [tree] = [each.tree for each in await r.control.supervisor.log.list_trees()]
+    return Runs.of(tree, await r.control.supervisor.log.read(tree))
 
 
 @ASKS
 async def test_outside_a_run_the_subagent_is_a_tree_of_its_own(ask: Ask) -> None:
     async with retinue.open() as r:
         answer = await ask(r.as_tool(HELPER), "dig")
-        runs = logged(r)
+        runs = await logged(r)
     assert answer == f"{framework(ask)} heard found: dug up"
     assert [(run.path, run.agent, run.spawned.task) for run in runs.runs.values()] == [("/main", "helper", "dig")]
     assert runs.runs[0].tool_count == 1
@@ -127,7 +127,7 @@ async def test_an_agent_of_another_framework_is_a_run_and_its_subagent_a_grandch
         model = scripted({"main": [calls("subagent_foreign", task="dig"), {"text": "{{last_result}}"}]})
         outer = Profile("foreign", call=foreign, tools=[echo])
         result = await r.run(Profile("main", model=model, tools=[outer]), "go")
-        runs = logged(r)
+        runs = await logged(r)
     assert result.final_response == f"{framework(ask)} heard found: dug up"
     assert [(run.path, run.spawned.depth, run.status) for run in runs.runs.values()] == [
         ("/main", 0, "done"),

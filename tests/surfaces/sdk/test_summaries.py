@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.log.summaries import context, summary
+from retinue.log.summaries import describe_call, summarize_result
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
@@ -33,7 +33,7 @@ FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
     ],
 )
 def test_what_a_call_is_about(name: str, args: dict[str, Any], about: str) -> None:
-    assert context(name, args) == about
+    assert describe_call(name, args) == about
 
 
 @pytest.mark.requirement("SDK-49")
@@ -52,7 +52,7 @@ def test_what_a_call_is_about(name: str, args: dict[str, Any], about: str) -> No
     ],
 )
 def test_a_command_is_cut(name: str, command: object, about: str) -> None:
-    assert context(name, {"command": command}) == about
+    assert describe_call(name, {"command": command}) == about
 
 
 @pytest.mark.requirement("SDK-50")
@@ -71,7 +71,7 @@ def test_a_command_is_cut(name: str, command: object, about: str) -> None:
     ],
 )
 def test_a_failed_call_is_its_first_line(name: str, text: str, line: str) -> None:
-    assert summary(name, text, success=False) == line
+    assert summarize_result(name, text, success=False) == line
 
 
 @pytest.mark.requirement("SDK-51")
@@ -92,7 +92,7 @@ def test_a_failed_call_is_its_first_line(name: str, text: str, line: str) -> Non
     ],
 )
 def test_files_and_searches(name: str, text: str, line: str) -> None:
-    assert summary(name, text, success=True) == line
+    assert summarize_result(name, text, success=True) == line
 
 
 @pytest.mark.requirement("SDK-52")
@@ -114,7 +114,7 @@ def test_files_and_searches(name: str, text: str, line: str) -> None:
     ],
 )
 def test_shells_and_others(name: str, text: str, line: str) -> None:
-    assert summary(name, text, success=True) == line
+    assert summarize_result(name, text, success=True) == line
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_shells_and_others(name: str, text: str, line: str) -> None:
     ],
 )  # fmt: skip
 def test_a_person_reads_one_as_one(name: str, text: str, line: str) -> None:
-    assert summary(name, text, success=True, spoken=True) == line
+    assert summarize_result(name, text, success=True, spoken=True) == line
 
 
 @pytest.mark.requirement("SDK-49", "SDK-50", "SDK-52")
 @given(st.text(st.characters(exclude_categories=("Cs",))), st.booleans())
 def test_whatever_the_text_a_line_stays_short_and_whole(text: str, success: bool) -> None:
-    about, line = context("bash", {"command": text}), summary("bash", text, success)
+    about, line = describe_call("bash", {"command": text}), summarize_result("bash", text, success)
     assert len(about) <= 60
     assert len(line) <= 50
     assert "\n" not in line

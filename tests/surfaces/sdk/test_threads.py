@@ -8,7 +8,7 @@ import retinue
 from retinue import Profile
 from retinue.core.events import Event, Message, ToolCall, ToolResult
 from retinue.core.messages import AssistantTurn, Call, ToolTurn, UserTurn
-from retinue.log.threads import thread
+from retinue.log.threads import fold_thread
 from retinue.subagent import SubagentConfig, SubagentFactory, SubagentTool
 from retinue.testing import scripted
 from tests.surfaces.sdk.agents import Spy, calls, echo, spy
@@ -49,13 +49,13 @@ async def test_each_event_is_in_the_thread_of_its_run() -> None:
     assert [body.name for body in of_main if isinstance(body, ToolCall)] == ["subagent_worker"]
     assert [body.text for body in of_main if isinstance(body, ToolResult)] == ["nothing to see"]
     assert [body.text for body in of_main if isinstance(body, Message)] == ["told: nothing to see"]
-    assert thread(events, 0) == [
+    assert fold_thread(events, 0) == [
         UserTurn("go"),
         AssistantTurn("", (Call("call_1_1", "subagent_worker", {"task": "inspect"}),)),
         ToolTurn("call_1_1", "subagent_worker", "nothing to see"),
         AssistantTurn("told: nothing to see"),
     ]
-    child = thread(events, 1)
+    child = fold_thread(events, 1)
     assert child[0] == UserTurn("inspect")
     assert child[2] == ToolTurn("call_1_1", "echo", "a secret")
     assert child[-1] == AssistantTurn("nothing to see")

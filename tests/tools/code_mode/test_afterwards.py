@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import retinue
 from retinue import Allow, Approval, Deny
-from retinue.core.events import RunEnded, ToolCall, ToolResult
+from retinue.core.events import UNKNOWN_AFTER_CRASH, RunEnded, ToolCall, ToolResult
 from retinue.core.messages import ToolTurn
-from retinue.log.threads import thread
-from retinue.supervisor.resume import UNKNOWN
+from retinue.log.threads import fold_thread
 from tests.agent.replay.test_replay import replay
 from tests.crash.test_library import Crash
 from tests.supervisor.tree.kit import bodies, call, main
@@ -39,11 +38,11 @@ async def test_after_a_crash_nobody_knows_and_nothing_is_done_twice() -> None:
     _, after = await crash.goes_on(events[: last + 1])
     assert made == ["Rome", "Oslo"]
     results = {body.call_id: body.outcome for body in bodies(after, ToolResult)}
-    assert results == {"call_1_1.1": "", "call_1_1.2": UNKNOWN, "call_1_1": UNKNOWN}
+    assert results == {"call_1_1.1": "", "call_1_1.2": UNKNOWN_AFTER_CRASH, "call_1_1": UNKNOWN_AFTER_CRASH}
     [ended] = bodies(after, RunEnded)
     assert ended.status == "done"
-    assert ended.final_response.startswith(UNKNOWN)
-    assert [turn.call_id for turn in thread(after, 0) if isinstance(turn, ToolTurn)] == ["call_1_1"]
+    assert ended.final_response.startswith(UNKNOWN_AFTER_CRASH)
+    assert [turn.call_id for turn in fold_thread(after, 0) if isinstance(turn, ToolTurn)] == ["call_1_1"]
 
 
 async def test_after_a_crash_at_any_place_the_run_comes_to_its_end() -> None:

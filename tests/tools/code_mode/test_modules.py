@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.core.messages import ToolSpec
-from retinue.tools.code_modules import DESCRIPTION_CHARACTERS, description, modules_of
+from retinue.tools.code_modules import DESCRIPTION_CHARACTERS, build_modules, describe_modules
 from retinue.tools.code_program import ToolError
 
 
@@ -43,14 +43,14 @@ def tools() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def loaded(*specs: ToolSpec) -> types.ModuleType:
-    [made] = modules_of(specs)
+    [made] = build_modules(specs)
     module = types.ModuleType(f"tools.{made.name}")
     exec(compile(made.source, "generated", "exec", dont_inherit=True), module.__dict__)
     return module
 
 
 def signature(*specs: ToolSpec) -> str:
-    [made] = modules_of(specs)
+    [made] = build_modules(specs)
     [function] = made.functions
     return function.signature
 
@@ -119,7 +119,7 @@ def test_a_result_in_a_field_of_its_own_is_the_result() -> None:
     output = an_object("result", result={"type": "array", "items": {"type": "string"}})
     made = spec("f", {}, output=output)
     assert signature(made) == "f() -> list[str]"
-    assert "await _call('mcp__hub__f', {}, 'result')" in modules_of([made])[0].source
+    assert "await _call('mcp__hub__f', {}, 'result')" in build_modules([made])[0].source
     more = an_object("result", result={"type": "string"}, other={"type": "string"})
     assert signature(spec("f", {}, output=more)) == "f() -> {result: str, other?: str}"
 
@@ -170,17 +170,17 @@ def test_a_docstring_tells_what_the_parameters_are(tools: list[Any]) -> None:
 
 def test_servers_are_modules_with_names_of_their_own() -> None:
     specs = [spec("f", {}, server=server) for server in ("my-hub", "my_hub", "import", "2nd", "ToolError")]
-    assert [module.name for module in modules_of(specs)] == ["my_hub", "my_hub_2", "import_", "n2nd", "ToolError_2"]
+    assert [module.name for module in build_modules(specs)] == ["my_hub", "my_hub_2", "import_", "n2nd", "ToolError_2"]
 
 
 def test_the_model_is_told_what_it_can_call() -> None:
     schema = an_object("city", city={"type": "string"}, days={"type": "integer", "default": 3})
-    about = description(modules_of([spec("forecast", schema, "The weather.\nMore of it.", server="weather")]))
+    about = describe_modules(build_modules([spec("forecast", schema, "The weather.\nMore of it.", server="weather")]))
     assert about.splitlines()[-2:] == [
         "from tools import weather",
         "await weather.forecast(city: str, days: int = 3) -> Any  # The weather. More of it.",
     ]
-    assert description(()).endswith("There are no tools for it to call.")
+    assert describe_modules(()).endswith("There are no tools for it to call.")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_model_is_told_what_it_can_call() -> None:
 )
 def test_with_many_tools_it_is_told_less_of_each(many: int, last: str) -> None:
     schema = an_object(argument_with_a_name={"type": "string"}, another_argument={"type": "array"})
-    about = description(modules_of([spec(f"f{n}", schema, "A word about it. " * 5) for n in range(many)]))
+    about = describe_modules(build_modules([spec(f"f{n}", schema, "A word about it. " * 5) for n in range(many)]))
     assert len(about) < DESCRIPTION_CHARACTERS + 2000
     assert last in about.splitlines()[-1]
 
@@ -215,15 +215,15 @@ SCHEMAS = st.recursive(
 @given(name=st.text(min_size=1), about=st.text(), schema=SCHEMAS, output=SCHEMAS)
 def test_whatever_a_server_says_makes_a_module(name: str, about: str, schema: Any, output: Any) -> None:
     specs = [spec(name, schema, about, output=output), spec("f", schema, about, server=name)]
-    for module in modules_of(specs):
+    for module in build_modules(specs):
         tree = ast.parse(module.source)
         kinds = {type(node) for node in tree.body}
         assert kinds <= {ast.Expr, ast.ImportFrom, ast.Assign, ast.AsyncFunctionDef}
-    assert len(description(modules_of(specs))) < DESCRIPTION_CHARACTERS + 2000
+    assert len(describe_modules(build_modules(specs))) < DESCRIPTION_CHARACTERS + 2000
 
 
 def test_a_schema_that_grows_without_end_is_cut_off() -> None:
     many = {"anyOf": [{"$ref": "#/$defs/Many"}] * 20, "type": "object"}
     wide = an_object(**{f"p{n}": {"$ref": "#/$defs/Wide"} for n in range(20)})
     schema = an_object(a={"$ref": "#/$defs/Many"}, b={"$ref": "#/$defs/Wide"}) | {"$defs": {"Many": many, "Wide": wide}}
-    assert len(modules_of([spec("f", schema, output=schema)])[0].source) < 100_000
+    assert len(build_modules([spec("f", schema, output=schema)])[0].source) < 100_000

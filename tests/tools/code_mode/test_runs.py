@@ -14,8 +14,8 @@ from retinue.core.events import ApprovalDecided, RunSpawned, ToolCall, ToolResul
 from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn
 from retinue.log.blocks import Blocks
 from retinue.log.runs import Runs
-from retinue.log.threads import thread
-from retinue.supervisor.programs import GIVEN_UP
+from retinue.log.threads import fold_thread
+from retinue.supervisor.approvals import GIVEN_UP
 from tests.supervisor.tree.kit import bodies, main, spawn
 from tests.tools.code_mode.kit import NAME, TOOLS, program, report, run, said, served
 
@@ -79,7 +79,7 @@ async def test_all_calls_count_and_the_model_sees_one() -> None:
     given, result, events = await run(code)
     assert result.tool_count == 3
     assert [log.name for log in result.tool_logs] == ["mcp__weather__report", "mcp__weather__report", NAME]
-    turns = thread(events, 0)
+    turns = fold_thread(events, 0)
     assert [turn.calls[0].name for turn in turns if isinstance(turn, AssistantTurn) and turn.calls] == [NAME]
     assert [turn.text for turn in turns if isinstance(turn, ToolTurn)] == [given]
 

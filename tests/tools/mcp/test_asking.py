@@ -34,7 +34,7 @@ def settling(opened: list[Any]) -> list[Any]:
     @tool(tier="observe")
     async def settle() -> str:
         """Waits."""
-        found = opened[-1].supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]
+        found = opened[-1].control.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]
         await until(lambda: "sends" in found.spec.description)
         return "settled"
 

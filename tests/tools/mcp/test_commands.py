@@ -107,7 +107,7 @@ def test_a_server_that_does_not_notice_that_we_were_killed_is_ended(project: Pro
 
 
 def test_the_worker_and_the_help_do_not_load_the_library() -> None:
-    for module in ("retinue.sandbox.worker", "retinue.surfaces.cli.main", "retinue.build", "retinue.agent.plans"):
+    for module in ("retinue.sandbox.tool_server", "retinue.surfaces.cli.main", "retinue.build", "retinue.agent.plans"):
         code = f"import {module}, sys; print([m for m in sys.modules if m.split('.')[0] in ('mcp', 'mcp_types')])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout == "[]\n", module

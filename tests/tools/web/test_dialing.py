@@ -12,7 +12,7 @@ import pytest
 from retinue import ToolError
 from retinue.core.network import parse_hosts
 from retinue.tools.dialer import Streams, SystemDialer
-from retinue.tools.http_fetch import fetch
+from retinue.tools.http_fetch import fetch_page
 from tests.models.certificates import self_signed
 from tests.tools.web.kit import PUBLIC, answer
 
@@ -52,7 +52,7 @@ async def test_a_certificate_must_be_trusted_and_for_the_host_of_the_url(
         monkeypatch.setenv("SSL_CERT_FILE", str(file))
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
         dialer = Nearby(server.sockets[0].getsockname()[1])
-        getting = fetch(f"https://{host}/", hosts=parse_hosts([host]), dialer=dialer)
+        getting = fetch_page(f"https://{host}/", hosts=parse_hosts([host]), dialer=dialer)
         if says:
             with pytest.raises(ToolError, match=says):
                 await getting
@@ -63,4 +63,4 @@ async def test_a_certificate_must_be_trusted_and_for_the_host_of_the_url(
 async def test_loopback_is_found_and_refused_by_the_real_one() -> None:
     assert set(await SystemDialer().resolve("localhost", 80)) <= {"127.0.0.1", "::1"}
     with pytest.raises(ToolError, match=r"localhost leads to .*, which is not a public address"):
-        await fetch("http://localhost/", hosts=parse_hosts(["localhost"]), dialer=SystemDialer())
+        await fetch_page("http://localhost/", hosts=parse_hosts(["localhost"]), dialer=SystemDialer())

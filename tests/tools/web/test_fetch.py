@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from retinue import ConfigError, ToolError
 from retinue.core.network import Host, allows, canonical, meet, parse_host, parse_hosts
 from retinue.tools import http_fetch as fetching
-from retinue.tools.dialer import is_public
-from retinue.tools.http_fetch import fetch
-from retinue.tools.pages import html_text, readable
+from retinue.tools.dialer import is_public_address
+from retinue.tools.http_fetch import fetch_page
+from retinue.tools.pages import extract_html_text, extract_text
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 
 async def page(web: Web, url: str, *hosts: str, **options: Any) -> fetching.Page:
-    return await fetch(url, hosts=parse_hosts(hosts or ["*"]), dialer=web, **options)
+    return await fetch_page(url, hosts=parse_hosts(hosts or ["*"]), dialer=web, **options)
 
 
 # Where it may go
@@ -85,7 +85,7 @@ def test_numbers_in_disguise_are_no_hosts(name: str) -> None:
     ],
 )  # fmt: skip
 async def test_no_private_address_is_reached_by_name_or_number(address: str) -> None:
-    assert not is_public(address)
+    assert not is_public_address(address)
     async with Web({"/": answer(b"secret")}, sly_example=[PUBLIC, address]) as web:
         with pytest.raises(ToolError, match="not a public address"):
             await page(web, "http://sly.example/")
@@ -94,7 +94,7 @@ async def test_no_private_address_is_reached_by_name_or_number(address: str) -> 
 
 @pytest.mark.parametrize("address", [PUBLIC, "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1"])
 def test_public_addresses_are_public(address: str) -> None:
-    assert is_public(address)
+    assert is_public_address(address)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ async def test_a_fetch_that_is_cancelled_closes_its_socket() -> None:
     ],
 )
 def test_text_of_every_kind(body: bytes, kind: str, text: str) -> None:
-    assert readable(body, kind, "http://a.com/") == text
+    assert extract_text(body, kind, "http://a.com/") == text
 
 
 @pytest.mark.parametrize("kind", ["application/pdf", "image/png", "application/octet-stream", ""])
 def test_what_is_no_text_is_refused(kind: str) -> None:
     with pytest.raises(ToolError, match="only HTML, text, JSON and XML"):
-        readable(b"%PDF\0\0", kind, "http://a.com/x")
+        extract_text(b"%PDF\0\0", kind, "http://a.com/x")
 
 
 def test_html_becomes_text_with_links() -> None:
@@ -252,7 +252,7 @@ def test_html_becomes_text_with_links() -> None:
       <!-- hidden > text --><ul><li>one<li>two</ul><pre>  code\n    deeper</pre>
       <table><tr><td>1</td><td>2</td></tr></table><script>if (a < b) { evil("</p>") }</script>
       <img alt="a cat"></body>"""
-    assert [line for line in html_text(html, "https://a.com/x/").split("\n") if line] == [
+    assert [line for line in extract_html_text(html, "https://a.com/x/").split("\n") if line] == [
         "A & B", "## Head", "some bold text, 1 < 2, [the doc](https://a.com/doc?a=1&b=2) no", "- one", "- two",
         "  code", "    deeper", "| 1 | 2", "[image: a cat]",
     ]  # fmt: skip
@@ -260,10 +260,10 @@ def test_html_becomes_text_with_links() -> None:
 
 @given(st.text(alphabet="<>/!-ab='\" \n&;#script", max_size=300))
 def test_no_html_breaks_it(html: str) -> None:
-    assert isinstance(html_text(html, "https://a.com/"), str)
+    assert isinstance(extract_html_text(html, "https://a.com/"), str)
 
 
 @pytest.mark.parametrize("piece", ["<a ", "<", "</", "<!--", "<a href='", "<script></script", "<!", "<a>", "<b <a>"])
 def test_html_made_to_hurt_is_read_in_linear_time(piece: str) -> None:
-    html_text((piece * 200_000)[:500_000] + ">", "https://a.com/")  # quadratic, this would take the test's whole minute
-    assert html_text(piece * 3 + ">words", "https://a.com/") is not None
+    extract_html_text((piece * 200_000)[:500_000] + ">", "https://a.com/")  # quadratic, it would take the whole minute
+    assert extract_html_text(piece * 3 + ">words", "https://a.com/") is not None

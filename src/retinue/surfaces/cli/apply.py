@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
-from retinue.log.listing import Listing, listing
+from retinue.log.listing import Listing
 from retinue.supervisor import apply_changes as takeover
 from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.diff import chosen
+from retinue.surfaces.cli.diff import find_copies
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
@@ -24,8 +25,8 @@ Given a tree whose primary worked in the project itself, the changes of all its 
 exit codes: 0 taken over (or there was nothing left to), 1 conflicts, or the answer was no, 2 usage
 
 examples:
-  retinue diff toje555k2w/1          first look
-  retinue apply toje555k2w/1         then this: it shows the diff once more and asks
+  retinue diff 7jw4p2xk9mtb/1        first look
+  retinue apply 7jw4p2xk9mtb/1       then this: it shows the diff once more and asks
   retinue apply --yes                what the latest tree changed"""
 QUESTION = "take over these changes? [y]es [n]o > "
 FAILED = 1
@@ -39,19 +40,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
-    state = str(archive.folder.parent)
-    tree = listing(archive, found.stored)
-    runs = _open(tree, chosen(tree, found))
+    tree, _, copies = asyncio.run(find_copies(args.name))
+    runs = _open(tree, copies)
     if not runs:
         return 0
+    project = find_project(Path.cwd())
+    state = project / ".retinue"
     if takeover.recover(f"{state}/applying"):
-        screen.warn("an earlier apply was interrupted: what it had done is undone")
-    target = str(find_project(Path.cwd()))
+        screen.print_warning("an earlier apply was interrupted: what it had done is undone")
+    target = str(project)
     made = takeover.plan(runs, target)
     if made.conflicts:
-        screen.complain(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
-        for conflict in made.refusal().split("\n"):
+        screen.print_error(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
+        for conflict in made.describe_conflicts().split("\n"):
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
     if not args.yes and not _agreed(made.diff.decode("utf-8", "backslashreplace")):

@@ -13,10 +13,10 @@ import msgspec
 
 from retinue.core.approvals import Allow, Decision
 from retinue.core.errors import ConfigError
-from retinue.log.archive import Archive
+from retinue.core.ports import LogReader
 from retinue.surfaces.cli import control_clients, prompts, questions
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.approvals import asked, what_came
+from retinue.surfaces.cli.approvals import asked, describe_outcome
 from retinue.surfaces.cli.questions import Waiting
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
@@ -83,45 +83,45 @@ def _change(text: str) -> tuple[str, Any]:
 
 async def answer(name: str, decision: Decision, changes: Mapping[str, Any] = NOTHING) -> int:
     """Gives the answer and says what became of it. `changes` are arguments that are not to be as they were asked."""
-    archive = screen.open_archive()
-    chosen = questions.choose(await questions.waiting(archive), name)
+    project = screen.open_project_log()
+    chosen = questions.choose(await questions.waiting(project), name)
     about = chosen.approval
     if changes:
         decision = msgspec.structs.replace(decision, args={**about.args, **changes})
     if isinstance(decision, Allow) and decision.scope == "project" and not about.rule:
         raise ConfigError(NO_RULE.format(what=asked(about)))
-    return await _give(archive, chosen, decision)
+    return await _give(project.log, chosen, decision)
 
 
 async def answer_all(name: str, decision: Decision) -> int:
     """The same answer to all that the run of a question asks now, each bound to what it is. A person who says yes sees
     them first."""
-    archive = screen.open_archive()
-    found = await questions.waiting(archive)
+    project = screen.open_project_log()
+    found = await questions.waiting(project)
     one = questions.choose(found, name).approval
     meant = [each for each in found if (each.approval.tree, each.approval.run) == (one.tree, one.run)]
     if isinstance(decision, Allow) and prompts.at_terminal():
         printer = Printer(sys.stderr)
         for each in meant:
             printer.show_question(each.approval)
-        if not prompts.agreed(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
+        if not prompts.ask_yes_no(f"yes to {'this' if len(meant) == 1 else f'these {len(meant)}'}?", default=False):
             raise ConfigError("nothing was answered")
-    return max([await _give(archive, each, decision) for each in meant])
+    return max([await _give(project.log, each, decision) for each in meant])
 
 
-async def _give(archive: Archive, chosen: Waiting, decision: Decision) -> int:
+async def _give(log: LogReader, chosen: Waiting, decision: Decision) -> int:
     about = chosen.approval
     outcome = await chosen.client.answer(about.id, decision, by=control_clients.who(), digest=chosen.digest)
     if outcome != "taken":
-        what = what_came(archive, chosen)
-        screen.complain(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")
+        what = await describe_outcome(log, about)
+        screen.print_error(f"somebody else was first: {asked(about)} of {about.tree}/{about.run} {what}")
         return 1
     word = "approved" if isinstance(decision, Allow) else "denied"
     print(f"{word} {asked(about)} of {about.tree}/{about.run}")
     if isinstance(decision, Allow) and decision.scope == "project":
-        decided = await questions.decided(archive, about, seconds=KEPT_SECONDS)
+        decided = await questions.wait_for_decision(log, about, seconds=KEPT_SECONDS)
         if decided is None or decided.scope != "project":
-            screen.warn(f"the answer holds for this call only: the rule {about.rule} could not be written")
+            screen.print_warning(f"the answer holds for this call only: the rule {about.rule} could not be written")
         else:
             print(f"allowed in this project from now on, by the rule in retinue.yaml: {safe.escape_line(about.rule)}")
     return 0

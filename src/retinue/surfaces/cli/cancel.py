@@ -7,8 +7,7 @@ import asyncio
 
 from retinue.control.channel import ControlUnreachable
 from retinue.core.events import Event, RunEnded
-from retinue.log.archive import Archive
-from retinue.log.lookup import Found
+from retinue.log.reading import wait_for_event
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
@@ -30,29 +29,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name, live=True)
-    return asyncio.run(_cancel(archive, found))
+    return asyncio.run(_cancel(args.name))
 
 
-async def _cancel(archive: Archive, found: Found) -> int:
-    client = control_clients.reach(archive, found)
+async def _cancel(name: str) -> int:
+    project, found = await screen.look_up(name, live=True)
+    client = await control_clients.reach(project, found)
     taken = False
     if client is not None:
         try:
-            taken = await client.cancel(found.stored.tree, found.run)
+            taken = await client.cancel(found.tree, found.run)
         except ControlUnreachable:
-            if control_clients.ending(archive, found) is None:
+            if await control_clients.find_ending(project.log, found) is None:
                 raise
-    if not taken and client is not None and control_clients.ending(archive, found) is None:
+    if not taken and client is not None and await control_clients.find_ending(project.log, found) is None:
         print(f"{found.name} is stopping already")
-    is_ending = _Ending(found.run)
-    event = await control_clients.wait_for(archive, found.stored, is_ending, seconds=WAIT_SECONDS)
+    event = await wait_for_event(project.log, found.tree, _Ending(found.run), seconds=WAIT_SECONDS)
     status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
     if status is None:
-        screen.complain(f"{found.name} was told to stop, and has not ended yet")
+        screen.print_error(f"{found.name} was told to stop, and has not ended yet")
         return 1
     if not taken:
-        screen.complain(f"{found.name} had ended already: {status}")
+        screen.print_error(f"{found.name} had ended already: {status}")
         return 1
     print(f"{found.name} {status}")
     return 0

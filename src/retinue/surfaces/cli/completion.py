@@ -36,9 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import shtab
 
-    from retinue.surfaces.cli.main import COMMANDS, parser
+    from retinue.surfaces.cli.main import COMMANDS, make_parser
 
-    top, _ = parser(*COMMANDS)
+    top, _ = make_parser(*COMMANDS)
     for action in _find_actions(top):
         completer = _choose_completer(action)
         if completer is not None:

@@ -1,37 +1,40 @@
-"""`retinue continue RUN TEXT`: a new run that begins with the thread of one that has ended, and new words."""
+"""`retinue continue RUN TEXT`: a new run that starts with the conversation of one that has ended, and a new message."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
-from retinue.log.listing import listing
-from retinue.log.lookup import at_home
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
-from retinue.supervisor.continued import NOT_HERE
+from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import resume_command as going
-from retinue.surfaces.cli.options import add_live_options, add_options, limits_of, model_of
-from retinue.surfaces.cli.run import project_parts, read_task, see
+from retinue.surfaces.cli.foreground import run_tree
+from retinue.surfaces.cli.options import add_live_options, add_options
+from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, run_in_tree
+from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.cli.startup import prepare
 
 EPILOG = """\
-The new run knows all that was said and done in the old one. A primary goes on in a new tree, whose origin the old one
-is; a subagent goes on in its own tree, beside the old run. A subagent_id then names the newest of them.
-One that worked in a copy begins with a new copy: `retinue apply` takes over what the old run changed.
-A run that is at work is told something with `retinue send`; an interrupted tree goes on with `retinue resume`.
+The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the old one;
+a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them.
+A run that worked in a copy starts with a new copy: `retinue apply` applies the changes of the old one first.
+To talk to a run at work use `retinue send`; for an interrupted tree use `retinue resume`.
 
 exit codes: as `retinue run`
 
 examples:
-  retinue continue toje555k2w "now write the tests too"
+  retinue continue 7jw4p2xk9mtb "now write the tests too"
   retinue continue /main/explorer-1 @question.md
-  retinue continue toje - --json"""
+  retinue continue 7jw4 - --json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Go on from a run that has ended, with new words, and print the answer."
+    parser.description = "Continue a run that has ended, with a new message, and print the answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
     parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
@@ -41,37 +44,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
-    parts, project = project_parts(args, limits_of(args))
-    archive, found = screen.look_up(args.name)
-    tree = listing(archive, found.stored)
-    old = tree.runs.runs[found.run]
-    if old.spawned.server:
-        home = at_home(archive, old.agent, old.spawned.subagent_id)
-        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
-        raise ConfigError(NOT_HERE.format(who=found.name, server=old.spawned.server) + where)
-    if not tree.live and not tree.ended:
-        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` goes on with it")
-    if old.ended is None:
-        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
-    for warning in project.warnings:
-        screen.warn(warning)
-    copy = copied(str(project.folder / ".retinue"), tree.tree, found.run)
+    start = prepare(args, interactive=args.text != "-")
+    project, tree, found = asyncio.run(_find_ended(args.name))
+    copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
     if copy is not None and copy.open:
-        screen.warn(
+        screen.print_warning(
             f"{found.name} changed files that were not taken over: the new run begins without them "
             f"(`retinue apply {found.name}`)"
         )
-    given = going.given(args, project)
-    parts = going.where(args, parts, project, tree)
+    overrides = make_overrides(args, start)
+    start = keep_runtime(args, start, tree)
     if found.run == 0:
-        return see(args, parts, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, given))
-    return going.in_tree(
+        return run_tree(args, start, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, overrides))
+    return run_in_tree(
         args,
-        parts,
-        archive,
+        start,
+        project,
         tree,
-        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, given),
-        lambda client, unasked: client.continue_run(
-            tree.tree, found.run, text, ResumeOverrides(model=model_of(args), unattended=unasked)
+        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, overrides),
+        lambda client, unattended: client.continue_run(
+            tree.tree, found.run, text, ResumeOverrides(model=start.model, unattended=unattended)
         ),
     )
+
+
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+    """Find the run of that name, which must have ended, here."""
+    project, found = await screen.look_up(name)
+    tree = await load_listing(project.log, found.tree)
+    old = tree.runs.runs[found.run]
+    if old.spawned.server:
+        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
+    if not tree.live and not tree.ended:
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
+    if old.ended is None:
+        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    return project, tree, found

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from contextlib import aclosing
-from pathlib import Path
 
-from retinue.control.address_files import find_address
+from retinue.control.address_files import find_address, find_addresses
 from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, RunEnded
-from retinue.log.archive import Archive, Stored, event_of
-from retinue.log.lookup import Found
+from retinue.core.events import RunEnded
+from retinue.core.ports import LogReader
+from retinue.log.lookup import FoundRun
+from retinue.log.reading import iterate_events
+from retinue.surfaces.cli.output import ProjectLog
 
 
-def control_folder(archive: Archive) -> Path:
-    return archive.folder.parent / "control"
-
-
-def find_client(archive: Archive, stored: Stored) -> ControlClient | None:
-    """Return a client of the process that runs this tree. None if no process does, or it has no control server."""
-    pid = archive.process(stored)
-    address = None if pid is None else find_address(control_folder(archive), pid)
+def find_client(project: ProjectLog, pid: int) -> ControlClient | None:
+    """Return a client of a process. None if it has no control server."""
+    address = find_address(project.state / "control", pid)
     return None if address is None else ControlClient(address)
 
 
-def reach(archive: Archive, found: Found) -> ControlClient | None:
+def find_clients(project: ProjectLog) -> list[ControlClient]:
+    """Return clients of all processes of the project with a control server."""
+    return [ControlClient(address) for address in find_addresses(project.state / "control")]
+
+
+async def find_client_of(project: ProjectLog, tree: str) -> ControlClient | None:
+    """Return a client of the process that runs this tree. None if no process does, or it has no control server."""
+    pid = (await project.log.read_status(tree)).writer
+    return None if pid is None else find_client(project, pid)
+
+
+async def reach(project: ProjectLog, found: FoundRun) -> ControlClient | None:
     """Return a client of the process that runs a run. None if the run has ended; ConfigError if there is no client."""
-    ended = ending(archive, found)
-    if ended is not None:
+    if await find_ending(project.log, found) is not None:
         return None
-    pid = archive.process(found.stored)
+    pid = (await project.log.read_status(found.tree)).writer
     if pid is None:
-        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.stored.tree}")
-    client = find_client(archive, found.stored)
+        raise ConfigError(f"{found.name} is interrupted, its process gone: retinue resume {found.tree}")
+    client = find_client(project, pid)
     if client is None:
         raise ConfigError(
             f"process {pid} runs {found.name} and has no control server: it was started with --no-control"
@@ -43,31 +46,16 @@ def reach(archive: Archive, found: Found) -> ControlClient | None:
     return client
 
 
-def ending(archive: Archive, found: Found) -> RunEnded | None:
-    """How the run has ended, if it has."""
-    for event in archive.events(found.stored):
+async def find_ending(log: LogReader, found: FoundRun) -> RunEnded | None:
+    """Return how the run has ended, if it has."""
+    async for event in iterate_events(log, found.tree):
         if event.run == found.run and isinstance(event.body, RunEnded):
             return event.body
     return None
 
 
-async def wait_for(
-    archive: Archive, stored: Stored, matches: Callable[[Event], bool], *, after: int = 0, seconds: float
-) -> Event | None:
-    """The first such event after that place; None when it does not come in time, or never will."""
-    try:
-        async with asyncio.timeout(seconds), aclosing(archive.follow(stored, after=after)) as lines:
-            async for line in lines:
-                event = event_of(line, stored.file)
-                if matches(event):
-                    return event
-    except TimeoutError:
-        pass
-    return None
-
-
 def who() -> str:
-    """Who gives an answer, for the log: this user at this terminal."""
+    """Name the person who gives an answer, for the log: this user at this terminal."""
     for fd in (0, 1, 2):
         try:
             return f"user at {os.ttyname(fd).removeprefix('/dev/')}"

@@ -52,11 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the scratch folder, runs the demo in it, and says how to look closer."""
+    """Run the demo in a scratch folder and say how to look closer."""
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     printer = Printer(sys.stderr, level=level)
-    command = screen.command()
+    command = screen.find_command()
     project = _copy_of_the_sample()
     parts = build.Parts(
         project=project,
@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
         clock=Hurried() if args.fast else None,
         runtime="inherited",
     )
-    printer.show_text(_opening(project, terminal))
+    printer.show_text(_describe_demo(project, terminal))
     with _own_python_first():
         shown = asyncio.run(drive(parts, lambda s: s.spawn(MAIN, Task(TASK)), printer=printer, terminal=terminal))
     code = EXIT_CODES.get(shown.result.status, FAILED)
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)
-    _close(printer, shown)
-    printer.show_text(_look_closer(command, project, shown.runs))
+    _print_outcome(printer, shown)
+    printer.show_text(_list_hints(command, project, shown.runs))
     return code
 
 
@@ -90,7 +90,7 @@ def _copy_of_the_sample() -> Path:
     return project
 
 
-def _opening(project: Path, terminal: bool) -> str:
+def _describe_demo(project: Path, terminal: bool) -> str:
     who = "You will be asked before it is edited." if terminal else "Its one edit is approved by the demo's own policy."
     return (
         "retinue demo: a primary agent and its subagents fix a bug. The models are scripted, the tools are real.\n"
@@ -98,8 +98,8 @@ def _opening(project: Path, terminal: bool) -> str:
     )
 
 
-def _close(printer: Printer, shown: Shown) -> None:
-    """The answer on stdout, the tree on stderr."""
+def _print_outcome(printer: Printer, shown: Shown) -> None:
+    """Print the answer on stdout and the tree on stderr."""
     result = shown.result
     if result.status == "done":
         printer.add_blank_line()
@@ -112,7 +112,7 @@ def _close(printer: Printer, shown: Shown) -> None:
         printer.show_note(shown.log_error)
 
 
-def _look_closer(command: str, project: Path, runs: Runs) -> str:
+def _list_hints(command: str, project: Path, runs: Runs) -> str:
     fixer = next((run.number for run in runs.runs.values() if run.agent == FIXER.name), 0)
     hints = {
         f"cd {shlex.quote(str(project))}": "",
@@ -127,7 +127,7 @@ def _look_closer(command: str, project: Path, runs: Runs) -> str:
 
 @contextmanager
 def _own_python_first() -> Iterator[None]:
-    """The checks run with the Python that runs us, also where no other is on the path."""
+    """Put the Python that runs us first on the PATH, for the checks of the sample project."""
     before = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
     try:

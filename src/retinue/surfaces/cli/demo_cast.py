@@ -1,4 +1,4 @@
-"""Who plays in the demo, and what they may do without being asked. What they say is in demo.yaml."""
+"""The agents of the demo and their policy. Their replies are in demo.yaml."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`run --detach`: the command goes on in a process of its own, in a session of its own, without the terminal.
+"""`run --detach`: the command continues in a process and session of its own, without the terminal.
 
-The first process waits until the second has a tree, prints its id and is done. Until then the second complains on the
-terminal like any command; from then on what it says goes to files in the folder of its run.
+The first process waits until the second has a tree, prints its id and exits. Until then the second reports errors on
+the terminal like any command; from then on its output goes to files in the folder of its run.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 import sys
 
 from retinue.files.private import make_private_folder, open_private_file
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 
-class Away:
-    """The second process: knows how to tell the first."""
+class DetachedProcess:
+    """The second process, with the pipe to the first."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
-    def announce(self, node: Node) -> None:
-        """There is a tree. Leaves the terminal and says so."""
+    def announce(self, node: Run) -> None:
+        """Leave the terminal and tell the first process the id of the tree."""
         folder = make_private_folder(node.folders.own)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -34,10 +34,10 @@ class Away:
         os.close(self._pipe)
 
 
-def leave() -> int | Away:
-    """In the second process what it needs; in the first the exit code, when all is said.
+def detach() -> int | DetachedProcess:
+    """Fork. Return in the second process what it needs; in the first the exit code, once the tree has an id.
 
-    Forks: must be called before there is a thread or an event loop."""
+    Must be called before there is a thread or an event loop."""
     sys.stdout.flush()
     sys.stderr.flush()
     told, tell = os.pipe()
@@ -49,7 +49,7 @@ def leave() -> int | Away:
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
         os.close(nowhere)
-        return Away(tell)
+        return DetachedProcess(tell)
     os.close(tell)
     with os.fdopen(told, "rb") as pipe:
         tree = pipe.read().decode()

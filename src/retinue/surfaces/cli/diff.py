@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from pathlib import Path
 
 from retinue.core.errors import ConfigError
-from retinue.log.archive import Archive
-from retinue.log.listing import Listing, listing
-from retinue.log.lookup import Found, at_home
+from retinue.log.listing import Listing, load_listing
+from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor import apply_changes as takeover
 from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
@@ -19,7 +18,7 @@ from retinue.surfaces.printer import colors, safe
 EPILOG = """\
 examples:
   retinue diff                      what the latest tree's primary changed
-  retinue diff toje555k2w/3 --stat
+  retinue diff 7jw4p2xk9mtb/3 --stat
   retinue diff /main/coder-1 | less -R
   retinue diff --json | jq '.[].path'"""
 
@@ -34,37 +33,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
-    tree = listing(archive, found.stored)
+    tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
-    shown = chosen(tree, found)
     if args.json:
         screen.print_json([{"run": one.name, **file} for one in shown for file in takeover.numbers(one, live=live)])
         return 0
     for one in shown:
-        _print(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
+        _print_diff(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
     return 0
 
 
-def chosen(tree: Listing, found: Found) -> list[Copied]:
-    """The copy the run worked in; of a primary without one, those that were made of the project below it."""
-    state = str(tree.stored.file.parent.parent)
+async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[Copied]]:
+    """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
+    made below it."""
+    project, found = await screen.look_up(name)
+    tree = await load_listing(project.log, found.tree)
+    state = str(project.state)
     one = takeover.copied(state, tree.tree, found.run)
     if one is not None:
-        return [one]
+        return tree, found, [one]
     if found.run == 0:
         below = [
             each for each in takeover.all_copied(state, tree.tree) if each.workspace.source == each.workspace.project
         ]
         if below:
-            return below
+            return tree, found, below
     view = tree.runs.runs[found.run]
-    home = at_home(Archive(Path(state)), view.agent, view.spawned.subagent_id) if view.spawned.server else None
-    where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
+    if takeover.is_unmade(view.spawned):
+        print(takeover.NOTHING.format(who=found.name), file=sys.stderr)
+        return tree, found, []
+    where = ""
+    if view.spawned.server:
+        home = await find_reported_run(project.log, view.agent, view.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
     raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)
 
 
-def _print(one: Copied, how: str, *, live: bool, named: bool) -> None:
+def _print_diff(one: Copied, how: str, *, live: bool, named: bool) -> None:
     text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:

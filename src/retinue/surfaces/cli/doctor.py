@@ -18,13 +18,13 @@ from retinue.surfaces.cli.checkup.models import check_models
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
-ok: as it should be; warn: works, but you should know; fail: runs will not work. Exit code 1 when something fails.
+ok: as it should be; warn: works, with a caveat; fail: runs will not work. Exit code 1 when something fails.
 Keys are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
 
 examples:
   retinue doctor
   retinue doctor --json | jq '.[] | select(.state != "ok")'
-  retinue doctor --escape                     tries the walls from inside; exit code 1 when something gets out
+  retinue doctor --escape                     tries to break out of the sandboxes; exit code 1 if something does
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
 SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
@@ -47,9 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--schema", action="store_true", help="print the JSON schema of retinue.yaml, and check nothing")
-    what.add_argument("--escape", action="store_true", help="try to get out of each wall that stands here")
+    what.add_argument("--escape", action="store_true", help="try to break out of each sandbox that works here")
     what.add_argument(
-        "--build-image", action="store_true", help="make the image of runtime container, of this machine's own files"
+        "--build-image", action="store_true", help="build the image of runtime container from this machine's own files"
     )
 
 
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     if args.build_image:
         print(build_image())
         return 0
-    checks = list(_checks(_look(find_project(Path.cwd()))))
+    checks = list(_run_checks(_load_look(find_project(Path.cwd()))))
     if args.json:
-        screen.print_json([_json(section, check) for section, check in checks])
+        screen.print_json([_to_json(section, check) for section, check in checks])
     else:
         for _, check in checks:
             print(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
     return int(any(check.state == "fail" for _, check in checks))
 
 
-def _look(folder: Path) -> Look:
+def _load_look(folder: Path) -> Look:
     try:
         return Look(folder, load_project(folder))
     except RetinueError as error:
         return Look(folder, None, str(error))
 
 
-def _checks(look: Look) -> Iterator[tuple[str, Check]]:
+def _run_checks(look: Look) -> Iterator[tuple[str, Check]]:
     for section, find in SECTIONS.items():
         for check in find(look):
             yield section, check
 
 
-def _json(section: str, check: Check) -> dict[str, Any]:
+def _to_json(section: str, check: Check) -> dict[str, Any]:
     about = {"section": section, "name": check.name, "state": check.state, "text": check.text}
     return about | ({"do": check.do} if check.do else {})

@@ -1,7 +1,7 @@
-"""`retinue doctor --escape`: tries to get out of each wall that stands here, and says what held.
+"""`retinue doctor --escape`: try to break out of each sandbox that works here, and show what held.
 
-A run behind the wall gets the commands from a model that is a list. The first looks whether the wall stands; unless it
-does, the model says no more, so nothing is ever tried without one.
+A sandboxed run gets the commands from a model that is a list. The first command checks that the sandbox works; unless
+it does, the model says no more, so nothing is ever tried without a sandbox.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TRIES = '"$1" -m retinue doctor --build-image >/dev/null 2>&1; exec "$1" -m ret
 
 
 class NotTried(RetinueError):
-    """The wall was not seen to stand, so nothing was tried."""
+    """The sandbox was not seen to work, so nothing was tried."""
 
 
 def run(*, as_json: bool) -> int:
-    """Prints the table; 1 when something got out, or when no wall stands."""
+    """Print the table; return 1 if something got out, or if no sandbox works."""
     columns, reasons = tried()
     if os.geteuid() == 0:
         told, why = _as_ordinary()
@@ -51,7 +51,7 @@ def run(*, as_json: bool) -> int:
 
 
 def tried() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """What was tried in each wall that stands here, and why the others do not."""
+    """Return what was tried in each sandbox that works here, and why the others do not."""
     who = "root" if os.geteuid() == 0 else "user"
     columns: dict[str, dict[str, str]] = {}
     reasons = []
@@ -68,7 +68,7 @@ def tried() -> tuple[dict[str, dict[str, str]], list[str]]:
 
 
 def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """The same, started by somebody who is not root."""
+    """Return the same, tried as an ordinary user."""
     try:
         done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
         told = json.loads(done.stdout)
@@ -88,24 +88,24 @@ def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) ->
             print(f"{name:<{wide}}  " + "".join(f"{word:<{WIDE}}" for word in told).rstrip())
         answers = [told for column in columns.values() for told in column.values()]
         counts = ", ".join(f"{answers.count(word)} {word}" for word in (HELD, ESCAPED, UNKNOWN) if word in answers)
-        print(f"{len(answers)} tries from inside {len(columns)} walls: {counts}")
+        print(f"{len(answers)} tries from inside {len(columns)} sandboxes: {counts}")
     for reason in reasons:
         print(f"not tried: {safe.escape_line(reason)}")
 
 
 async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
-    """Which tries got out of one wall; None for one that had no answer. Raises NotTried, or ConfigError where there is
-    no such wall."""
+    """Return which tries got out of one sandbox; None for one without an answer. Raises NotTried, or ConfigError where
+    there is no such sandbox."""
     if runtime not in WALLS:
-        raise NotTried(f"runtime {runtime!r} is no wall")
+        raise NotTried(f"runtime {runtime!r} is no sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
         started = build.make_placement(parts).runtime(runtime, "hosts").started
-        walls = () if started is None else started.walls
-        if not set(walls) >= NEEDED:
-            raise NotTried(f"of its walls only these stand: {', '.join(walls)}")
+        sandbox = () if started is None else started.sandbox
+        if not set(sandbox) >= NEEDED:
+            raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
         result = await play(parts, made.model)
         if not made.model.stands:
-            raise NotTried(f"from inside the wall is not seen to stand ({result.error_details or made.model.said})")
+            raise NotTried(f"from inside, the sandbox is not seen to work ({result.error_details or made.model.said})")
         escaped: dict[str, bool | None] = made.escaped(result.status)
         return escaped
 

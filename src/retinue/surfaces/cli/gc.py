@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 from retinue.config.project import load_project
-from retinue.log.retention import Report, Wanted, collect
+from retinue.log.opening import open_reader
+from retinue.log.retention import Report, remove_old_trees
 from retinue.supervisor.apply_changes import unapplied
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import AGES, age
+from retinue.surfaces.cli.options import AGES, parse_age
 
 EPILOG = """\
 A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
@@ -30,7 +32,9 @@ FAILED = 1
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Remove old trees: their events and their folders."
     parser.epilog = EPILOG
-    parser.add_argument("--older-than", metavar="AGE", type=age, help="30d, 12h (`retention_days` in retinue.yaml)")
+    parser.add_argument(
+        "--older-than", metavar="AGE", type=parse_age, help="30d, 12h (`retention_days` in retinue.yaml)"
+    )
     parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
     parser.add_argument("--force", action="store_true", help="also trees with changes that nobody took over")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
@@ -41,43 +45,50 @@ def run(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
     for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():
-        screen.warn(warning)
-    state = screen.checked(project.folder) / ".retinue"
-    wanted: Wanted = (lambda _: []) if args.force else unapplied
-    report = collect(
-        state, before=time.time() - seconds, dry_run=args.dry_run, interrupted=args.interrupted, wanted=wanted
+        screen.print_warning(warning)
+    state = screen.check_folder(project.folder) / ".retinue"
+    removing = remove_old_trees(
+        open_reader(state),
+        state / "runs",
+        before=time.time() - seconds,
+        dry_run=args.dry_run,
+        interrupted=args.interrupted,
+        find_unapplied=(lambda _: []) if args.force else unapplied,
     )
+    report = asyncio.run(removing)
     for runs in report.kept.values():
-        screen.warn(
+        screen.print_warning(
             f"kept, for its changes were not taken over: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
     for file in report.held:
-        screen.warn(f"{file} holds old trees and is being written by another process: left for later")
+        screen.print_warning(f"{file} holds old trees and is being written by another process: left for later")
     for skipped in report.skipped:
-        screen.warn(f"{skipped}: left as it is")
+        screen.print_warning(f"{skipped}: left as it is")
     if report.interrupted and not args.json:
         trees = ", ".join(report.interrupted)
-        screen.warn(f"kept, because `retinue resume` can go on with them (--interrupted removes them too): {trees}")
+        screen.print_warning(
+            f"kept, because `retinue resume` can go on with them (--interrupted removes them too): {trees}"
+        )
     for problem in report.problems:
-        screen.warn(problem)
+        screen.print_warning(problem)
     if args.json:
         screen.print_json({**asdict(report), "dry_run": args.dry_run})
     else:
-        print(_told(report, seconds, dry_run=args.dry_run))
+        print(_describe_report(report, seconds, dry_run=args.dry_run))
     return FAILED if report.problems else 0
 
 
-def _told(report: Report, seconds: float, *, dry_run: bool) -> str:
+def _describe_report(report: Report, seconds: float, *, dry_run: bool) -> str:
     count = len(report.removed)
     if not count:
-        return f"Nothing {'more ' if report.kept else ''}here is older than {_days(seconds)}."
-    trees = f"{count} tree{'' if count == 1 else 's'} older than {_days(seconds)}"
+        return f"Nothing {'more ' if report.kept else ''}here is older than {_format_age(seconds)}."
+    trees = f"{count} tree{'' if count == 1 else 's'} older than {_format_age(seconds)}"
     if dry_run:
         return "\n".join([f"Would remove {trees}:", *report.removed])
     return f"Removed {trees}; {report.freed_bytes / 1024:,.0f} KiB are free again."
 
 
-def _days(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     days = seconds / AGES["d"]
-    return f"{days:g} day{'' if days == 1 else 's'}" if days >= 1 else screen.duration(seconds)
+    return f"{days:g} day{'' if days == 1 else 's'}" if days >= 1 else screen.format_duration(seconds)

@@ -1,4 +1,4 @@
-"""`retinue init`: a retinue.yaml and a first agent, made for what is found here: keys, git, toolchains."""
+"""`retinue init`: write a retinue.yaml and a first agent, based on keys, git and toolchains found here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from retinue.build.sandboxes import find_exposed_paths
 from retinue.config import trust
 from retinue.config.files import exists
-from retinue.config.models import PROVIDERS, VARIABLE, Provider, install_command
+from retinue.config.models import PROVIDERS, VARIABLE, Provider, find_install_command
 from retinue.config.profiles import FILE_NAME, PROJECT_FOLDER
 from retinue.config.project import SETTINGS_FILE, load_project
 from retinue.config.template import render_settings, render_subagent
@@ -41,7 +41,7 @@ NO_GIT = "not in a git repository: runs work in a copy of the folder"
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be written. `notes` say what was found and chosen, a line each."""
+    """The files to write. `notes` say what was found and chosen, a line each."""
 
     folder: Path
     profile: str
@@ -62,75 +62,77 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = screen.checked(_folder(args.folder))
+    folder = screen.check_folder(_choose_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME
     for file in (settings, agent):
         if exists(file):
             raise ConfigError(f"{file} is there already, and nothing is overwritten: change it, or move it away")
-    plan = _plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
+    plan = _make_plan(folder, name, args.model, asks=not args.yes and prompts.at_terminal())
     text = render_settings(model=plan.model, profile=name, tests=plan.tests, allowed=plan.allowed, exposed=plan.exposed)
-    _write({agent: render_subagent(name, plan.tests), settings: text})
+    _write_files({agent: render_subagent(name, plan.tests), settings: text})
     for note in plan.notes:
         print(safe.escape_line(note))
     print(f"wrote    {safe.escape_line(str(settings))}\nwrote    {safe.escape_line(str(agent))}")
     try:
         trust.keep_answer(settings, text)
     except ConfigError as error:
-        screen.warn(f"{error}; `retinue run` will ask whether to trust {settings.name}")
+        screen.print_warning(f"{error}; `retinue run` will ask whether to trust {settings.name}")
     for warning in load_project(folder).warnings:
-        screen.warn(warning)
-    _next(plan)
+        screen.print_warning(warning)
+    _print_next_steps(plan)
     return 0
 
 
-def _folder(given: Path | None) -> Path:
-    """The folder that was named, else the root of the git repository around us (not the home folder), else this one."""
+def _choose_folder(given: Path | None) -> Path:
+    """Return the folder that was named, else the root of the git repository (not the home folder), else this one."""
     if given is not None:
         if not given.is_dir():
             raise ConfigError(f"{given} is not a folder")
         return given.resolve()
     here = Path.cwd().resolve()
-    root = _git_root(here)
+    root = _find_git_root(here)
     home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
     return here if root is None or str(root) == home else root
 
 
-def _git_root(folder: Path) -> Path | None:
+def _find_git_root(folder: Path) -> Path | None:
     return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), None)
 
 
-def _plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
-    git = "in a git repository: runs work in a worktree of it" if _git_root(folder) else NO_GIT
+def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> Plan:
+    git = "in a git repository: runs work in a worktree of it" if _find_git_root(folder) else NO_GIT
     notes = [f"folder   {folder} ({git})"]
-    model, why = _model(asks=asks) if model is None else (model, "as you said")
+    model, why = _choose_model(asks=asks) if model is None else (model, "as you said")
     if model is not None and not all(model.partition(":")):
         raise ConfigError(f"'{model}' is no model: write PROVIDER:NAME or scripted:FILE")
     notes.append(f"model    {model or 'none'} ({why})")
-    command = install_command(model) if model and not model.startswith("scripted:") else ""
+    command = find_install_command(model) if model and not model.startswith("scripted:") else ""
     if command:
         notes.append(f"         it needs a package that is not installed: {command}")
     found = find_toolchains(folder)
     tests = tuple(one.test for one in found if one.installed)
-    allowed = bool(tests) and (not asks or _may_test(tests))
-    notes += [_tested(one, allowed=allowed) for one in found] or ["tests    no command found that tests this project"]
+    allowed = bool(tests) and (not asks or _ask_tests(tests))
+    notes += [_describe_tests(one, allowed=allowed) for one in found] or [
+        "tests    no command found that tests this project"
+    ]
     programs = [program for one in found if one.installed for program in one.programs]
     exposed = tuple(find_exposed_paths(programs, folder, os.environ))
-    if exposed and asks and not _may_show(exposed):
+    if exposed and asks and not _ask_exposed(exposed):
         exposed = ()
-    notes += [f"shown    {path} can be read behind the wall (expose_paths)" for path in exposed]
+    notes += [f"shown    {path} can be read in the sandbox (expose_paths)" for path in exposed]
     return Plan(folder, profile, model, tests, allowed, exposed, tuple(notes))
 
 
-def _model(*, asks: bool) -> tuple[str | None, str]:
-    """The model to write down, and why."""
+def _choose_model(*, asks: bool) -> tuple[str | None, str]:
+    """Return the model to write down, and why."""
     named = os.environ.get(VARIABLE, "").strip()
     with_key = [provider for provider in PROVIDERS if provider.has_key(os.environ)]
     ready = [provider for provider in with_key if provider.installed()] or with_key
     if named:
         default, why = named, f"{VARIABLE} names it"
     elif ready:
-        default, why = ready[0].default, _why(ready[0], with_key)
+        default, why = ready[0].default, _explain_provider(ready[0], with_key)
     else:
         default, why = "", f"no key is set: set {' or '.join(one.key for one in PROVIDERS)}, or give --model"
     if not asks:
@@ -141,31 +143,31 @@ def _model(*, asks: bool) -> tuple[str | None, str]:
     return (answer, "as you said") if answer and answer != default else (default or None, why)
 
 
-def _why(provider: Provider, with_key: list[Provider]) -> str:
+def _explain_provider(provider: Provider, with_key: list[Provider]) -> str:
     others = [one.key for one in with_key if one is not provider]
     return f"{provider.key} is set" + (f", as is {', '.join(others)}; --model chooses another" if others else "")
 
 
-def _may_test(tests: tuple[str, ...]) -> bool:
+def _ask_tests(tests: tuple[str, ...]) -> bool:
     commands = " and ".join(f"`{test}`" for test in tests)
-    return prompts.agreed(f"May agents run {commands} without asking you?", default=True)
+    return prompts.ask_yes_no(f"May agents run {commands} without asking you?", default=True)
 
 
-def _may_show(paths: tuple[str, ...]) -> bool:
+def _ask_exposed(paths: tuple[str, ...]) -> bool:
     shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
-    print(f"Runs see nothing of this machine but the system and their own folder. Tools they need are in:{shown}",
+    print(f"Sandboxed runs see only the system and their own folder. The tools they need are in:{shown}",
           file=sys.stderr)  # fmt: skip
-    return prompts.agreed("May they read that?", default=True)
+    return prompts.ask_yes_no("May they read that?", default=True)
 
 
-def _tested(one: Toolchain, *, allowed: bool) -> str:
+def _describe_tests(one: Toolchain, *, allowed: bool) -> str:
     if not one.installed:
         return f"tests    `{one.test}` ({one.mark}) is not allowed: {one.test.split()[0]} is not on your PATH"
     return f"tests    `{one.test}` ({one.mark}) " + ("may run without asking" if allowed else "asks first")
 
 
-def _write(texts: dict[Path, str]) -> None:
-    """All of them or none; nothing that is there is touched."""
+def _write_files(texts: dict[Path, str]) -> None:
+    """Write all of them or none; no existing file is touched."""
     made: list[Path] = []
     try:
         for file, text in texts.items():
@@ -183,8 +185,8 @@ def _write(texts: dict[Path, str]) -> None:
         raise ConfigError(f"cannot write {error.filename or file}: {error.strerror or error}") from None
 
 
-def _next(plan: Plan) -> None:
-    command = screen.command()
+def _print_next_steps(plan: Plan) -> None:
+    command = screen.find_command()
     where = "" if plan.folder == Path.cwd().resolve() else f"cd {safe.escape_line(shlex.quote(str(plan.folder)))} && "
     model = "" if plan.model else " --model MODEL"
     task = "review this folder" if not plan.tests else "run the tests and review what fails"

@@ -7,34 +7,36 @@ it, so that a terminal that does not take its text holds up no run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from retinue import build
+from retinue.concurrency import TaskOwner
 from retinue.control.server import ControlServer
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.supervisor.nodes import Node
+from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.cli.telemetry import overheard
+from retinue.surfaces.cli.telemetry import catch_telemetry_warnings
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.print_thread import PrintThread
-from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
-WRITTEN_SECONDS = 10.0
+Begin = Callable[[Supervisor], Run | Awaitable[Run]]
+LOGGED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of a tree. `stuck` says that the screen took no more text; `log_error` what the log did not take."""
+    """The outcome of a tree. `stuck` says that the screen took no more text; `log_error` is why the log failed."""
 
     result: Result[Any]
     runs: Runs
@@ -44,13 +46,13 @@ class Shown:
 
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
     parts: build.Parts,
-    begin: Callable[[Supervisor], Node],
+    begin: Begin,
     *,
     printer: Printer,
     terminal: bool = False,
     control: bool = True,
     after: int = 0,
-    announce: Callable[[Node], None] | None = None,
+    announce: Callable[[Run], None] | None = None,
     profile: Profile | None = None,
     make: Callable[[build.Parts], Supervisor] = build.make_supervisor,
 ) -> Shown:
@@ -66,23 +68,22 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         await supervisor.close()
         raise
     shown: Shown | None = None
-    with Signals(supervisor) as signals, overheard() as telemetry:
+    with Signals(supervisor) as signals, catch_telemetry_warnings() as telemetry:
         servers = AsyncExitStack()
         try:
             if control and parts.state is not None:
-                await _open(
-                    servers,
-                    ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended),
-                    printer,
-                )
-            node = begin(supervisor)
+                await open_control(servers, supervisor, parts.state, printer.show_note)
+            begun = begin(supervisor)
+            node = begun if isinstance(begun, Run) else await begun
             if after:
-                printer.show_note(f"{node.ref.tree} goes on after event {after}; `retinue tail` shows what was before")
+                printer.show_note(
+                    f"{node.ref.tree} continues after event {after}; `retinue tail` shows the earlier ones"
+                )
             if announce is not None:
-                await _written(supervisor, node)
+                await _wait_until_logged(supervisor, node)
                 announce(node)
-            shown = await _Screen(supervisor, node, printer, in_thread=not terminal, after=after).to_the_end(signals)
-            await _others(supervisor, signals, printer)
+            shown = await _Screen(supervisor, node, printer, in_thread=not terminal, after=after).show_to_end(signals)
+            await _wait_for_other_trees(supervisor, signals, printer)
         finally:
             try:
                 await servers.aclose()
@@ -96,33 +97,36 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     return shown
 
 
-async def _others(supervisor: Supervisor, signals: Signals, printer: Printer) -> None:
-    """Trees that other terminals had go on here are waited for, until Ctrl-C."""
+async def _wait_for_other_trees(supervisor: Supervisor, signals: Signals, printer: Printer) -> None:
+    """Wait for trees that other terminals resumed here, until Ctrl-C."""
     while supervisor.trees and not signals.killed.is_set():
         tree = next(iter(supervisor.trees.values()))
         assert tree.root is not None
-        printer.show_note(f"{tree.id} still goes on here, for another terminal; Ctrl-C cancels it")
+        printer.show_note(f"{tree.id} still runs here, for another terminal; Ctrl-C cancels it")
         signals.aim(tree.id, printer.show_note, tree.root.ref.run)
         await tree.root.join()
 
 
-async def _open(servers: AsyncExitStack, server: ControlServer, printer: Printer) -> None:
+async def open_control(
+    servers: AsyncExitStack, supervisor: Supervisor, state: Path, say: Callable[[str], object]
+) -> None:
+    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
     try:
-        await servers.enter_async_context(server)
-    except RetinueError as error:  # the run works without it, but the user should know
-        printer.show_note(f"warning: no control server for other terminals: {error}")
+        await servers.enter_async_context(ControlServer(supervisor.control, state, unattended=supervisor.is_unattended))
+    except RetinueError as error:
+        say(f"warning: no control server for other terminals: {error}")
 
 
-async def _written(supervisor: Supervisor, node: Node) -> None:
-    """Until somebody who looks for the run finds it; a log that takes nothing is told of elsewhere."""
+async def _wait_until_logged(supervisor: Supervisor, node: Run) -> None:
+    """Wait until the run can be found in the log. A log that fails is reported elsewhere."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(WRITTEN_SECONDS):
+        async with asyncio.timeout(LOGGED_SECONDS):
             async for _ in supervisor.watch(node.ref.tree):
                 return
 
 
 class _Screen:
-    def __init__(self, supervisor: Supervisor, node: Node, printer: Printer, *, in_thread: bool, after: int) -> None:
+    def __init__(self, supervisor: Supervisor, node: Run, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._supervisor = supervisor
         self._node = node
         self._printer = printer
@@ -131,14 +135,15 @@ class _Screen:
         self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._seq = 0
+        self._tasks = TaskOwner()
 
-    async def to_the_end(self, signals: Signals) -> Shown:
-        printing = asyncio.create_task(self._print())
+    async def show_to_end(self, signals: Signals) -> Shown:
+        printing = self._tasks.start(self._print())
         signals.aim(self._node.ref.tree, self._say, self._node.ref.run)
         await self._node.join()
-        if not self._ending_is_written():
+        if not await self._is_ending_logged():
             printing.cancel()
-        killed = asyncio.create_task(signals.killed.wait())
+        killed = self._tasks.start(signals.killed.wait())
         await asyncio.wait({printing, killed}, return_when=asyncio.FIRST_COMPLETED)
         if killed.done():  # a screen that takes its text has it at once, another one is not waited for
             await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)
@@ -177,11 +182,11 @@ class _Screen:
         else:
             self._thread.submit(self._printer.show_note, text)
 
-    def _ending_is_written(self) -> bool:
-        """A log that takes no more never shows the ending, and then there is nothing to wait for."""
+    async def _is_ending_logged(self) -> bool:
+        """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""
         ref = self._node.ref
         shown = self._runs.runs.get(ref.run)
         if shown is not None and shown.ended is not None:
             return True
-        rest = self._supervisor.log_of(ref.tree).read(ref.tree, after=self._seq)
+        rest = await self._supervisor.log.read(ref.tree, after=self._seq)
         return any(event.run == ref.run and isinstance(event.body, RunEnded) for event in rest)

@@ -1,4 +1,4 @@
-"""What is being said this moment, on the last line of a terminal. It goes when the whole of it comes as a block."""
+"""Text that a model is saying now, on the last line of a terminal, until the whole of it is printed as a block."""
 
 from __future__ import annotations
 

@@ -15,27 +15,27 @@ from typing import Any, NoReturn
 COMMANDS = {
     "init": "write a retinue.yaml and a first agent for this project",
     "run": "run an agent on a task and print its answer",
-    "resume": "go on with a tree whose process is gone",
-    "continue": "go on from a run that has ended, with new words",
-    "demo": "see a whole tree of agents at work: no key, no network",
-    "ps": "list runs and where they stand",
+    "resume": "resume a tree whose process is gone",
+    "continue": "continue a run that has ended, with a new message",
+    "demo": "watch a tree of agents at work; needs no key and no network",
+    "ps": "list runs and their states",
     "show": "show everything about one run",
-    "tail": "print the events of a tree, also while they happen",
-    "replay": "run a recorded tree again, without a model, and compare",
-    "send": "tell a run something while it works",
-    "cancel": "stop a run and everything below it",
-    "approvals": "list the questions that wait for an answer",
-    "approve": "say yes to a question",
-    "deny": "say no to a question, and why",
-    "diff": "show what a run changed in its copy of the project",
-    "apply": "take over what a run changed in its copy of the project",
-    "mcp": "give subagents to MCP clients such as Claude Code",
-    "watch": "run what agents in containers ask for through a shared folder",
-    "usage": "say what models have spent",
+    "tail": "print the events of a tree, or follow them live",
+    "replay": "replay a recorded tree without a model, and compare",
+    "send": "send a message to a run at work",
+    "cancel": "cancel a run and everything below it",
+    "approvals": "list pending approvals",
+    "approve": "approve a tool call",
+    "deny": "deny a tool call, with a reason",
+    "diff": "show the changes of a run in its copy of the project",
+    "apply": "apply the changes of a run to the project",
+    "mcp": "offer subagents to MCP clients such as Claude Code",
+    "watch": "run subagents that containers ask for in a shared folder",
+    "usage": "show tokens and cost",
     "gc": "remove old trees and their folders",
-    "profiles": "list the agents there are",
-    "trust": "let this project's retinue.yaml loosen what agents may do",
-    "doctor": "check that everything retinue needs is there",
+    "profiles": "list the available agents",
+    "trust": "trust this project's retinue.yaml",
+    "doctor": "check the installation and the project",
     "completion": "print a completion script for your shell",
 }
 MODULES = {"continue": "continue_"}
@@ -63,7 +63,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line and where to read more."""
+    """An argument parser whose errors are one line that says where to read more."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
@@ -74,34 +74,34 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE)
 
 
-def parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
-    """The whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
+def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
+    """Return the whole parser and those of the commands. Only the chosen commands are loaded and have their options."""
     top = Parser(
         prog="retinue", description="Run agents and their subagents, and see everything they do.", epilog=EPILOG
     )
-    top.add_argument("--version", action="version", version=f"retinue {version()}")
+    top.add_argument("--version", action="version", version=f"retinue {get_version()}")
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
-        module(name).configure(made[name])
+        load_command(name).configure(made[name])
     return top, made
 
 
-def version() -> str:
-    """Our version; `import retinue` here would stand for everything that retinue offers."""
+def get_version() -> str:
+    """Return our version, without importing everything that `retinue` offers."""
     number: str = sys.modules["retinue"].__version__
     return number
 
 
-def module(command: str) -> Any:
+def load_command(command: str) -> Any:
     return importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and gives its exit code. Nothing leaves here as a traceback unless RETINUE_TRACEBACK is set."""
+    """Run one command and return its exit code. Errors become one line, unless RETINUE_TRACEBACK is set."""
     _mend_streams()
     try:
-        code = _run(sys.argv[1:] if argv is None else argv)
+        code = _run_command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -112,16 +112,16 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # the surface's edge: a person reads one line
         if os.environ.get("RETINUE_TRACEBACK"):
             raise
-        return _report(error)
+        return _report_error(error)
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     chosen = next((word for word in argv if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        complain(f"there is no command '{chosen}'{_meant(chosen)} (see `retinue --help`)")
+        complain(f"there is no command '{chosen}'{_suggest_command(chosen)} (see `retinue --help`)")
         return USAGE
     try:
-        top, _ = parser(*([chosen] if chosen else []))
+        top, _ = make_parser(*([chosen] if chosen else []))
         args = top.parse_args(argv)
     except SystemExit as done:  # argparse's way to say that all is said
         sys.stdout.flush()
@@ -129,18 +129,18 @@ def _run(argv: list[str]) -> int:
     if chosen is None:
         top.print_help(sys.stderr)
         return USAGE
-    code: int = module(chosen).run(args)
+    code: int = load_command(chosen).run(args)
     return code
 
 
 def complain(text: str) -> None:
-    """One line on stderr, whatever the text holds."""
+    """Print one line on stderr, whatever the text holds."""
     from retinue.surfaces.printer import safe
 
     print(f"retinue: {safe.escape_line(text)}", file=sys.stderr)
 
 
-def _report(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     from retinue.core.errors import RetinueError
 
     if isinstance(error, RetinueError):
@@ -151,7 +151,7 @@ def _report(error: Exception) -> int:
     return BUG
 
 
-def _meant(word: str) -> str:
+def _suggest_command(word: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
@@ -159,7 +159,7 @@ def _meant(word: str) -> str:
 
 
 def _mend_streams() -> None:
-    """A stream that was closed goes nowhere; a character that the terminal's encoding lacks becomes an escape."""
+    """Replace closed streams by /dev/null, and escape characters that the terminal's encoding lacks."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
@@ -170,7 +170,7 @@ def _mend_streams() -> None:
 
 
 def _drop_output() -> None:
-    """What is still buffered has no reader; without this the interpreter would complain about it at exit."""
+    """Drop buffered output that nobody reads; the interpreter would complain about it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -5,17 +5,21 @@ Loads next to nothing by itself: a client that starts us waits a second for its 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
+from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.printer import safe
+
+if TYPE_CHECKING:
+    from retinue.config.project import Project
+    from retinue.core.profiles import Profile
+    from retinue.surfaces.mcp.host import Host, ServeOptions
 
 EPILOG = """\
 examples:
@@ -58,12 +62,12 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         "--output-schema", metavar="FILE", type=Path, help="with --profile: the JSON schema its answer must fit"
     )
     parser.add_argument("--http", action="store_true", help="over HTTP on this machine, instead of stdin and stdout")
-    parser.add_argument("--port", metavar="N", type=_port, help="with --http: the port (a free one)")
+    parser.add_argument("--port", metavar="N", type=_parse_port, help="with --http: the port (a free one)")
     parser.add_argument("--no-token", action="store_true", help="with --http: let in every program of this machine")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
-        type=seconds,
+        type=parse_seconds,
         default=WAIT_APPROVALS,
         help=f"how long a question waits for `retinue approve` where the client cannot be asked ({WAIT_APPROVALS:g}; "
         "0: not at all)",
@@ -71,7 +75,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reply-within",
         metavar="SECONDS",
-        type=seconds,
+        type=parse_seconds,
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
@@ -92,161 +96,139 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "install":
-        return _install(args)
+        return _run_install(args)
     if args.output_schema is not None and args.profile is None:
         raise ConfigError("--output-schema is about the answer of one subagent: give --profile too")
     if not args.http and (args.port is not None or args.no_token):
         raise ConfigError("--port and --no-token are for --http")
     import asyncio
 
-    return asyncio.run(_serve(args))
+    return asyncio.run(_run_server(args))
 
 
-def _install(args: argparse.Namespace) -> int:
-    from retinue.config.project import find_project, own_settings
+def _run_install(args: argparse.Namespace) -> int:
+    from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
+    from retinue.surfaces.mcp.install import Installation, write_entry
 
-    install = importlib.import_module("retinue.surfaces.mcp.install")
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
-    line = [*_called(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = own_settings(folder)[0].coordination.subagent_default_timeout
-    wish = install.Wish(args.client, check_name(args.name, what="--name"), line, folder, seconds)
+    line = [*_find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
+    seconds = load_own_settings(folder)[0].coordination.subagent_default_timeout
+    installation = Installation(args.client, check_name(args.name, what="--name"), line, folder, seconds)
     if args.write:
-        print(safe.escape_line(install.write(wish)))
+        print(safe.escape_line(write_entry(installation)))
         return 0
-    adds = wish.kind.adds.format(name=wish.name, line=shlex.join(line))
+    adds = installation.kind.add_command.format(name=installation.name, line=shlex.join(line))
     if adds:
         print(
-            f"{wish.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
-            f"or put this into {safe.escape_line(str(wish.file))}:\n"
+            f"{installation.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
+            f"or put this into {safe.escape_line(str(installation.file))}:\n"
         )
     else:
-        print(f"{wish.kind.title}: put this into {safe.escape_line(str(wish.file))} (--write does it):\n")
-    print(wish.text, end="")
+        print(
+            f"{installation.kind.title}: put this into {safe.escape_line(str(installation.file))} (--write does it):\n"
+        )
+    print(installation.text, end="")
     return 0
 
 
-def _called() -> list[str]:
-    """The words that start us, wherever a client is."""
+def _find_command() -> list[str]:
+    """Return the command that starts us, from whatever folder a client is in."""
     if shutil.which("retinue") is not None:
         return ["retinue"]
     called = Path(sys.argv[0]).absolute()
     return [str(called)] if called.name == "retinue" else [sys.executable, "-P", "-m", "retinue"]
 
 
-async def _serve(args: argparse.Namespace) -> int:
+async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
 
-    from retinue.surfaces.cli.signals import Signals
+    from retinue.surfaces.cli.signals import Signals, StopAll
+    from retinue.surfaces.mcp.server import Server
 
-    module = importlib.import_module("retinue.surfaces.mcp.server")
     stop = asyncio.Event()
 
-    async def load() -> Any:
-        return await _load(args)
+    async def load() -> Host:
+        return await _open_host(args)
 
-    server = module.Server(load, say=_say, goes_on=not args.http, profile=args.profile)
-    with Signals(_All(server, stop)) as signals:
+    server = Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
+    with Signals(StopAll(stop.set, server.kill)) as signals:
         signals.aim("", _say)
         try:
             if args.http:
-                transport = importlib.import_module("retinue.surfaces.mcp.http")
-                await transport.serve(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
+                from retinue.surfaces.mcp import http
+
+                await http.serve_http(server, stop, port=args.port or 0, token=not args.no_token, say=_say)
             else:
                 if sys.stdin is not None and sys.stdin.isatty():
                     _say(AT_TERMINAL)
-                await importlib.import_module("retinue.surfaces.mcp.stdio").serve(server, stop)
+                from retinue.surfaces.mcp import stdio
+
+                await stdio.serve_stdio(server, stop)
         finally:
             await server.close()
     return 0
 
 
-class _All:
-    """All trees of a server as one thing to stop."""
-
-    def __init__(self, server: Any, stop: Any) -> None:
-        self._server, self._stop = server, stop
-
-    async def cancel(self, tree: str, run: int = 0, /) -> bool:
-        self._stop.set()
-        return True
-
-    def kill(self, tree: str) -> None:
-        self._server.kill()
-
-
-async def _load(args: argparse.Namespace) -> Any:
-    """The host, when the first request has been answered: all that is heavy is loaded here, in a thread."""
+async def _open_host(args: argparse.Namespace) -> Host:
+    """Open the host after the first request is answered: everything heavy is loaded here, in a thread."""
     import asyncio
 
-    host, wish = await asyncio.to_thread(_wish, args)
-    return await host.opened(wish, _say)
+    options = await asyncio.to_thread(_make_options, args)
+    from retinue.surfaces.mcp.host import Host  # `_make_options` has loaded it, off the event loop
+
+    return await Host.open(options, _say)
 
 
-def _wish(args: argparse.Namespace) -> tuple[Any, Any]:
+def _make_options(args: argparse.Namespace) -> ServeOptions:
     from dataclasses import replace
 
     import msgspec
 
     from retinue import build
-    from retinue.config.models import no_model
     from retinue.core.limits import Limits
-    from retinue.surfaces.cli import output as screen
-    from retinue.surfaces.cli import sandbox_check as walls
+    from retinue.surfaces.cli import output
+    from retinue.surfaces.cli.options import parse_limits
+    from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
+    from retinue.surfaces.mcp.host import ServeOptions
 
-    host = importlib.import_module("retinue.surfaces.mcp.host")
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
-    limits = limits_of(args)
+    limits = parse_limits(args)
     own = Limits(seconds=limits.seconds, stall=limits.stall)  # of every subagent: the client itself has no end
     limits = msgspec.structs.replace(limits, seconds=msgspec.UNSET, stall=msgspec.UNSET)
-    parts, project = build.load_project_parts(
-        args.project or Path.cwd(),
-        config=args.config,
-        model=model_of(args),
-        mode="yes" if args.yes else None,
-        limits=limits,
-        runtime=args.runtime,
-        default_runtime="isolated",
-        outbox=args.delegation_directory,
-        traced=True,
-    )
-    screen.checked(project.folder)
-    for warning in project.warnings:
-        screen.warn(warning)
-    profile = None if args.profile is None else _profile(project, args)
-    if parts.model is None and all(each.model is None for each in (*parts.profiles, *filter(None, [profile]))):
-        raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
-    parts = walls.checked(parts, profile or build.MAIN, terminal=False)
+    start = prepare(args, folder=args.project, limits=limits, interactive=False)
+    profile = None if args.profile is None else _choose_profile(start.project, args)
+    require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
+    parts = check_sandbox(start, profile or build.MAIN).parts
     if own != Limits():
         general = build.find_profile(parts, "subagent")
         parts = build.add_profiles(
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))
-    wish = host.Wish(
+    return ServeOptions(
         parts=parts,
-        profiles=tuple(project.all_profiles),
-        command=screen.command(),
+        profiles=tuple(start.project.all_profiles),
+        command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
         control=not args.no_control,
     )
-    return host.Host, wish
 
 
-def _profile(project: Any, args: argparse.Namespace) -> Any:
+def _choose_profile(project: Project, args: argparse.Namespace) -> Profile:
     from dataclasses import replace
 
     import jsonschema
 
     from retinue.config.files import read_text
-    from retinue.surfaces.cli.run import choose
+    from retinue.surfaces.cli.startup import choose_profile
 
-    profile = choose(project, args.profile)
+    profile = choose_profile(project, args.profile)
     if args.output_schema is None:
         return profile
     try:
@@ -262,7 +244,7 @@ def _profile(project: Any, args: argparse.Namespace) -> Any:
     return replace(profile, output=schema)
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"must be a port, 1 to 65535, got {text!r}")
     return int(text)

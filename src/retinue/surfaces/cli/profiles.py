@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd(), config=args.config)
     for warning in project.warnings:
-        screen.warn(warning)
+        screen.print_warning(warning)
     active = {profile.name for profile in project.profiles}
     chosen = project.all_profiles if args.all else project.profiles
     if args.json:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for profile in chosen
     ]
-    print("\n".join(screen.table(HEADS, rows)))
+    print("\n".join(screen.format_table(HEADS, rows)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A question of a command itself, answered with a line at the terminal. (What agents ask is the printer's.)"""
+"""Questions of a command itself, answered with a line at the terminal. (The printer asks what agents ask.)"""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 
 
 def at_terminal() -> bool:
-    """Whether somebody can be asked: they see stderr and type on stdin."""
+    """Return whether a person can be asked: they see stderr and type on stdin."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str) -> str | None:
-    """The line typed behind the question, without spaces around it; None at the end of the input. What was typed
-    before the question was shown is no answer to it."""
+    """Ask, and return the line that was typed, stripped; None at the end of the input. What was typed before the
+    question was shown is discarded."""
     sys.stdout.flush()
     with suppress(termios.error, OSError, ValueError):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
@@ -26,8 +26,8 @@ def ask(question: str) -> str | None:
     return line.strip()
 
 
-def agreed(question: str, *, default: bool) -> bool:
-    """A yes or no; whatever is neither is asked again, and the end of the input is a no."""
+def ask_yes_no(question: str, *, default: bool) -> bool:
+    """Ask for a yes or no, again until it is one; the end of the input is a no."""
     while True:
         line = ask(f"{question} {'[Y/n]' if default else '[y/N]'}")
         match None if line is None else line.casefold():

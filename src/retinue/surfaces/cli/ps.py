@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
+from pathlib import Path
 
 from retinue.control.address_files import find_address
-from retinue.log.accounts import cost_text
-from retinue.log.archive import Archive
-from retinue.log.listing import LATEST, Listing, listings
+from retinue.core.errors import LogError
+from retinue.log.accounts import format_cost
+from retinue.log.listing import LATEST, Listing, load_listings
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import control_folder
-from retinue.surfaces.cli.options import age
+from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 EPILOG = f"""\
@@ -38,31 +39,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
-    parser.add_argument("--since", metavar="AGE", type=age, help="every tree begun since then, or live: 1d, 12h, 30min")
+    parser.add_argument(
+        "--since", metavar="AGE", type=parse_age, help="every tree begun since then, or live: 1d, 12h, 30min"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
+    project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
-    found, left_out = listings(archive, everything=args.all, since=since)
-    screen.warn_of_problems(archive)
+    problems: list[LogError] = []
+    found, left_out = asyncio.run(load_listings(project.log, problems.append, everything=args.all, since=since))
+    for problem in problems:
+        screen.print_warning(problem)
     if args.json:
-        screen.print_json([each.row(view, now) for each in found for view in each.in_order()])
+        screen.print_json([each.make_row(view, now) for each in found for view in each.list_runs()])
         return 0
     if not found:
         friendly = "No runs here yet. `retinue demo` shows some; `retinue run TASK` starts one."
-        friendly = UNREAD if archive.problems else friendly
+        friendly = UNREAD if problems else friendly
         print(friendly if since is None or not left_out else "No runs in that time.")
         return 0
-    table = [HEADS, *(row for each in found for row in _rows(each, now))]
-    if not any(view.cost for each in found for view in each.in_order()):  # nothing but "unknown" says nothing
+    table = [HEADS, *(row for each in found for row in _make_rows(each, now))]
+    if not any(view.cost for each in found for view in each.list_runs()):  # nothing but "unknown" says nothing
         table = [row[:COST] + row[COST + 1 :] for row in table]
-    print("\n".join(screen.table(table[0], table[1:], right=NUMBERS)))
+    print("\n".join(screen.format_table(table[0], table[1:], right=NUMBERS)))
     for each in found:
-        if each.pid is not None and any(view.ended is None for view in each.in_order()):
-            print(f"\n{_process(archive, each)}")
+        if each.pid is not None and any(view.ended is None for view in each.list_runs()):
+            print(f"\n{_describe_process(project.state, each)}")
     for each in found:
         if not each.live and not each.ended:
             print(f"\n{each.tree} was interrupted: retinue resume {each.tree}")
@@ -71,27 +76,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _process(archive: Archive, listing: Listing) -> str:
+def _describe_process(state: Path, listing: Listing) -> str:
     """Which process runs a tree, and whether it can be told something."""
-    address = find_address(control_folder(archive), listing.pid or 0)
+    address = find_address(state / "control", listing.pid or 0)
     how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"
 
 
-def _rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
+def _make_rows(listing: Listing, now: float) -> list[tuple[str, ...]]:
     return [
         (
             f"{listing.tree}/{view.number}",
-            "  " * view.spawned.depth + screen.shortened(safe.escape_line(view.label), LABEL_WIDTH),
+            "  " * view.spawned.depth + screen.shorten_to_width(safe.escape_line(view.label), LABEL_WIDTH),
             safe.escape_line(view.agent),
-            listing.state(view),
+            listing.state_of(view),
             str(view.turns),
             str(view.tool_count),
             f"{view.usage.total_tokens:,}",
-            cost_text(view.cost, view.unpriced),
-            screen.duration(listing.seconds(view, now)),
-            screen.ago(now - view.spawned_at) if view.number == 0 else "",
-            screen.shortened(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
+            format_cost(view.cost, view.unpriced),
+            screen.format_duration(listing.seconds_of(view, now)),
+            screen.format_age(now - view.spawned_at) if view.number == 0 else "",
+            screen.shorten_to_width(safe.escape_line(view.spawned.task), TASK_WIDTH) if view.number == 0 else "",
         )
-        for view in listing.in_order()
+        for view in listing.list_runs()
     ]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from retinue.control.address_files import find_addresses
 from retinue.control.channel import ControlUnreachable
 from retinue.control.client import ControlClient
 from retinue.core.approvals import Approval
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
-from retinue.log.archive import Archive
+from retinue.core.ports import LogReader
+from retinue.log.reading import iterate_events, wait_for_event
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.control_clients import control_folder, wait_for
+from retinue.surfaces.cli.control_clients import find_clients
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Waiting:
         return self.approval.number
 
 
-async def waiting(archive: Archive) -> list[Waiting]:
+async def waiting(project: screen.ProjectLog) -> list[Waiting]:
     """Every pending question of every process with a control server, the oldest of each tree first."""
-    clients = [ControlClient(address) for address in find_addresses(control_folder(archive))]
+    clients = find_clients(project)
     pending = await asyncio.gather(*map(_ask, clients))
     found = [
         Waiting(approval, approval.digest, client)
@@ -56,7 +55,7 @@ async def _ask(client: ControlClient) -> list[Approval]:
     except ControlUnreachable:
         return []  # it closed this moment, and its questions with it
     except RetinueError as error:
-        screen.warn(f"process {client.address.pid} does not say what it asks: {error}")
+        screen.print_warning(f"process {client.address.pid} does not say what it asks: {error}")
         return []
 
 
@@ -73,24 +72,19 @@ def choose(found: Sequence[Waiting], name: str) -> Waiting:
     raise NotFound(f"no question '{name}' is waiting; " + (f"there is {listed}" if found else "there is none"))
 
 
-def decision(archive: Archive, approval: Approval) -> ApprovalDecided | None:
-    """What was decided, as the log has it."""
-    for stored in archive.trees():
-        if stored.tree == approval.tree:
-            for event in archive.events(stored):
-                if isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id:
-                    return event.body
+async def find_decision(log: LogReader, approval: Approval) -> ApprovalDecided | None:
+    """Return the decision about a question, if the log has one."""
+    async for event in iterate_events(log, approval.tree):
+        if isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id:
+            return event.body
     return None
 
 
-async def decided(archive: Archive, approval: Approval, *, seconds: float) -> ApprovalDecided | None:
-    """The same of an answer that was just taken: it may not be written yet."""
-    for stored in archive.trees():
-        if stored.tree == approval.tree:
-            event = await wait_for(archive, stored, partial(_is_decision, approval.id), seconds=seconds)
-            return event.body if event is not None and isinstance(event.body, ApprovalDecided) else None
-    return None
+async def wait_for_decision(log: LogReader, approval: Approval, *, seconds: float) -> ApprovalDecided | None:
+    """Return the decision about a question whose answer was just taken: it may not be written yet."""
 
+    def is_decision(event: Event) -> bool:
+        return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval.id
 
-def _is_decision(approval_id: str, event: Event) -> bool:
-    return isinstance(event.body, ApprovalDecided) and event.body.approval_id == approval_id
+    event = await wait_for_event(log, approval.tree, is_decision, seconds=seconds)
+    return event.body if event is not None and isinstance(event.body, ApprovalDecided) else None

@@ -17,10 +17,9 @@ from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
 from retinue.log.records import fold_records
-from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
-from retinue.surfaces.cli.run import choose
+from retinue.surfaces.cli.startup import choose_profile
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Level, Printer
 
@@ -35,9 +34,9 @@ exit codes: 0 no difference, 1 it differs, 2 usage
 
 examples:
   retinue replay                    the latest tree
-  retinue replay toje555k2w --quiet
+  retinue replay 7jw4p2xk9mtb --quiet
   retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay toje --json | jq .differences"""
+  retinue replay 7jw4 --json | jq .differences"""
 EXIT_DIFFERS = 1
 
 
@@ -81,21 +80,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name)
-    recorded = fold_records(archive.events(found.stored))
+    project, found = asyncio.run(screen.look_up(args.name))
+    recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
-        raise ConfigError(f"the record of {found.stored.tree} does not begin with its primary")
+        raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _load_project(args, recorded[0]) if args.from_disk else (None, None)
     replay = make_replay(recorded, parts, first)
     level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
     printer = Printer(sys.stderr, level=level)
-    result, again = _run_replay(replay, printer)
+    result, again = asyncio.run(_run_replay(replay, printer))
     differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    comparison = Comparison(found.stored.tree, len(recorded), events, differences, ends)
+    comparison = Comparison(found.tree, len(recorded), events, differences, ends)
     for note in replay.notes:
-        screen.warn(note)
+        screen.print_warning(note)
     for line in format_comparison(comparison, color=printer.color):
         print(line, file=sys.stderr)
     if args.json:
@@ -108,23 +107,22 @@ def run(args: argparse.Namespace) -> int:
 def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
     parts, project = build.load_project_parts(Path.cwd(), config=args.config)
     try:
-        return parts, choose(project, None if primary.agent == build.MAIN.name else primary.agent)
+        return parts, choose_profile(project, None if primary.agent == build.MAIN.name else primary.agent)
     except NotFound:
         return parts, None
 
 
-def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
+async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
     """Return the result of the replay and its records."""
-    made: list[Supervisor] = []
-
-    def make(parts: build.Parts) -> Supervisor:
-        made.append(make_replay_supervisor(replay, parts.project))
-        return made[0]
-
-    profile, task = replay.primary
-    parts = build.Parts(Path.cwd())
-    shown = asyncio.run(drive(parts, lambda s: s.spawn(profile, task), printer=printer, control=False, make=make))
-    return shown.result, fold_records(made[0].log.read(shown.result.tree))
+    log = build.open_log(None)
+    shown = await drive(
+        build.Parts(Path.cwd()),
+        lambda supervisor: supervisor.spawn(*replay.primary),
+        printer=printer,
+        control=False,
+        make=lambda parts: make_replay_supervisor(replay, log, parts.project),
+    )
+    return shown.result, fold_records(await log.read(shown.result.tree))
 
 
 def _find_differences(

@@ -1,4 +1,4 @@
-"""What `resume` and `continue` share: going on in the file the tree is in, here or in the process that writes it."""
+"""Shared by `resume` and `continue`: run in a tree that exists, here or in the process that may write it."""
 
 from __future__ import annotations
 
@@ -7,92 +7,89 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 from retinue import build
-from retinue.control.address_files import find_address
 from retinue.control.client import ControlClient
 from retinue.core.control import ResumeOverrides, RunHandle
-from retinue.core.errors import ConfigError
+from retinue.core.errors import ConfigError, LogHeld
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.profiles import RUNTIMES
-from retinue.log.archive import Archive, event_of
 from retinue.log.listing import Listing
-from retinue.log.locks import HeldElsewhere, holder
+from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
 from retinue.supervisor import client_run as clients
-from retinue.supervisor.nodes import Node
-from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli import control_clients
-from retinue.surfaces.cli.live import Shown
-from retinue.surfaces.cli.options import limits_of, model_of
-from retinue.surfaces.cli.run import finish, printer_of, see
+from retinue.surfaces.cli.foreground import print_answer, run_tree
+from retinue.surfaces.cli.live import Begin, Shown
+from retinue.surfaces.cli.output import ProjectLog
+from retinue.surfaces.cli.startup import StartUp, make_printer
 
 Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 
-def given(args: argparse.Namespace, project: Any) -> ResumeOverrides:
-    profiles = (build.MAIN, clients.GONE, *project.all_profiles)
-    return ResumeOverrides(profiles=profiles, limits=limits_of(args), model=model_of(args), runtime=args.runtime)
+def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
+    """Return what the command line changes in a tree that exists."""
+    profiles = (build.MAIN, clients.GONE, *start.project.all_profiles)
+    return ResumeOverrides(profiles=profiles, limits=start.limits, model=start.model, runtime=args.runtime)
 
 
-def where(args: argparse.Namespace, parts: build.Parts, project: Any, tree: Listing) -> build.Parts:
-    """New runs of a tree live where its primary did, unless something else is said: inside a container, on the host."""
-    if (
-        args.runtime is not None
-        or project.settings.coordination.subagent_runtime_mode is not None
-        or parts.runtime == "delegated"
-    ):
-        return parts
-    kept = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
-    return replace(parts, runtime=kept) if kept in RUNTIMES else parts
+def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> StartUp:
+    """Give new runs the runtime of the tree's primary, unless an option, a setting or a container says otherwise."""
+    setting = start.project.settings.coordination.subagent_runtime_mode
+    if args.runtime is not None or setting is not None or start.parts.runtime == "delegated":
+        return start
+    runtime = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
+    return replace(start, parts=replace(start.parts, runtime=runtime)) if runtime in RUNTIMES else start
 
 
-def in_tree(
+def run_in_tree(
     args: argparse.Namespace,
-    parts: build.Parts,
-    archive: Archive,
+    start: StartUp,
+    project: ProjectLog,
     found: Listing,
-    begin: Callable[[Supervisor], Node],
+    begin: Begin,
     through: Through,
 ) -> int:
-    """Goes on with a tree here if nobody writes its file, else through the control server of the process that does."""
+    """Run in a tree here, or through the control server of the process that has the right to write it."""
     try:
-        return see(args, replace(parts, log_file=found.stored.file), begin, after=found.last_seq)
-    except HeldElsewhere:
-        unasked = (parts.mode or parts.rules.mode) == "yes"
-        return asyncio.run(_elsewhere(args, archive, found, lambda client: through(client, unasked)))
+        return run_tree(args, start, begin, after=found.last_seq)
+    except LogHeld as held:
+        unattended = (start.parts.mode or start.parts.rules.mode) == "yes"
+        client = _find_holder(project, found.tree, held.pid, limits=start.limits)
+        return asyncio.run(_run_elsewhere(args, project, found, held.pid, through(client, unattended)))
 
 
-async def _elsewhere(
+def _find_holder(project: ProjectLog, tree: str, pid: int, *, limits: Limits) -> ControlClient:
+    """Return a client of the process that writes the tree's log. That process takes no limits."""
+    client = control_clients.find_client(project, pid)
+    if client is None:
+        raise ConfigError(
+            f"the log of {tree} is being written by process {pid}, which has no control server: try later"
+        )
+    if limits != Limits():
+        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: it takes no limits from here")
+    return client
+
+
+async def _run_elsewhere(
     args: argparse.Namespace,
-    archive: Archive,
+    project: ProjectLog,
     found: Listing,
-    through: Callable[[ControlClient], Awaitable[RunHandle]],
+    pid: int,
+    starting: Awaitable[RunHandle],
 ) -> int:
-    pid = (holder(found.stored.file) or (0, 0))[0]
-    address = find_address(control_clients.control_folder(archive), pid)
-    if address is None:
-        raise ConfigError(
-            f"the log of {found.tree} is being written by process {pid}, which has no control server: try later"
-        )
-    if limits_of(args) != Limits():
-        raise ConfigError(
-            f"process {pid} writes the log of {found.tree} and goes on with it: it takes no limits from here"
-        )
-    begun = await through(ControlClient(address))
+    """Start the run in the process that writes the tree's log, and show it here."""
+    begun = await starting
     if args.detach:
         print(begun.tree)
         return 0
-    printer = printer_of(args)
-    printer.show_note(
-        f"{begun.tree} goes on in process {pid}, which writes its log: it asks, or does not, as that process does"
-    )
+    printer = make_printer(args)
+    printer.show_note(f"{begun.tree} runs in process {pid}, which writes its log; that process decides what asks")
     runs = Runs(found.tree)
-    async with aclosing(archive.follow(found.stored)) as lines:
-        async for line in lines:
-            event = event_of(line, found.stored.file)
+    async with aclosing(follow_lines(project.log, found.tree)) as lines:
+        async for stored in lines:
+            event = decode_stored(stored.line, project.log)
             runs.apply(event)
             (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):
@@ -100,4 +97,4 @@ async def _elsewhere(
     view = runs.runs.get(begun.number)
     if view is None or view.ended is None:
         raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
-    return finish(Shown(view.result(found.tree), runs), printer, as_json=args.json)
+    return print_answer(Shown(view.result(found.tree), runs), printer, as_json=args.json)

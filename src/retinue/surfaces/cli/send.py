@@ -7,13 +7,14 @@ import asyncio
 from typing import Any
 
 from retinue.core.events import Event, RunEnded, TurnStarted
-from retinue.log.archive import Archive
-from retinue.log.listing import listing
-from retinue.log.lookup import Found, at_home
+from retinue.core.ports import LogReader
+from retinue.log.listing import load_listing
+from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.reading import wait_for_event
 from retinue.supervisor.adoption import ONLY_WATCHED
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import seconds
+from retinue.surfaces.cli.options import parse_seconds
 from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.show import RUN_HELP
 
@@ -37,21 +38,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
     parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin, @FILE from a file")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=seconds, default=WAIT_SECONDS, help="how long to wait for it to be read (5)"
+        "--wait",
+        metavar="SECONDS",
+        type=parse_seconds,
+        default=WAIT_SECONDS,
+        help="how long to wait for it to be read (5)",
     )
     parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     text = read_task(args.text)
-    archive, found = screen.look_up(args.name, live=True)
-    receipt = asyncio.run(_send(archive, found, text, args.wait))
+    receipt = asyncio.run(_send(args.name, text, args.wait))
     if args.json:
         screen.print_json(receipt)
     elif receipt["state"] == "too_late":
-        screen.complain(f"too late: {receipt['why']}")
+        screen.print_error(f"too late: {receipt['why']}")
     elif receipt["state"] == "elsewhere":
-        screen.complain(receipt["why"])
+        screen.print_error(receipt["why"])
     elif receipt["state"] == "delivered":
         print(f"delivered at turn {receipt['turn']}")
     else:
@@ -59,23 +63,24 @@ def run(args: argparse.Namespace) -> int:
     return int(receipt["state"] in ("too_late", "elsewhere"))
 
 
-async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[str, Any]:
-    receipt: dict[str, Any] = {"tree": found.stored.tree, "run": found.run, "state": "too_late", "turn": None}
-    far = _elsewhere(archive, found)
+async def _send(name: str, text: str, wait: float) -> dict[str, Any]:
+    project, found = await screen.look_up(name, live=True)
+    receipt: dict[str, Any] = {"tree": found.tree, "run": found.run, "state": "too_late", "turn": None}
+    far = await _explain_remote(project.log, found)
     if far:
         return receipt | {"state": "elsewhere", "why": far}
-    client = control_clients.reach(archive, found)
+    client = await control_clients.reach(project, found)
     if client is None:
-        ended = control_clients.ending(archive, found)
+        ended = await control_clients.find_ending(project.log, found)
         return receipt | {"why": f"the run has ended: {ended.status if ended else 'unknown'}"}
-    given = await client.send(found.stored.tree, found.run, text)
+    given = await client.send(found.tree, found.run, text)
     if given.state == "too_late":
         return receipt | {"why": given.why}
 
     def is_news(event: Event) -> bool:
         return event.run == found.run and isinstance(event.body, TurnStarted | RunEnded)
 
-    event = await control_clients.wait_for(archive, found.stored, is_news, after=given.seq, seconds=wait)
+    event = await wait_for_event(project.log, found.tree, is_news, after=given.seq, seconds=wait)
     if event is not None and isinstance(event.body, TurnStarted):
         return receipt | {"state": "delivered", "turn": event.body.turn}
     if event is not None:
@@ -83,11 +88,12 @@ async def _send(archive: Archive, found: Found, text: str, wait: float) -> dict[
     return receipt | {"state": "queued"}
 
 
-def _elsewhere(archive: Archive, found: Found) -> str:
-    """Why words do not reach a run that is only watched here, and where they would, if that is known; else nothing."""
-    view = listing(archive, found.stored).runs.runs[found.run]
-    if not view.spawned.server or view.ended is not None or not archive.is_live(found.stored):
+async def _explain_remote(log: LogReader, found: FoundRun) -> str:
+    """Say why words do not reach a remote run, and where they would, if that is known; empty for other runs."""
+    tree = await load_listing(log, found.tree)
+    view = tree.runs.runs[found.run]
+    if not view.spawned.server or view.ended is not None or not tree.live:
         return ""
-    home = at_home(archive, view.agent, view.spawned.subagent_id)
+    home = await find_reported_run(log, view.agent, view.spawned.subagent_id)
     where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
     return ONLY_WATCHED.format(who=found.name, where=f"in the MCP server '{view.spawned.server}'") + where

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from retinue.core.results import ToolLog
-from retinue.log.accounts import cost_text, subtree_bill
-from retinue.log.audit import actions
-from retinue.log.listing import INTERRUPTED, Listing, listing
+from retinue.log.accounts import format_cost, sum_subtree_bill
+from retinue.log.audit import Action, fold_actions
+from retinue.log.listing import INTERRUPTED, Listing, load_listing
+from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
-from retinue.log.transcripts import transcript
+from retinue.log.styled_text import format_count, format_json, make_call_spans
+from retinue.log.summaries import summarize_result
+from retinue.log.transcripts import format_transcript
 from retinue.supervisor.apply_changes import copied, listed, why_not
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.actions import as_json, page
 from retinue.surfaces.printer import safe
 
 RUN_HELP = (
@@ -25,10 +32,10 @@ RUN_HELP = (
 EPILOG = """\
 examples:
   retinue show                      the latest tree's primary
-  retinue show toje555k2w/3         run 3 of a tree (`retinue ps` lists them)
+  retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
   retinue show /main/explorer-1     by path
   retinue show "look at src"        by label
-  retinue show toje --json | jq .usage
+  retinue show 7jw4 --json | jq .usage
   retinue show --tools shell,edit   what ran, what changed, who approved
   retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "
@@ -49,67 +56,73 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--tools",
         metavar="NAMES",
-        type=_names,
+        type=_parse_names,
         help="the calls of these tools in it and below it: what ran, what it changed, who approved ('*': all)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name, everything=args.all)
+    return asyncio.run(_show(args))
+
+
+async def _show(args: argparse.Namespace) -> int:
+    project, found = await screen.look_up(args.name, everything=args.all)
     if args.tools is not None:
-        called = actions(archive.events(found.stored), path=found.path, tools=args.tools)
+        called = fold_actions(await project.log.read(found.tree), path=found.path, tools=args.tools)
         if args.json:
-            screen.print_json(as_json(called))
+            screen.print_json(_actions_to_json(called))
         else:
-            print("\n".join(page(called)) if called else f"No such tool ran in {found.name}.")
+            print("\n".join(_format_actions(called)) if called else f"No such tool ran in {found.name}.")
         return 0
     if args.markdown:
-        text = transcript(event for event in archive.events(found.stored) if event.run == found.run)
+        events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
+        text = format_transcript(events)
         print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
         return 0
-    tree = listing(archive, found.stored)
+    tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()
     if args.json:
-        screen.print_json(tree.result(view, now))
+        screen.print_json(tree.make_result(view, now))
         return 0
-    print("\n".join(_page(tree, view, now)))
+    print("\n".join(_format_page(project.state, tree, view, now)))
     return 0
 
 
-def _page(tree: Listing, view: RunView, now: float) -> Iterator[str]:
+def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[str]:
     yield f"{tree.tree}/{view.number}  {safe.escape_line(view.path)}  [{safe.escape_line(view.label)}]"
-    for name, value in _facts(tree, view, now):
+    for name, value in _list_facts(state, tree, view, now):
         yield f"{INDENT}{name:<11} {safe.escape_line(value)}"
-    yield from _part("task", view.spawned.task)
+    yield from _format_part("task", view.spawned.task)
     if view.spawned.task_context:
-        yield from _part("context", view.spawned.task_context)
+        yield from _format_part("context", view.spawned.task_context)
     if view.tool_logs:
-        yield from ("", "tools", *(INDENT + _tool_line(log) for log in view.tool_logs))
+        yield from ("", "tools", *(INDENT + _format_tool_line(log) for log in view.tool_logs))
     if view.ended is not None and view.ended.changed_count:
         yield from ("", "changed files")
         yield from (
             INDENT + safe.escape_line(line) for line in listed(view.ended.changed_files, view.ended.changed_count)
         )
-    yield from _outcome(tree, view)
+    yield from _format_outcome(tree, view)
     if view.children:
         yield from ("", "children")
         for child in view.children:
             name = f"{tree.tree}/{child.number}"
             who = safe.escape_line(f"{child.agent}  [{child.label}]")
-            yield f"{INDENT}{name}  {tree.state(child):<12}  {who}"
+            yield f"{INDENT}{name}  {tree.state_of(child):<12}  {who}"
 
 
-def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
+def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]]:
     spawned, usage = view.spawned, view.usage
-    took = screen.duration(tree.seconds(view, now))
+    took = screen.format_duration(tree.seconds_of(view, now))
     yield "agent", view.agent
-    yield "state", f"{tree.state(view)}, {took}, {_many(view.turns, 'turn')}, {_many(view.tool_count, 'tool call')}"
-    whole = subtree_bill(view)
+    turns, calls = format_count(view.turns, "turn"), format_count(view.tool_count, "tool call")
+    yield "state", f"{tree.state_of(view)}, {took}, {turns}, {calls}"
+    whole = sum_subtree_bill(view)
     below = whole.usage.total_tokens - usage.total_tokens
     tokens = f"{usage.total_tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out)"
     yield "usage", tokens + (f", and {below:,} below it" if below else "")
-    cost = cost_text(view.cost, view.unpriced)
-    yield "cost", cost + (f", and with all below it {cost_text(whole.cost, whole.unpriced)}" if below else "")
+    cost = format_cost(view.cost, view.unpriced)
+    yield "cost", cost + (f", and with all below it {format_cost(whole.cost, whole.unpriced)}" if below else "")
     if spawned.max_tokens is not None or spawned.max_cost is not None:
         budgets = (
             None if spawned.max_tokens is None else f"{spawned.max_tokens:,} tokens",
@@ -123,12 +136,10 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
     if spawned.workspace:
         yield "workspace", spawned.workspace
     if view.ended is not None and view.ended.changed_count:
-        yield "changes", _takeover(tree, view.number)
+        yield "changes", _describe_changes(state, tree, view.number)
     yield "subagent_id", spawned.subagent_id
-    yield (
-        "started",
-        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(view.spawned_at))} ({screen.ago(now - view.spawned_at)})",
-    )
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(view.spawned_at))
+    yield "started", f"{started} ({screen.format_age(now - view.spawned_at)})"
     if spawned.continues is not None:
         yield "continues", f"{spawned.origin or tree.tree}/{spawned.continues}"
     if spawned.parent is not None:
@@ -139,46 +150,68 @@ def _facts(tree: Listing, view: RunView, now: float) -> Iterator[tuple[str, str]
         yield "warning", warning
 
 
-def _takeover(tree: Listing, run: int) -> str:
-    """Whether somebody took them over, and how to."""
-    one = copied(str(tree.stored.file.parent.parent), tree.tree, run)
+def _describe_changes(state: Path, tree: Listing, run: int) -> str:
+    """Say whether the changes of a run were applied, and how to apply them."""
+    one = copied(str(state), tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"
     return f"not taken over: retinue diff {name} · retinue apply {name}" if one.applied is None else why_not(one)
 
 
-def _outcome(tree: Listing, view: RunView) -> Iterator[str]:
+def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:
     ended = view.ended
     if ended is None:
-        if tree.state(view) == INTERRUPTED:
-            yield from _part("result", f"none: the process that ran it is gone. Go on: retinue resume {tree.tree}")
+        if tree.state_of(view) == INTERRUPTED:
+            yield from _format_part(
+                "result", f"none: the process that ran it is gone. Go on: retinue resume {tree.tree}"
+            )
         if view.last_message:
-            yield from _part("last message", view.last_message)
+            yield from _format_part("last message", view.last_message)
         return
     if ended.error_details and ended.error_details != ended.final_response:
-        yield from _part("error", ended.error_details)
-    yield from _part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
+        yield from _format_part("error", ended.error_details)
+    yield from _format_part("result" if ended.status == "done" else ended.status, ended.final_response or "(no text)")
     if ended.partial and ended.partial != ended.final_response:
-        yield from _part("last message", ended.partial)
+        yield from _format_part("last message", ended.partial)
 
 
-def _part(title: str, text: str) -> Iterator[str]:
+def _format_part(title: str, text: str) -> Iterator[str]:
     yield ""
     yield safe.escape_line(title)
     for line in safe.escape_text(text).split("\n"):
         yield (INDENT + line).rstrip()
 
 
-def _tool_line(log: ToolLog) -> str:
-    took = "" if log.duration_ms is None else f"  ({screen.duration(log.duration_ms / 1000)})"
+def _format_tool_line(log: ToolLog) -> str:
+    took = "" if log.duration_ms is None else f"  ({screen.format_duration(log.duration_ms / 1000)})"
     mark = "✓" if log.success else "✗"
     return f"{mark} {safe.escape_line(f'{log.name}({log.context}) -> {log.result}')}{took}"
 
 
-def _names(text: str) -> frozenset[str]:
+def _parse_names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(","))
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _format_actions(found: list[Action]) -> Iterator[str]:
+    """Yield the lines of a block for each call."""
+    for action in found:
+        mark = "…" if action.success is None else "✓" if action.success else "✗"
+        call = "".join(text for _, text in make_call_spans(action.tool, action.args))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(action.at))
+        yield f"{mark} {safe.escape_line(call)}  {safe.escape_line(action.path)}  {at}"
+        yield f"{INDENT}{safe.escape_line(action.permission)}"
+        if action.success is None:
+            yield f"{INDENT}it has no result"
+        else:
+            said = summarize_result(action.tool, action.text, action.success, spoken=True)
+            yield f"{INDENT}-> {safe.escape_line(said)}  ({screen.format_duration(action.duration_ms / 1000)})"
+        if action.file:
+            yield f"{INDENT}whole text in {safe.escape_line(action.file)}"
+        for line in safe.escape_text(action.preview or format_json(action.args)).split("\n"):
+            yield f"{INDENT * 2}{line}".rstrip()
+        yield ""
+
+
+def _actions_to_json(found: list[Action]) -> list[dict[str, Any]]:
+    return [{**msgspec.to_builtins(action, enc_hook=str), "permission": action.permission} for action in found]

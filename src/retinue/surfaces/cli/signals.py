@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+from retinue.concurrency import TaskOwner
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CANCELLING = "cancelling; press Ctrl-C again to kill"
 KILLING = "killing"
@@ -22,6 +24,20 @@ class Stoppable(Protocol):
     def kill(self, tree: str) -> None: ...
 
 
+class StopAll:
+    """All trees of a process that serves others, as one thing to stop: the first signal stops serving."""
+
+    def __init__(self, stop: Callable[[], None], kill: Callable[[], None]) -> None:
+        self._stop, self._kill = stop, kill
+
+    async def cancel(self, tree: str, run: int = 0, /) -> bool:
+        self._stop()
+        return True
+
+    def kill(self, tree: str) -> None:
+        self._kill()
+
+
 class Signals:
     """The first cancels the tree, the second kills it, a third leaves at once; the log says then what was interrupted.
 
@@ -32,7 +48,7 @@ class Signals:
         self._tree, self._run = "", 0
         self._say: Callable[[str], None] = lambda _: None
         self._count = 0
-        self._cancelling: asyncio.Task[bool] | None = None
+        self._tasks = TaskOwner()
         self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self.killed = asyncio.Event()
 
@@ -54,7 +70,7 @@ class Signals:
         self._count += 1
         if self._count == 1:
             self._say(CANCELLING)
-            self._cancelling = asyncio.create_task(self._supervisor.cancel(self._tree, self._run))
+            self._tasks.start(self._supervisor.cancel(self._tree, self._run))
         elif self._count == 2:
             self._say(KILLING)
             self._supervisor.kill(self._tree)

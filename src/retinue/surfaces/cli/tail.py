@@ -11,8 +11,8 @@ from contextlib import aclosing
 from retinue.control.channel import ControlUnreachable
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
-from retinue.log.archive import Archive, Stored, event_of
-from retinue.protocol.control import decode_item
+from retinue.log.reading import decode_stored, follow_lines, iterate_lines
+from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live_line import Speech
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
-    parser.add_argument("--after", metavar="SEQ", type=_place, default=0, help="only events after this number")
+    parser.add_argument("--after", metavar="SEQ", type=_parse_seq, default=0, help="only events after this number")
     parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
     parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
@@ -45,39 +45,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    archive, found = screen.look_up(args.name, everything=args.all)
-    asyncio.run(_print(archive, found.stored, args))
+    asyncio.run(_print_tree(args))
     return 0
 
 
-async def _print(archive: Archive, stored: Stored, args: argparse.Namespace) -> None:
+async def _print_tree(args: argparse.Namespace) -> None:
+    project, found = await screen.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
     speech = Speech(printer) if printer.terminal and not args.json else None
-    async for line in _lines(archive, stored, args, deltas=args.deltas or speech is not None):
-        item = None if args.json else decode_item(line)
+    async for line in _read_lines(project, found.tree, args, deltas=args.deltas or speech is not None):
+        if args.json:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+            continue
+        item = decode_item(line) if is_delta(line) else decode_stored(line, project.log)
         if isinstance(item, Delta):
             if speech is not None:
                 speech.hear(item)
-        elif args.json:
-            sys.stdout.buffer.write(line + b"\n")
-            sys.stdout.buffer.flush()
-        else:
-            event = event_of(line, stored.file)
-            if speech is not None:
-                speech.over(event)
-            printer.show_event(event)
-            if event.run == 0 and isinstance(event.body, RunEnded):
-                _end(printer, event.agent, event.body)
-            if printer.is_closed:
-                raise BrokenPipeError
+            continue
+        if speech is not None:
+            speech.over(item)
+        printer.show_event(item)
+        if item.run == 0 and isinstance(item.body, RunEnded):
+            _print_ending(printer, item.agent, item.body)
+        if printer.is_closed:
+            raise BrokenPipeError
     if speech is not None:
         printer.clear_status()
-    if args.follow and not archive.has_ended(stored):
-        screen.warn(f"the process that ran {stored.tree} is gone; go on: retinue resume {stored.tree}")
+    if args.follow and not (await project.log.read_status(found.tree)).ended:
+        screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
 
 
-def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
-    """How the primary ended: its answer went to whoever started it, who may be nobody by now."""
+def _print_ending(printer: Printer, agent: str, ended: RunEnded) -> None:
+    """Print how the primary ended: its answer went to the process that started it, which may be gone."""
     head, text = f"● {safe.escape_line(agent)} {ended.status}", ended.final_response
     if ended.status == "done":
         printer.show_text(f"{colors.paint_faint(head, color=printer.color)}\n{safe.escape_text(text)}")
@@ -85,27 +85,29 @@ def _end(printer: Printer, agent: str, ended: RunEnded) -> None:
         printer.show_note(f"{head}: {safe.escape_line(ended.error_details or text)}")
 
 
-async def _lines(archive: Archive, stored: Stored, args: argparse.Namespace, *, deltas: bool) -> AsyncIterator[bytes]:
+async def _read_lines(
+    project: screen.ProjectLog, tree: str, args: argparse.Namespace, *, deltas: bool
+) -> AsyncIterator[bytes]:
     after = args.after
     if not args.follow:
-        for line in archive.lines(stored, after=after):
-            yield line
+        async for stored in iterate_lines(project.log, tree, after=after):
+            yield stored.line
         return
-    client = control_clients.find_client(archive, stored)
+    client = await control_clients.find_client_of(project, tree)
     if client is not None:
         try:
-            async with aclosing(client.watch_lines(stored.tree, after=after, deltas=deltas)) as lines:
+            async with aclosing(client.watch_lines(tree, after=after, deltas=deltas)) as lines:
                 async for line in lines:
                     item = decode_item(line)
                     after = after if isinstance(item, Delta) else item.seq
                     yield line
         except (ControlUnreachable, NotFound):
-            pass  # the file has what the server did not send
-    async for line in archive.follow(stored, after=after):
-        yield line
+            pass  # the log has the events that the server did not send
+    async for stored in follow_lines(project.log, tree, after=after):
+        yield stored.line
 
 
-def _place(text: str) -> int:
+def _parse_seq(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be the number of an event, 0 or more, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""What telemetry has to say for itself, kept off the live screen: its last words become one line at the end."""
+"""Warnings of telemetry, kept off the live screen: the first one becomes a line at the end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 _SPEAKERS = ("opentelemetry", "retinue.telemetry")
 
 
-class Words(logging.Handler):
-    """Keeps the first thing that went wrong, since what follows is mostly the same again; our own words go before."""
+class TelemetryWarnings(logging.Handler):
+    """A log handler that keeps the first warning, since later ones mostly repeat it; ours go before the library's."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -22,9 +22,9 @@ class Words(logging.Handler):
 
 
 @contextmanager
-def overheard() -> Iterator[Words]:
-    """While this lasts, what telemetry logs goes nowhere else."""
-    words, loggers = Words(), [logging.getLogger(name) for name in _SPEAKERS]
+def catch_telemetry_warnings() -> Iterator[TelemetryWarnings]:
+    """Catch what telemetry logs meanwhile."""
+    words, loggers = TelemetryWarnings(), [logging.getLogger(name) for name in _SPEAKERS]
     before = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.propagate = False

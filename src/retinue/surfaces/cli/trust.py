@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    file = screen.checked(find_project(Path.cwd())) / SETTINGS_FILE
+    file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
         print(f"{safe.escape_line(str(file))} is not trusted.")
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes:
         if not prompts.at_terminal():
             raise ConfigError(f"{file} would allow {', '.join(loose)}; to trust it without a terminal give --yes")
-        if not _asked(file, loose):
+        if not _ask_user(file, loose):
             print("Nothing was changed.", file=sys.stderr)
             return 1
     trust.keep_answer(file, text)
@@ -58,23 +58,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settle() -> None:
-    """Asks, once for each text of the project's retinue.yaml, whether what it loosens is in force."""
+def ask_trust() -> None:
+    """Ask at the terminal, once for each text of the project's retinue.yaml, whether what it loosens may hold."""
     file = find_project(Path.cwd()) / SETTINGS_FILE
     if not exists(file) or not prompts.at_terminal():
         return
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if loose and trust.read_answer(file, text) is None:
-        yes = _asked(file, loose)
+        yes = _ask_user(file, loose)
         with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
             trust.keep_answer(file, text, trusted=yes)
 
 
-def _asked(file: Path, loose: list[str]) -> bool:
+def _ask_user(file: Path, loose: list[str]) -> bool:
     lines = [
         f"{safe.escape_line(str(file))} loosens what agents may do here:",
         *(f"  {safe.escape_line(line)}" for line in loose),
     ]
     print("\n".join([*lines, "Without your trust this part is ignored."]), file=sys.stderr)
-    return prompts.agreed("Trust it, until it changes?", default=False)
+    return prompts.ask_yes_no("Trust it, until it changes?", default=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from collections.abc import Iterable
 
-from retinue.log.accounts import BY, NO_BILL, Bill, bills, cost_text
+from retinue.core.events import Event, UsageReported
+from retinue.core.ports import LogReader, OnProblem
+from retinue.log.accounts import BY, NO_BILL, Bill, fold_bills, format_cost
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import age
+from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
@@ -25,16 +28,19 @@ HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens and cost, by day, model, profile, tree or run."
     parser.epilog = EPILOG
-    parser.add_argument("--since", metavar="AGE", type=age, help="only what was spent since then: 7d, 12h, 30min")
+    parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
     parser.add_argument("--by", metavar="|".join(BY), choices=list(BY), default="day", help="one line for each (day)")
     parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
 
 
 def run(args: argparse.Namespace) -> int:
-    archive = screen.open_archive()
+    log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
-    found = bills(archive.usage(), by=args.by, since=since)
-    screen.warn_of_problems(archive)
+    problems: dict[str, None] = {}
+    events = asyncio.run(_read_usage(log, lambda problem: problems.setdefault(str(problem))))
+    found = fold_bills(events, by=args.by, since=since)
+    for problem in problems:
+        screen.print_warning(problem)
     whole = sum(found.values(), NO_BILL)
     if args.json:
         rows = [{args.by: name, **bill.to_json()} for name, bill in found.items()]
@@ -44,12 +50,18 @@ def run(args: argparse.Namespace) -> int:
         print("Nothing was spent here" + (" yet." if args.since is None else " in that time."))
         return 0
     lines = [*found.items(), ("total", whole)]
-    print("\n".join(screen.table((args.by.upper(), *HEADS), list(_rows(lines)), right=frozenset(HEADS))))
+    print("\n".join(screen.format_table((args.by.upper(), *HEADS), list(_make_rows(lines)), right=frozenset(HEADS))))
     return 0
 
 
-def _rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
+async def _read_usage(log: LogReader, on_problem: OnProblem) -> list[Event]:
+    """Read the `usage` events of all trees, but those that another process has in its own trees too."""
+    reported = {stored.tree for stored in await log.list_trees(on_problem) if stored.is_reported}
+    return [event async for event in log.read_kind(UsageReported.kind, on_problem) if event.tree not in reported]
+
+
+def _make_rows(found: Iterable[tuple[str, Bill]]) -> Iterable[tuple[str, ...]]:
     for name, bill in found:
         usage = bill.usage
         counts = (bill.calls, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.total_tokens)
-        yield safe.escape_line(name), *(f"{count:,}" for count in counts), cost_text(bill.cost, bill.unpriced)
+        yield safe.escape_line(name), *(f"{count:,}" for count in counts), format_cost(bill.cost, bill.unpriced)

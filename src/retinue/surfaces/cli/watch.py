@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from retinue import build
-from retinue.config.models import no_model
+from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
-from retinue.control.server import ControlServer
-from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
-from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli import sandbox_check as walls
-from retinue.surfaces.cli.options import add_options, limits_of, model_of, seconds
-from retinue.surfaces.cli.signals import Signals
+from retinue.surfaces.cli.live import open_control
+from retinue.surfaces.cli.options import add_options, parse_seconds
+from retinue.surfaces.cli.prompts import at_terminal
+from retinue.surfaces.cli.signals import Signals, StopAll
+from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.printer import Printer
 
 EPILOG = """\
-A retinue inside a container asks for subagents by writing into DIR; this command runs each behind a wall of this
+A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
 machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this project
 and no others. A run gets copies of the folders it was asked to work on, which must lie below an --allow-root; what it
 changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C cancels what runs, answers
@@ -41,7 +37,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run what agents in containers ask for through a shared folder, behind a wall of this machine."
+    parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
         "--outbox", metavar="DIR", type=Path, required=True, help="the folder shared with the container"
@@ -59,33 +55,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
     parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     parser.add_argument(
-        "--wait-approvals", metavar="SECONDS", type=seconds, help="without a terminal, wait so long for answers"
+        "--wait-approvals", metavar="SECONDS", type=parse_seconds, help="without a terminal, wait so long for answers"
     )
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    limits = limits_of(args)
-    parts, project = build.load_project_parts(
-        Path.cwd(),
-        config=args.config,
-        model=model_of(args),
-        mode="yes" if args.yes else None,
-        limits=limits,
-        wait_approvals=args.wait_approvals,
-        runtime=args.runtime,
-    )
-    screen.checked(project.folder)
-    if args.runtime is None and project.settings.coordination.subagent_runtime_mode is None:
-        parts = replace(parts, runtime="isolated")
-    parts = build.adapt_to_watcher(parts)
-    if parts.model is None and all(profile.model is None for profile in parts.profiles):
-        raise ConfigError(no_model(project.settings.file or project.folder / "retinue.yaml"))
-    for warning in project.warnings:
-        screen.warn(warning)
-    parts = walls.checked(parts, build.MAIN, terminal=False)
-    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    asyncio.run(_Host(args, parts, Printer(sys.stderr, level=level)).serve())
+    start = prepare(args, interactive=False, traced=False)
+    start = replace(start, parts=build.adapt_to_watcher(start.parts))
+    require_model(start, start.parts.profiles)
+    start = check_sandbox(start, build.MAIN)
+    asyncio.run(_Host(args, start.parts, make_printer(args)).serve())
     return 0
 
 
@@ -93,11 +73,11 @@ class _Host:
     """The supervisor, its control server, its screen and the watcher, from the first look to the last answer."""
 
     def __init__(self, args: argparse.Namespace, parts: build.Parts, printer: Printer) -> None:
-        terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        terminal = at_terminal()
         self._args, self._printer = args, printer
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
         self._thread = None if terminal else ThreadPoolExecutor(1, "retinue-screen")
-        self._screens: set[asyncio.Task[None]] = set()
+        self._screens = TaskOwner()
         self._shown = ""
         self._stop = asyncio.Event()
 
@@ -117,35 +97,28 @@ class _Host:
                 timeouts=parts.timeouts,
                 say=self._say,
                 begun=self._show,
+                caller=supervisor.caller,
             )
-            watcher = Watcher(supervisor, hosting)
+            watcher = Watcher(supervisor.control, hosting)
             if not args.no_control:
-                try:
-                    await servers.enter_async_context(
-                        ControlServer(supervisor.control, parts.state, unattended=supervisor.is_unattended)
-                    )
-                except RetinueError as error:
-                    self._say(f"warning: no control server for other terminals: {error}")
-            with Signals(_All(supervisor, self._stop.set)) as signals:
+                await open_control(servers, supervisor, parts.state, self._say)
+            with Signals(StopAll(self._stop.set, self._kill)) as signals:
                 signals.aim("", self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
-                watching = asyncio.create_task(watcher.watch())
-                stop = asyncio.create_task(self._stop.wait())
-                await asyncio.wait({watching, stop}, return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
-                watching.cancel()
                 try:
-                    with suppress(asyncio.CancelledError):
-                        await watching
+                    await run_until_first([watcher.watch(), self._stop.wait()])
                 finally:
                     await watcher.close()
 
     async def _end(self) -> None:
         await self._supervisor.close()
-        if self._screens:
-            await asyncio.wait(self._screens, timeout=1)
+        await self._screens.wait(1)
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+
+    def _kill(self) -> None:
+        for tree in list(self._supervisor.trees):
+            self._supervisor.kill(tree)
 
     def _say(self, text: str) -> None:
         if self._thread is None:
@@ -156,9 +129,7 @@ class _Host:
     def _show(self, ref: RunRef, text: str) -> None:
         self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
         self._shown = ref.tree
-        task = asyncio.create_task(self._print(ref.tree, ref.label))
-        self._screens.add(task)
-        task.add_done_callback(self._screens.discard)
+        self._screens.start(self._print(ref.tree, ref.label))
 
     async def _print(self, tree: str, label: str) -> None:
         async for event in self._supervisor.watch(tree):
@@ -173,18 +144,3 @@ class _Host:
         """Several run at once: where another's turn begins, its label stands above."""
         if self._printer.show_event(event, below="" if self._shown == event.tree else f"-- {safe.escape_line(label)}"):
             self._shown = event.tree
-
-
-class _All:
-    """All trees of a supervisor as one thing to stop."""
-
-    def __init__(self, supervisor: Supervisor, stop: Callable[[], None]) -> None:
-        self._supervisor, self._stop = supervisor, stop
-
-    async def cancel(self, tree: str, run: int = 0, /) -> bool:
-        self._stop()
-        return True
-
-    def kill(self, tree: str) -> None:
-        for each in list(self._supervisor.trees):
-            self._supervisor.kill(each)

@@ -1,6 +1,6 @@
-"""The tools a client is shown: their names, words and schemas, and the other names they answer to. Only values.
+"""The tools that clients get: names, descriptions and schemas, and the other names they answer to. Only values.
 
-Clients hide tools behind a keyword search: the words here are those a model would search for.
+Clients hide tools behind a keyword search, so the descriptions use the words that a model would search for.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ _ENTRY: Schema = {
 _ENTRIES: Schema = {"type": "array", "items": _ENTRY}
 
 
-def _reply(**properties: Schema) -> Schema:
-    """What every reply has, and what this one may have."""
+def _make_reply_schema(**properties: Schema) -> Schema:
+    """Make the schema of a reply: the fields that every reply has, and its own."""
     common = {"success": {"type": "boolean"}, "operation": _TEXT, "error": _TEXT, "watch": _TEXT, "note": _TEXT}
     return {"type": "object", "properties": {**common, **properties}, "required": ["success", "operation"]}
 
 
-def _takes(*required: str, **properties: Schema) -> Schema:
+def _make_input_schema(*required: str, **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
 
 
-_SPAWNED = _reply(
+_SPAWNED = _make_reply_schema(
     mode={"enum": ["blocking", "background"]}, results=_ENTRIES, subagents=_ENTRIES, summary={"type": "object"}
 )
 
 
-def _tool(
+def _make_tool(
     name: str, title: str, description: str, takes: Schema, gives: Schema, *, reads: bool, repeats: bool = False
 ) -> dict[str, Any]:
     return {
@@ -100,18 +100,18 @@ def _tool(
     }
 
 
-def tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
-    """The eight tools; `types` are the profiles a task may name, with what each is for."""
+def list_tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = None) -> list[dict[str, Any]]:
+    """Return the eight tools. `types` are the profiles that a task may name, with their descriptions."""
     takes = copy.deepcopy(SPAWN_SCHEMA)
     fields = takes["properties"]["tasks"]["items"]["properties"]
-    fields["subagent_type"]["description"] = _types(types)
+    fields["subagent_type"]["description"] = _describe_types(types)
     timeouts = timeouts or Timeouts()
     bounds = f"default {timeouts.default:g}; between {timeouts.minimum:g} and {timeouts.maximum:g}"
     fields["timeout_seconds"]["description"] = f"How many seconds it may take ({bounds})"
     takes["properties"]["background"]["description"] = f"Return at once; {WAIT} gives the answers later"
     takes["properties"]["refine"]["description"] = "Not available"
     return [
-        _tool(
+        _make_tool(
             SPAWN,
             "Spawn subagents",
             "Delegate tasks to subagents (sub-agents, workers) that run in parallel, each with a context and a "
@@ -122,21 +122,21 @@ def tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = Non
             _SPAWNED,
             reads=False,
         ),
-        _tool(
+        _make_tool(
             LIST,
             "List subagents",
             "List the subagents of this session and of earlier ones in this project: id, status, task, workspace, and "
             "whether each can be continued.",
-            _takes(),
-            _reply(subagents=_ENTRIES, left_out={"type": "integer"}),
+            _make_input_schema(),
+            _make_reply_schema(subagents=_ENTRIES, left_out={"type": "integer"}),
             reads=True,
         ),
-        _tool(
+        _make_tool(
             CONTINUE,
             "Continue a subagent",
             "Send a finished subagent a new message. It goes on with all it knew, also when it timed out or was "
             "cancelled, and its new answer is returned.",
-            _takes(
+            _make_input_schema(
                 "subagent_id",
                 "message",
                 subagent_id=_ID,
@@ -146,62 +146,62 @@ def tools(types: Sequence[tuple[str, str]] = (), timeouts: Timeouts | None = Non
             _SPAWNED,
             reads=False,
         ),
-        _tool(
+        _make_tool(
             STATUS,
             "Status of a background subagent",
             "Where a subagent in the background stands: its state, how long it has taken, what it waits for.",
-            _takes("subagent_id", subagent_id=_ID),
-            _reply(subagent=_ENTRY),
+            _make_input_schema("subagent_id", subagent_id=_ID),
+            _make_reply_schema(subagent=_ENTRY),
             reads=True,
         ),
-        _tool(
+        _make_tool(
             RESULT,
             "Result of a background subagent",
             "The answer of a subagent that has ended. Reading it does not use it up.",
-            _takes("subagent_id", subagent_id=_ID),
-            _reply(result=_ENTRY, status=_TEXT, subagent_id=_TEXT),
+            _make_input_schema("subagent_id", subagent_id=_ID),
+            _make_reply_schema(result=_ENTRY, status=_TEXT, subagent_id=_TEXT),
             reads=True,
         ),
-        _tool(
+        _make_tool(
             WAIT,
             "Wait for background subagents",
             "Wait until a subagent has ended, or without subagent_id until the next one has. When the time is up, or "
             "your client would give up, it says what still runs: then call it again.",
-            _takes(
+            _make_input_schema(
                 subagent_id=_ID,
                 timeout_seconds={"type": "number", "description": "How many seconds to wait at most"},
             ),
-            _reply(results=_ENTRIES, running=_ENTRIES, timed_out={"type": "boolean"}),
+            _make_reply_schema(results=_ENTRIES, running=_ENTRIES, timed_out={"type": "boolean"}),
             reads=True,
         ),
-        _tool(
+        _make_tool(
             CANCEL,
             "Cancel a background subagent",
             "Stop a subagent and everything below it. What it has done so far is kept.",
-            _takes("subagent_id", subagent_id=_ID),
-            _reply(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
+            _make_input_schema("subagent_id", subagent_id=_ID),
+            _make_reply_schema(cancelled={"type": "boolean"}, status=_TEXT, subagent_id=_TEXT),
             reads=False,
             repeats=True,
         ),
-        _tool(
+        _make_tool(
             BACKGROUND,
             "List background subagents",
             "List the subagents of this session that still run; with include_all=true also those that have ended.",
-            _takes(include_all={"type": "boolean", "description": "Also those that have ended"}),
-            _reply(subagents=_ENTRIES),
+            _make_input_schema(include_all={"type": "boolean", "description": "Also those that have ended"}),
+            _make_reply_schema(subagents=_ENTRIES),
             reads=True,
         ),
     ]  # fmt: skip
 
 
-def _types(types: Sequence[tuple[str, str]]) -> str:
+def _describe_types(types: Sequence[tuple[str, str]]) -> str:
     if not types:
         return "Which kind of subagent (profile); leave it out for a general one"
     listed = "; ".join(f"{name}: {about}" if about else name for name, about in types)
     return f"Which kind of subagent; leave it out for a general one. There is {listed}"
 
 
-def canonical(name: str) -> str | None:
-    """The tool that is meant by a name, however it is spelled; None when there is none."""
+def resolve_name(name: str) -> str | None:
+    """Return the tool that a name means, however it is spelled. None if there is none."""
     plain = name.removeprefix("mcp_")
     return plain if plain in NAMES else OTHER_NAMES.get(plain)

@@ -1,55 +1,47 @@
-"""The host of an MCP server: the supervisor, its control server, and what each session's calls are done with.
+"""The host of an MCP server: one backend, and the tool calls of every session on it.
 
-Made by `load` from what the command line said, torn down by `close`. Heavy: loaded beside the first answers."""
+Made by `Host.open` from the command line's options, and torn down by `close`. Heavy: loaded beside the first answers.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue import build
-from retinue.control.publisher import publisher_of
-from retinue.control.server import ControlServer
-from retinue.core.caller import narrower
-from retinue.core.control import ResumeOverrides
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.core.limits import Limits
 from retinue.core.profiles import Profile
-from retinue.protocol import inherited_limits as travel
-from retinue.supervisor import caller_limits as called
-from retinue.supervisor import client_run as clients
-from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.mcp import catalog
-from retinue.surfaces.mcp import profile_tool as single
-from retinue.surfaces.mcp.elicitation import Asker, Attendant, can_be_asked
-from retinue.surfaces.mcp.jobs import Asked, Job, Jobs
-from retinue.surfaces.mcp.messages import INVALID_PARAMS, Problem
-from retinue.surfaces.mcp.registry import Registry, Words
+from retinue.surfaces.mcp import catalog, profile_tool
+from retinue.surfaces.mcp.backend import Backend
+from retinue.surfaces.mcp.call_runner import CallRunner, InputRequired, RunningCall
+from retinue.surfaces.mcp.elicitation import ClientApprover, Elicitor, can_be_asked
+from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
+from retinue.surfaces.mcp.registry import CommandHints, RunRegistry
 from retinue.surfaces.mcp.server import Exchange, Session
-from retinue.surfaces.mcp.texts import text_of
-from retinue.surfaces.mcp.tool_handlers import Calls, Ground, Reply
+from retinue.surfaces.mcp.texts import render_reply
+from retinue.surfaces.mcp.tool_handlers import Reply, ToolHandlers
 
 WAIT_APPROVALS = 600.0
-Tool = Callable[[Calls, str, dict[str, Any]], Any]
-TOOLS: dict[str, Tool] = {
-    catalog.SPAWN: Calls.spawn,
-    catalog.LIST: Calls.listed,
-    catalog.CONTINUE: Calls.go_on,
-    catalog.STATUS: Calls.status,
-    catalog.RESULT: Calls.result,
-    catalog.WAIT: Calls.wait,
-    catalog.CANCEL: Calls.cancel,
-    catalog.BACKGROUND: Calls.background,
+Handler = Callable[[ToolHandlers, str, dict[str, Any]], Any]
+HANDLERS: dict[str, Handler] = {
+    catalog.SPAWN: ToolHandlers.spawn,
+    catalog.LIST: ToolHandlers.list_subagents,
+    catalog.CONTINUE: ToolHandlers.continue_subagent,
+    catalog.STATUS: ToolHandlers.get_status,
+    catalog.RESULT: ToolHandlers.get_result,
+    catalog.WAIT: ToolHandlers.wait,
+    catalog.CANCEL: ToolHandlers.cancel,
+    catalog.BACKGROUND: ToolHandlers.list_background,
 }
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked of the server: the project's parts, how we are called, one profile instead of the eight tools, how
-    long a question waits for somebody (0: not at all), and after how long a call is answered whatever it waits for."""
+class ServeOptions:
+    """The options of `retinue mcp serve`. `command` is how the user calls us. `profile` is served as one tool instead
+    of the eight. A question waits `wait_approvals` seconds for somebody (0: not at all); each call is answered within
+    `reply_within` seconds. `control` starts a control server for other terminals."""
 
     parts: build.Parts
     profiles: tuple[Profile, ...]
@@ -60,177 +52,143 @@ class Wish:
     control: bool = True
 
 
-class _Served:
-    """One session as the host has it."""
+class _ClientSession:
+    """One session's tool calls and questions."""
 
-    def __init__(self, ground: Ground, exchange: Exchange, reply_within: float | None) -> None:
-        session = self.session = exchange.session
-        self.calls = Calls(ground, f"{exchange.client.name or 'an MCP client'} ({session.about})")
-        self.jobs = Jobs(ground.supervisor, self.calls, reply_within)
-        self.asker = Asker(ground.supervisor, session)
-        session.at_work = self.calls.at_work
-        self._following = asyncio.create_task(self._follow())
+    def __init__(self, backend: Backend, handlers: ToolHandlers, session: Session, reply_within: float | None) -> None:
+        self.handlers = handlers
+        self.runner = CallRunner(backend, handlers, reply_within)
+        self._session = session
+        self._elicitor = Elicitor(backend, session)
+        session.has_running_subagents = handlers.has_running_subagents
+        self._tasks = TaskOwner()
+        self._tasks.start(self._ask_questions())
 
     @property
-    def attended(self) -> bool:
-        return can_be_asked(self.session) or self.jobs.suspended
+    def is_attended(self) -> bool:
+        return can_be_asked(self._session) or self.runner.has_suspended
 
-    async def _follow(self) -> None:
-        """Asks the user what runs ask."""
+    async def _ask_questions(self) -> None:
         while True:
-            change = self.calls.bell.rung()
-            self.asker.look(self.calls.pending())
+            change = self.handlers.changes.next_change()
+            self._elicitor.update(self.handlers.list_pending())
             await change
 
     async def leave(self) -> None:
-        self._following.cancel()
-        self.asker.close()
-        await self.calls.leave()
+        self._tasks.cancel()
+        self._elicitor.close()
+        await self.handlers.leave()
 
 
 class Host:
-    """Serves every session of one server process with one supervisor."""
+    """Serves all sessions of one server process."""
 
-    def __init__(self, wish: Wish, supervisor: Supervisor, servers: AsyncExitStack) -> None:
-        self._wish, self._supervisor, self._servers = wish, supervisor, servers
-        self._served: dict[Session, _Served] = {}
-        parts = wish.parts
-        assert parts.state is not None
-        self.state = parts.state
-        self._ground = Ground(
-            supervisor=supervisor,
-            registry=Registry(supervisor, parts.state),
-            words=Words(wish.command, parts.project),
-            state=parts.state,
-            limits=Limits(seconds=None, stall=None),
-            timeouts=parts.timeouts,
-            given=self._given,
-            reach=self._reach,
-        )
+    def __init__(self, options: ServeOptions) -> None:
+        seconds = options.wait_approvals or WAIT_APPROVALS
+        approver = ClientApprover(self.attends, seconds)
+        parts = replace(options.parts, approver=approver, wait_approvals=options.wait_approvals)
+        self._options = options
+        self._sessions: dict[Session, _ClientSession] = {}
+        self._backend = Backend(parts, options.profiles)
+        self._registry = RunRegistry(self._backend)
+        self._hints = CommandHints(options.command, parts.project)
+        self.state = self._backend.state
 
     @classmethod
-    async def opened(cls, wish: Wish, say: Callable[[str], None]) -> Host:
-        made: list[Host] = []
-        attendant = Attendant(
-            lambda tree: any(host.attends(tree) for host in made), wish.wait_approvals or WAIT_APPROVALS
-        )
-        parts = replace(wish.parts, approver=attendant, wait_approvals=wish.wait_approvals)
-        supervisor = build.make_supervisor(parts)
-        servers = AsyncExitStack()
-        host = cls(replace(wish, parts=parts), supervisor, servers)
-        made.append(host)
-        if wish.control:
+    async def open(cls, options: ServeOptions, say: Callable[[str], None]) -> Host:
+        host = cls(options)
+        if options.control:
             try:
-                await servers.enter_async_context(
-                    ControlServer(supervisor.control, host.state, unattended=supervisor.is_unattended)
-                )
+                await host._backend.start_control_server()
             except RetinueError as error:
                 say(f"warning: no control server for other terminals: {error}")
         return host
 
-    def _given(self, **more: Any) -> ResumeOverrides:
-        profiles = (build.MAIN, clients.GONE, *self._wish.profiles)
-        return ResumeOverrides(profiles=profiles, **more)
-
-    def _reach(self, tree: str) -> None:
-        self._supervisor.open_stored(tree)
-
     def attends(self, tree: str) -> bool:
-        """Whether the user of the client whose tree it is can be asked."""
-        return any(each.attended for each in self._served.values() if each.calls.has(tree))
+        """Tell whether the user of the client whose tree it is can be asked."""
+        return any(each.is_attended for each in self._sessions.values() if each.handlers.has_tree(tree))
 
-    def tools(self) -> list[dict[str, Any]]:
-        if self._wish.profile is not None:
-            return [single.tool(self._wish.profile)]
-        parts = self._wish.parts
-        return catalog.tools([(profile.name, profile.description) for profile in parts.profiles], parts.timeouts)
+    def list_tools(self) -> list[dict[str, Any]]:
+        options = self._options
+        if options.profile is not None:
+            return [profile_tool.describe_tool(options.profile)]
+        profiles = [(profile.name, profile.description) for profile in options.parts.profiles]
+        return catalog.list_tools(profiles, options.parts.timeouts)
 
-    async def call(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        served = self._served.get(exchange.session)
-        if served is None:
-            served = self._served[exchange.session] = _Served(self._ground, exchange, self._wish.reply_within)
-        profile = self._wish.profile
-        with self._called(exchange, args):
-            job = served.jobs.taken_up(exchange, (name, args)) or self._job(served, name, args)
-        served.calls.bell.ring()  # there is a way to the client again, if there was none
+    async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        client, profile = self._get_session(exchange), self._options.profile
+        run_id = args.get("runId") if profile is not None else ""
+        with self._backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
+            call = await client.runner.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
+        client.handlers.changes.notify()  # the client can be asked again, if it could not before
         try:
-            reply = await served.jobs.run(exchange, job)
-        except Asked as asked:
-            return asked.result
+            reply = await client.runner.run(exchange, call)
+        except InputRequired as required:
+            return required.result
         except RetinueError as error:
             if profile is not None:
-                return single.refused(str(error))
-            reply = {"success": False, "operation": _operation(name), "error": str(error)}
-        return reply if profile is not None else _result(reply)
+                return profile_tool.make_error_result(str(error))
+            reply = {"success": False, "operation": _name_operation(name), "error": str(error)}
+        return reply if profile is not None else _make_result(reply)
 
-    @contextmanager
-    def _called(self, exchange: Exchange, args: dict[str, Any]) -> Iterator[None]:
-        """What is left to the run that makes the call, if it comes from one, and to whom its runs are reported, hold
-        for all that is made in here."""
-        supervisor = self._supervisor
-        caller = narrower(supervisor.caller, travel.from_meta(exchange.request.meta))
-        publisher = publisher_of(supervisor.log)
-        run_id = args.get("runId") if self._wish.profile is not None else ""
-        with called.serving(caller), ExitStack() as reported:
-            if publisher is not None:
-                name = run_id if isinstance(run_id, str) else ""
-                reported.enter_context(
-                    publisher.calling(name.strip(), parent_id=caller.parent_id, root_id=caller.root_id)
-                )
-            yield
-
-    def _job(self, served: _Served, name: str, args: dict[str, Any]) -> Job:
-        """A new call; a Problem when there is no such tool."""
-        calls, profile = served.calls, self._wish.profile
-        call_id = calls.new_id()
-        if profile is not None:
-            if name != single.name_of(profile):
-                raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-            work = single.run(calls, profile, call_id, args, self._ground)
-            return Job((name, args), work, lambda: single.handle(calls, call_id))
-        found = catalog.canonical(name)
+    def _get_session(self, exchange: Exchange) -> _ClientSession:
+        found = self._sessions.get(exchange.session)
         if found is None:
-            raise Problem(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-        tool, operation = TOOLS[found], _operation(name)
+            about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
+            handlers = ToolHandlers(self._backend, self._registry, self._hints, about)
+            found = _ClientSession(self._backend, handlers, exchange.session, self._options.reply_within)
+            self._sessions[exchange.session] = found
+        return found
 
-        async def replied() -> Reply:
-            if found in (catalog.SPAWN, catalog.CONTINUE):
-                await self._supervisor.prepare()
-            reply: Reply = await tool(calls, call_id, args)
+    def _start_call(self, client: _ClientSession, name: str, args: dict[str, Any]) -> RunningCall:
+        """Start a new call. Raises RpcError if there is no such tool."""
+        handlers, profile = client.handlers, self._options.profile
+        call_id = handlers.make_call_id()
+        if profile is not None:
+            if name != profile.name:
+                raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+            work = profile_tool.run_profile(handlers, self._backend, profile, self._hints.project, call_id, args)
+            return RunningCall((name, args), work, lambda: profile_tool.make_early_reply(handlers, call_id))
+        tool = catalog.resolve_name(name)
+        if tool is None:
+            raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
+        handle, operation = HANDLERS[tool], _name_operation(name)
+
+        async def make_reply() -> Reply:
+            if tool in (catalog.SPAWN, catalog.CONTINUE):
+                await self._backend.prepare()
+            reply: Reply = await handle(handlers, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
-        def instead() -> Reply:
-            if found == catalog.WAIT:
-                return {"operation": operation, **calls.waiting()}
-            return calls.handles(operation, call_id)
+        def make_early_reply() -> Reply:
+            if tool == catalog.WAIT:
+                return {"operation": operation, **handlers.make_early_wait_reply()}
+            return handlers.make_early_reply(operation, call_id)
 
-        return Job((name, args), replied(), instead)
+        return RunningCall((name, args), make_reply(), make_early_reply)
 
-    async def left(self, session: Session) -> None:
-        served = self._served.pop(session, None)
-        if served is not None:
-            await served.leave()
+    async def end_session(self, session: Session) -> None:
+        client = self._sessions.pop(session, None)
+        if client is not None:
+            await client.leave()
 
     async def close(self) -> None:
-        for session in list(self._served):
-            await self.left(session)
-        await self._servers.aclose()
-        await self._supervisor.close()
+        for session in list(self._sessions):
+            await self.end_session(session)
+        await self._backend.close()
 
     def kill(self) -> None:
-        for tree in list(self._supervisor.trees):
-            self._supervisor.kill(tree)
+        self._backend.kill()
 
 
-def _operation(name: str) -> str:
-    found = catalog.canonical(name) or name
-    return found.removeprefix(catalog.PREFIX)
+def _name_operation(name: str) -> str:
+    return (catalog.resolve_name(name) or name).removeprefix(catalog.PREFIX)
 
 
-def _result(reply: Reply) -> dict[str, Any]:
-    """What a client gets: the reply as data, whole, and the same in words."""
+def _make_result(reply: Reply) -> dict[str, Any]:
+    """Make the result that a client gets: the reply as data, and the same as text."""
     return {
-        "content": [{"type": "text", "text": text_of(reply)}],
+        "content": [{"type": "text", "text": render_reply(reply)}],
         "structuredContent": reply,
         "isError": "error" in reply,
     }

@@ -1,8 +1,8 @@
-"""MCP over streamable HTTP, on the loopback interface: one request a connection, answered as JSON, or as a stream of
-events from when there is something to say before the answer.
+"""MCP over streamable HTTP, on the loopback interface: one request a connection. The response is JSON, or a stream of
+events if something has to be sent before the answer.
 
-Every request is checked before its body is read: Host and Origin, so that no web page can knock, the token, the method,
-the type and the size. A client with a handshake has a session; those of 2026-07-28 have none and share one.
+Every request is checked before its body is read: Host and Origin, so that no web page can send one, the token, the
+method, the type and the size. A client with a handshake has a session; clients of 2026-07-28 share one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.secrets import forget, hide
 from retinue.files.atomic import replace_file
@@ -29,24 +30,24 @@ from retinue.surfaces.mcp.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    LARGEST,
+    MAX_MESSAGE_BYTES,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     UNSUPPORTED_VERSION,
-    Problem,
+    RpcError,
 )
 from retinue.surfaces.mcp.messages import Request as RpcRequest
 from retinue.surfaces.mcp.server import Server, Session
 
 PATH = "/mcp"
 METHODS = ("POST", "DELETE")
-MOST_CONNECTIONS = 256
-MOST_SESSIONS = 64
+MAX_CONNECTIONS = 256
+MAX_SESSIONS = 64
 PING_SECONDS = 5.0
 STUCK_SECONDS = 30.0
-BUFFERED = 256 * 1024
-LONGEST_TOKEN = 100
-_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{LONGEST_TOKEN}}}")
+BUFFERED_BYTES = 256 * 1024
+MAX_TOKEN = 100
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{MAX_TOKEN}}}")
 SESSION = "mcp-session-id"
 BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
 STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
@@ -57,11 +58,13 @@ EVENTS = {
 }
 
 
-async def serve(server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]) -> None:
-    """Until `stop` is set. Without a token every program of this machine may come."""
-    host = await server.host()  # what is wrong with the project is said now, to who starts us
+async def serve_http(
+    server: Server, stop: asyncio.Event, *, port: int, token: bool, say: Callable[[str], None]
+) -> None:
+    """Serve until `stop` is set. Without a token every program of this machine may use the server."""
+    host = await server.wait_for_host()  # an error in the project is reported now, to the user who starts us
     file = host.state / "mcp" / "token" if token else None
-    async with Endpoint(server, port=port, token="" if file is None else kept_token(file)) as endpoint:
+    async with Endpoint(server, port=port, token="" if file is None else load_token(file)) as endpoint:
         say(f"serving MCP on {endpoint.url}; Ctrl-C stops")
         if file is None:
             say("warning: every program of this machine may use it (--no-token)")
@@ -71,10 +74,10 @@ async def serve(server: Server, stop: asyncio.Event, *, port: int, token: bool, 
 
 
 class Endpoint(Listener):
-    """`async with Endpoint(...)`: open inside; after that every session has ended. An empty token lets everybody in."""
+    """`async with Endpoint(...)`: listens inside; afterwards its sessions are over. An empty token admits everybody."""
 
     def __init__(self, server: Server, *, port: int, token: str) -> None:
-        super().__init__("this server", max_connections=MOST_CONNECTIONS)
+        super().__init__("this server", max_connections=MAX_CONNECTIONS)
         self._server, self._port, self._token = server, port, token
         self._sessions: dict[str, Session] = {}
         self._shared = Session(server, about="HTTP", shared=True)
@@ -92,23 +95,23 @@ class Endpoint(Listener):
         await self.end_connections()
 
     def encode_error(self, text: str) -> bytes:
-        return messages.error(None, Problem(INVALID_REQUEST, text))
+        return messages.encode_error(None, RpcError(INVALID_REQUEST, text))
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self._check(request)
         try:
             if request.method == "DELETE":
-                await self._ended(request)
+                await self._end_session(request)
                 connection.send_response(200, b"{}")
             else:
-                body = await connection.read_json_body(request, LARGEST)
-                await self._take(request, body, connection)
-        except Problem as problem:
-            connection.send_response(STATUSES.get(problem.code, 200), messages.error(problem.id, problem))
+                body = await connection.read_json_body(request, MAX_MESSAGE_BYTES)
+                await self._handle_message(request, body, connection)
+        except RpcError as error:
+            connection.send_response(STATUSES.get(error.code, 200), messages.encode_error(error.id, error))
         await connection.flush(STUCK_SECONDS)
 
     def _check(self, request: Request) -> None:
-        """Before anything else of the request is looked at."""
+        """Check token, path, method and Accept, before anything else of the request is looked at."""
         headers = request.headers
         scheme, _, token = headers.get("authorization", "").partition(" ")
         known = scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode())
@@ -124,46 +127,48 @@ class Endpoint(Listener):
         ):
             raise HttpError(406, "answers are application/json or text/event-stream; accept both")
 
-    async def _take(self, request: Request, body: bytes, connection: ServerConnection) -> None:
-        message = messages.read(body)
+    async def _handle_message(self, request: Request, body: bytes, connection: ServerConnection) -> None:
+        message = messages.parse_message(body)
         said = request.headers.get("mcp-protocol-version")
         modern = said == revisions.ENVELOPE or (isinstance(message, RpcRequest) and revisions.is_enveloped(message))
         if modern and isinstance(message, RpcRequest):
-            await self._answer(self._shared, message, self._modern(message, request), request, connection)
+            await self._answer_request(
+                self._shared, message, self._read_envelope(message, request), request, connection
+            )
         elif modern:
-            connection.send_response(202)  # nothing that needs no answer means anything there
+            connection.send_response(202)  # in this revision such messages mean nothing
         elif isinstance(message, RpcRequest) and message.method == "initialize":
-            name, session = await self._begun(message)
+            name, session = await self._open_session(message)
             answer = session.initialize(message)
             self._sessions[name] = session
             connection.send_response(200, answer, {"Mcp-Session-Id": name})
         else:
-            session = self._session(request)
+            session = self._find_session(request)
             if said is not None and said not in revisions.HANDSHAKE:
                 raise HttpError(400, "MCP-Protocol-Version is not a revision that is spoken here")
             if isinstance(message, RpcRequest):
                 assert session.client is not None
-                await self._answer(session, message, session.client, request, connection)
+                await self._answer_request(session, message, session.client, request, connection)
             else:
-                session.heard(message)
+                session.handle_message(message)
                 connection.send_response(202)
 
-    def _modern(self, message: RpcRequest, request: Request) -> revisions.Client:
+    def _read_envelope(self, message: RpcRequest, request: Request) -> revisions.ClientInfo:
         try:
-            return revisions.enveloped(message, request.headers)
-        except Problem as problem:
-            problem.id = message.id
+            return revisions.read_envelope(message, request.headers)
+        except RpcError as error:
+            error.id = message.id
             raise
 
-    async def _begun(self, message: RpcRequest) -> tuple[str, Session]:
-        if len(self._sessions) >= MOST_SESSIONS:
-            idle = next((name for name, session in self._sessions.items() if not session.busy), None)
+    async def _open_session(self, message: RpcRequest) -> tuple[str, Session]:
+        if len(self._sessions) >= MAX_SESSIONS:
+            idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
-                raise Problem(INTERNAL_ERROR, f"{MOST_SESSIONS} sessions are at work already", id=message.id)
-            await self._sessions.pop(idle).close()  # the oldest that has nothing to do
+                raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already", id=message.id)
+            await self._sessions.pop(idle).close()  # the oldest idle one
         return secrets.token_urlsafe(24), Session(self._server, about="HTTP")
 
-    def _session(self, request: Request) -> Session:
+    def _find_session(self, request: Request) -> Session:
         name = request.headers.get(SESSION)
         if name is None:
             raise HttpError(400, "Mcp-Session-Id is missing: the first request is 'initialize'")
@@ -172,30 +177,31 @@ class Endpoint(Listener):
             raise HttpError(404, "there is no such session; begin another one with 'initialize'")
         return session
 
-    async def _ended(self, request: Request) -> None:
-        session = self._session(request)
+    async def _end_session(self, request: Request) -> None:
+        session = self._find_session(request)
         del self._sessions[request.headers[SESSION]]
         await session.close()
 
-    async def _answer(
+    async def _answer_request(
         self,
         session: Session,
         message: RpcRequest,
-        client: revisions.Client,
+        client: revisions.ClientInfo,
         request: Request,
         connection: ServerConnection,
     ) -> None:
-        """Writes the answer. A client of 2026-07-28 that goes away has cancelled; another one may come back and ask."""
+        """Send the answer. A client of 2026-07-28 cancels by leaving; one with a session may come back and ask."""
         accepted = request.headers.get("accept", "*/*")
-        stream = _Stream(connection, can="text/event-stream" in accepted or "*/*" in accepted)
-        answering = asyncio.create_task(session.answer(message, client, stream))
-        gone = asyncio.create_task(connection.wait_for_peer())
+        stream = _ResponseStream(connection, accepts_events="text/event-stream" in accepted or "*/*" in accepted)
+        owner = TaskOwner()
+        answering = owner.start(session.answer(message, client, stream))
+        gone = owner.start(connection.wait_for_peer())
         try:
             while not answering.done() and not gone.done():
                 await asyncio.wait({answering, gone}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 stream.ping()
             if not answering.done():
-                stream.gone = True
+                stream.is_gone = True
                 if client.modern:
                     answering.cancel()
                 await asyncio.wait({answering})
@@ -207,55 +213,55 @@ class Endpoint(Listener):
             await asyncio.wait({gone})  # the connection is read by one at a time
         try:
             stream.end(200, answering.result())
-        except Problem as problem:
-            status = STATUSES.get(problem.code, 200) if client.modern else 200
-            stream.end(status, messages.error(problem.id, problem))
+        except RpcError as error:
+            status = STATUSES.get(error.code, 200) if client.modern else 200
+            stream.end(status, messages.encode_error(error.id, error))
         except asyncio.CancelledError:
-            stream.end(202, b"")  # by its client, who expects nothing
+            stream.end(202, b"")  # cancelled by its client, which expects nothing
 
 
-class _Stream:
+class _ResponseStream:
     """One response: an answer alone, or events and then the answer. Events that the client does not read are lost."""
 
-    def __init__(self, connection: ServerConnection, *, can: bool) -> None:
-        self._connection, self._can = connection, can
-        self._begun = self.gone = False
+    def __init__(self, connection: ServerConnection, *, accepts_events: bool) -> None:
+        self._connection, self._accepts_events = connection, accepts_events
+        self._has_started = self.is_gone = False
 
     @property
-    def open(self) -> bool:
-        return self._can and not self.gone
+    def is_open(self) -> bool:
+        return self._accepts_events and not self.is_gone
 
     def send(self, message: bytes) -> None:
-        if not self.open or self._connection.unsent_bytes > BUFFERED:
+        if not self.is_open or self._connection.unsent_bytes > BUFFERED_BYTES:
             return
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             self._connection.start_response(200, EVENTS)
-        self._connection.send_chunk(_event(message))
+        self._connection.send_chunk(_encode_event(message))
 
     def ping(self) -> None:
-        if self._begun and not self.gone:
+        if self._has_started and not self.is_gone:
             self._connection.send_chunk(b": still at work\r\n\r\n")
 
     def end(self, status: int, message: bytes) -> None:
-        if self.gone:
+        if self.is_gone:
             return
-        if not self._begun:
+        if not self._has_started:
             self._connection.send_response(status, message)
             return
         if message:
-            self._connection.send_chunk(_event(message))
+            self._connection.send_chunk(_encode_event(message))
         self._connection.end_response()
 
 
-def _event(message: bytes) -> bytes:
+def _encode_event(message: bytes) -> bytes:
     return b"event: message\r\ndata: " + message + b"\r\n\r\n"
 
 
-def kept_token(file: Path) -> str:
-    """The token of the project, which clients are told once; made when there is none. Only its owner can read it."""
+def load_token(file: Path) -> str:
+    """Return the token of the project, which clients are told once. Makes one if there is none that is private."""
     try:
-        found = _read(file)
+        found = _read_token(file)
         if found:
             return found
         make_private_folder(file.parent)
@@ -266,10 +272,10 @@ def kept_token(file: Path) -> str:
         raise RetinueError(f"cannot keep a token in {file}: {error.strerror or error}") from None
 
 
-def _read(file: Path) -> str:
-    """What is in it, if nobody else can have written or read it."""
+def _read_token(file: Path) -> str:
+    """Read the token, if nobody else can have written or read the file."""
     try:
-        data = read_small_file(file, LONGEST_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
+        data = read_small_file(file, MAX_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
     except OSError:
         return ""
     text = data.decode("ascii", "replace")

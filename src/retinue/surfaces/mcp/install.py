@@ -1,7 +1,7 @@
-"""What tells an MCP client of `retinue mcp serve`: where its configuration is, what to put there, and putting it there.
+"""Entries for `retinue mcp serve` in the configuration of MCP clients: where they go, and writing them there.
 
-Adds one entry and changes nothing else: a file that cannot be read, or has comments that writing it would lose, is left
-alone and said so. Every file that is changed is kept beside the new one.
+Adds one entry and changes nothing else. A file that cannot be read, or has comments that writing would lose, is left
+alone with an error that says so. Every file that is changed is backed up beside the new one.
 """
 
 from __future__ import annotations
@@ -19,64 +19,68 @@ from retinue.core.errors import ConfigError
 from retinue.files.atomic import replace_file
 
 BACKUP = ".retinue-backup"
-SPARE_SECONDS = 60  # that a call may take longer than its subagent
-HERE = "${workspaceFolder}"
-LARGEST = 4 * 1024 * 1024
+SPARE_SECONDS = 60  # a call may take so much longer than its subagent
+WORKSPACE_FOLDER = "${workspaceFolder}"
+MAX_BYTES = 4 * 1024 * 1024
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One client: its file in a project (or the user's own), the key its servers are under, an entry for ours, the
-    command of its own that adds one, if it has such a command, and the key and unit of its timeout, if it has one."""
+class ClientKind:
+    """One client: its file in a project (`own`: in the user's home), the key that its servers are `under`, how an entry
+    is written, its own command that adds one, and the key and unit of its timeout, if it has these."""
 
     title: str
     file: str
     under: str
     entry: Callable[[str, list[str]], Entry]
-    adds: str = ""
+    add_command: str = ""
     own: bool = False
     timeout: tuple[str, int] | None = None
 
 
-def _stdio(command: str, words: list[str]) -> Entry:
+def _make_stdio_entry(command: str, words: list[str]) -> Entry:
     return {"type": "stdio", "command": command, "args": words}
 
 
-def _stdio_here(command: str, words: list[str]) -> Entry:
-    """For editors, which start servers in whatever folder."""
-    return _stdio(command, words if "--project" in words else [*words, "--project", HERE])
+def _make_editor_entry(command: str, words: list[str]) -> Entry:
+    """Make the entry of an editor, which starts servers in any folder."""
+    return _make_stdio_entry(command, words if "--project" in words else [*words, "--project", WORKSPACE_FOLDER])
 
 
-def _plain(command: str, words: list[str]) -> Entry:
+def _make_plain_entry(command: str, words: list[str]) -> Entry:
     return {"command": command, "args": words}
 
 
-def _opencode(command: str, words: list[str]) -> Entry:
+def _make_opencode_entry(command: str, words: list[str]) -> Entry:
     return {"type": "local", "command": [command, *words], "enabled": True}
 
 
 CLIENTS = {
-    "claude": Kind("Claude Code", ".mcp.json", "mcpServers", _stdio, "claude mcp add {name} -- {line}"),
-    "codex": Kind("Codex", "config.toml", "mcp_servers", _plain, own=True, timeout=("tool_timeout_sec", 1)),
-    "gemini": Kind(
+    "claude": ClientKind(
+        "Claude Code", ".mcp.json", "mcpServers", _make_stdio_entry, "claude mcp add {name} -- {line}"
+    ),
+    "codex": ClientKind(
+        "Codex", "config.toml", "mcp_servers", _make_plain_entry, own=True, timeout=("tool_timeout_sec", 1)
+    ),
+    "gemini": ClientKind(
         "Gemini CLI",
         ".gemini/settings.json",
         "mcpServers",
-        _plain,
+        _make_plain_entry,
         "gemini mcp add {name} {line}",
         timeout=("timeout", 1000),
     ),
-    "opencode": Kind("opencode", "opencode.json", "mcp", _opencode),
-    "cursor": Kind("Cursor", ".cursor/mcp.json", "mcpServers", _stdio_here),
-    "vscode": Kind("VS Code", ".vscode/mcp.json", "servers", _stdio_here),
+    "opencode": ClientKind("opencode", "opencode.json", "mcp", _make_opencode_entry),
+    "cursor": ClientKind("Cursor", ".cursor/mcp.json", "mcpServers", _make_editor_entry),
+    "vscode": ClientKind("VS Code", ".vscode/mcp.json", "servers", _make_editor_entry),
 }
 
 
 @dataclass(frozen=True)
-class Wish:
-    """`line` are the words of the command to start; `folder` is the project, whose file is written; `seconds` is what a
-    subagent may take there."""
+class Installation:
+    """The entry for one client. `line` is the command that starts us; `folder` is the project; `seconds` is the timeout
+    of subagents there."""
 
     client: str
     name: str
@@ -85,7 +89,7 @@ class Wish:
     seconds: float
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ClientKind:
         return CLIENTS[self.client]
 
     @property
@@ -108,85 +112,87 @@ class Wish:
 
     @property
     def text(self) -> str:
-        """The entry alone, as the file has it."""
+        """The entry alone, as it stands in the file."""
         if self.file.suffix == ".toml":
-            return _toml(self.kind.under, self.name, self.entry)
+            return _render_toml(self.kind.under, self.name, self.entry)
         return json.dumps({self.kind.under: {self.name: self.entry}}, indent=2) + "\n"
 
 
-def write(wish: Wish) -> str:
-    """Puts it into the client's file; what was done, in words. ConfigError says why it was not."""
-    file = Path(os.path.realpath(wish.file))
-    before = _read(file)
+def write_entry(target: Installation) -> str:
+    """Write the entry into the client's file, and return what was done as text. Raises ConfigError."""
+    file = Path(os.path.realpath(target.file))
+    before = _read_file(file)
     if before is None:
-        _replace(file, wish.text, mode=0o644)
+        _write_file(file, target.text, mode=0o644)
         return f"wrote {file}"
-    after = _with_toml(wish, before) if file.suffix == ".toml" else _with_json(wish, before)
+    after = _add_to_toml(target, before) if file.suffix == ".toml" else _add_to_json(target, before)
     if after == before:
         return f"{file} has it already; nothing was changed"
-    kept = _backup(file)
-    _replace(file, after, mode=file.stat().st_mode & 0o777)
+    kept = _back_up(file)
+    _write_file(file, after, mode=file.stat().st_mode & 0o777)
     return f"added it to {file}; the file as it was is {kept}"
 
 
-def _with_json(wish: Wish, before: str) -> str:
-    """The file with the entry; only the entry's own place is changed."""
+def _add_to_json(target: Installation, before: str) -> str:
+    """Return the JSON file with the entry. Nothing else in it changes."""
     try:
-        found = json.loads(before or "{}", object_pairs_hook=_once)
+        found = json.loads(before or "{}", object_pairs_hook=_make_object)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{wish.file} is not plain JSON ({error}), so it was left alone; {_by_hand(wish)}") from None
+        raise ConfigError(
+            f"{target.file} is not plain JSON ({error}), so it was left alone; {_explain_manual_way(target)}"
+        ) from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{wish.file} is not a JSON object, so it was left alone; {_by_hand(wish)}")
-    servers = found.setdefault(wish.kind.under, {})
+        raise ConfigError(f"{target.file} is not a JSON object, so it was left alone; {_explain_manual_way(target)}")
+    servers = found.setdefault(target.kind.under, {})
     if not isinstance(servers, dict):
-        raise ConfigError(f"{wish.file}: '{wish.kind.under}' is not an object, so it was left alone")
-    if servers.get(wish.name) == wish.entry:
+        raise ConfigError(f"{target.file}: '{target.kind.under}' is not an object, so it was left alone")
+    if servers.get(target.name) == target.entry:
         return before
-    _free(wish, servers)
-    servers[wish.name] = wish.entry
-    return json.dumps(found, indent=_indent(before), ensure_ascii=False) + "\n"
+    _check_name_is_free(target, servers)
+    servers[target.name] = target.entry
+    return json.dumps(found, indent=_find_indent(before), ensure_ascii=False) + "\n"
 
 
-def _with_toml(wish: Wish, before: str) -> str:
-    """The file with the entry behind all that is there, comments and all."""
+def _add_to_toml(target: Installation, before: str) -> str:
+    """Return the TOML file with the entry at its end. Comments stay."""
     try:
-        servers = tomllib.loads(before).get(wish.kind.under, {})
+        servers = tomllib.loads(before).get(target.kind.under, {})
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{wish.file} is not TOML ({error}), so it was left alone") from None
-    if isinstance(servers, dict) and servers.get(wish.name) == wish.entry:
+        raise ConfigError(f"{target.file} is not TOML ({error}), so it was left alone") from None
+    if isinstance(servers, dict) and servers.get(target.name) == target.entry:
         return before
     if isinstance(servers, dict):
-        _free(wish, servers)
-    after = before + ("" if before.endswith("\n") or not before else "\n") + ("\n" if before else "") + wish.text
+        _check_name_is_free(target, servers)
+    after = before + ("" if before.endswith("\n") or not before else "\n") + ("\n" if before else "") + target.text
     try:
         tomllib.loads(after)
     except tomllib.TOMLDecodeError:
         raise ConfigError(
-            f"{wish.file} has its '{wish.kind.under}' where nothing can be added behind it; {_by_hand(wish)}"
+            f"{target.file} keeps '{target.kind.under}' where nothing can be added; {_explain_manual_way(target)}"
         ) from None
     return after
 
 
-def _free(wish: Wish, servers: dict[str, Any]) -> None:
-    if wish.name in servers:
+def _check_name_is_free(target: Installation, servers: dict[str, Any]) -> None:
+    if target.name in servers:
         raise ConfigError(
-            f"{wish.file} has another server called '{wish.name}': remove it there, or give --name for another name"
+            f"{target.file} has another server called '{target.name}': remove it there, or give --name for another name"
         )
 
 
-def _by_hand(wish: Wish) -> str:
-    return f"`retinue mcp install --client {wish.client}` prints what to add by hand"
+def _explain_manual_way(target: Installation) -> str:
+    return f"`retinue mcp install --client {target.client}` prints what to add by hand"
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
     return found
 
 
-def _indent(text: str) -> int | str:
-    """As the file has it."""
+def _find_indent(text: str) -> int | str:
+    """Return the indent that the file uses."""
     for line in text.splitlines()[1:]:
         space = line[: len(line) - len(line.lstrip())]
         if space:
@@ -194,29 +200,29 @@ def _indent(text: str) -> int | str:
     return 2
 
 
-def _toml(under: str, name: str, entry: Entry) -> str:
-    """A table of strings, numbers and lists of strings: JSON and TOML write those alike."""
+def _render_toml(under: str, name: str, entry: Entry) -> str:
+    """Render a table of strings, numbers and lists of strings, which JSON and TOML write alike."""
     lines = [f"[{under}.{json.dumps(name)}]" if not name.isidentifier() else f"[{under}.{name}]"]
     return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in entry.items()), ""])
 
 
-def _read(file: Path) -> str | None:
+def _read_file(file: Path) -> str | None:
     try:
         data = file.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
-    if len(data) > LARGEST:
-        raise ConfigError(f"{file} is larger than {LARGEST // 1024 // 1024} MiB, so it was left alone")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{file} is larger than {MAX_BYTES // 1024 // 1024} MiB, so it was left alone")
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8 text, so it was left alone") from None
 
 
-def _backup(file: Path) -> Path:
-    """A copy under a name that is free."""
+def _back_up(file: Path) -> Path:
+    """Copy the file to a name that is free."""
     number = 1
     while True:
         kept = file.with_name(f"{file.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
@@ -232,7 +238,7 @@ def _backup(file: Path) -> Path:
         return kept
 
 
-def _replace(file: Path, text: str, *, mode: int) -> None:
+def _write_file(file: Path, text: str, *, mode: int) -> None:
     """The whole new content or the whole old one."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""JSON-RPC as MCP uses it: one message from bytes, and bytes from one message. Knows no method and no transport.
+"""JSON-RPC as MCP uses it: messages from bytes, and bytes from messages. Knows no method and no transport.
 
-Loads next to nothing: a client that starts us waits a second for its first answer, and not longer.
+Imports next to nothing, because the first answer to a client waits for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-LARGEST = 4 * 1024 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
@@ -19,11 +19,11 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 BOM = b"\xef\xbb\xbf"
 Id = int | str
-_LONGEST_ID = 1000
+_MAX_ID = 1000
 
 
-class Problem(Exception):
-    """What a peer is told instead of a result; `id` is that of its request, where that is known."""
+class RpcError(Exception):
+    """An error that the peer gets instead of a result. `id` is that of its request, where it is known."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, id: Id | None = None) -> None:
         super().__init__(message)
@@ -58,83 +58,83 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 Message = Request | Notification | Response
 
 
-def read(data: bytes) -> Message:
-    """The message; a Problem says what it is instead. Nothing a peer can send does worse."""
+def parse_message(data: bytes) -> Message:
+    """Parse one message. Raises RpcError, whatever the peer has sent."""
     try:
         found = msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Problem(PARSE_ERROR, f"Parse error: {_reason(error)}") from None
+        raise RpcError(PARSE_ERROR, f"Parse error: {_describe_error(error)}") from None
     if not isinstance(found, dict):
-        raise Problem(INVALID_REQUEST, f"a message is one JSON object, not {_kind(found)}")
+        raise RpcError(INVALID_REQUEST, f"a message is one JSON object, not {_describe_type(found)}")
     if found.get("jsonrpc") != "2.0":
-        raise Problem(INVALID_REQUEST, "a message has 'jsonrpc': '2.0'")
+        raise RpcError(INVALID_REQUEST, "a message has 'jsonrpc': '2.0'")
     if "method" not in found:
-        return _response(found)
+        return _parse_response(found)
     method, params = found["method"], found.get("params")
     if not isinstance(method, str):
-        raise Problem(INVALID_REQUEST, f"'method' must be a string, not {_kind(method)}")
+        raise RpcError(INVALID_REQUEST, f"'method' must be a string, not {_describe_type(method)}")
     if "id" not in found:
         return Notification(method, params if isinstance(params, dict) else {})
-    name = _id(found["id"])
+    name = _parse_id(found["id"])
     if params is not None and not isinstance(params, dict):
-        raise Problem(INVALID_PARAMS, f"'params' must be an object, not {_kind(params)}", id=name)
+        raise RpcError(INVALID_PARAMS, f"'params' must be an object, not {_describe_type(params)}", id=name)
     return Request(name, method, params or {})
 
 
-def _response(found: dict[str, Any]) -> Response:
+def _parse_response(found: dict[str, Any]) -> Response:
     if "result" not in found and "error" not in found:
-        raise Problem(INVALID_REQUEST, "a message has a 'method', a 'result' or an 'error'")
+        raise RpcError(INVALID_REQUEST, "a message has a 'method', a 'result' or an 'error'")
     result = found.get("result")
-    return Response(_id(found.get("id")), result if isinstance(result, dict) else None)
+    return Response(_parse_id(found.get("id")), result if isinstance(result, dict) else None)
 
 
-def _id(value: Any) -> Id:
-    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > _LONGEST_ID:
-        raise Problem(INVALID_REQUEST, "'id' must be a string or a whole number")
+def _parse_id(value: Any) -> Id:
+    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > _MAX_ID:
+        raise RpcError(INVALID_REQUEST, "'id' must be a string or a whole number")
     return value
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null", dict: "an object"}
     return names.get(type(value), "a number")
 
 
-# Bytes of a message, without a line's end
+# Messages as bytes, without an end of line
 
 
-def result(id: Id, value: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": id, "result": value})
+def encode_result(id: Id, value: dict[str, Any]) -> bytes:
+    return _encode_message({"jsonrpc": "2.0", "id": id, "result": value})
 
 
-def error(id: Id | None, problem: Problem) -> bytes:
-    about = {"code": problem.code, "message": str(problem)}
-    if problem.data is not None:
-        about["data"] = problem.data
-    return _encode({"jsonrpc": "2.0", "id": id, "error": about})
+def encode_error(id: Id | None, error: RpcError) -> bytes:
+    about = {"code": error.code, "message": str(error)}
+    if error.data is not None:
+        about["data"] = error.data
+    return _encode_message({"jsonrpc": "2.0", "id": id, "error": about})
 
 
-def request(id: Id, method: str, params: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+def encode_request(id: Id, method: str, params: dict[str, Any]) -> bytes:
+    return _encode_message({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
 
-def notification(method: str, params: dict[str, Any]) -> bytes:
-    return _encode({"jsonrpc": "2.0", "method": method, "params": params})
+def encode_notification(method: str, params: dict[str, Any]) -> bytes:
+    return _encode_message({"jsonrpc": "2.0", "method": method, "params": params})
 
 
-def _encode(message: dict[str, Any]) -> bytes:
+def _encode_message(message: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(message)
-    except UnicodeEncodeError:  # half a character of a model's
-        return msgspec.json.encode(_whole(message))
+    except UnicodeEncodeError:  # a model wrote half a character
+        return msgspec.json.encode(_replace_half_characters(message))
 
 
-def _whole(value: Any) -> Any:
+def _replace_half_characters(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {_whole(key): _whole(each) for key, each in value.items()}
-    return [_whole(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_replace_half_characters(key): _replace_half_characters(each) for key, each in value.items()}
+    return [_replace_half_characters(each) for each in value] if isinstance(value, list | tuple) else value

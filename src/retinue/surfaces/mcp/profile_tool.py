@@ -1,8 +1,8 @@
-"""One subagent as one tool, for parents that call it by MCP: `prompt`, `inputs`, and the `runId` the parent made.
+"""One profile as one tool, for parents that call it by MCP: `prompt`, `inputs`, and the `runId` that the parent made.
 
-Each call is the primary of a tree of its own, which stands below the caller's run wherever that is. The caller's id is
-the subagent's: whatever is reported of the run carries it. A call without one is refused, since nobody could tell whose
-events those are."""
+Each call is the primary of a tree of its own, below the caller's run wherever that is. The subagent's id is the
+caller's `runId`, which all reports of the run carry. A call without one is refused, because its events would belong to
+nobody."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from msgspec import UNSET, structs
 from retinue.core.errors import ToolError
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
-from retinue.surfaces.mcp.tool_handlers import Calls, Ground
+from retinue.surfaces.mcp.backend import Backend
+from retinue.surfaces.mcp.tool_handlers import ToolHandlers
 
-LONGEST_ID = 200
-LABEL = 30
+MAX_ID = 200
+LABEL_CHARACTERS = 30
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -34,11 +35,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def name_of(profile: Profile) -> str:
-    return profile.name
-
-
-def tool(profile: Profile) -> dict[str, Any]:
+def describe_tool(profile: Profile) -> dict[str, Any]:
     about = f" {profile.description}" if profile.description else ""
     gives = {} if profile.output is None else {"outputSchema": profile.output}
     return {
@@ -52,41 +49,43 @@ def tool(profile: Profile) -> dict[str, Any]:
     }
 
 
-async def run(calls: Calls, profile: Profile, call_id: str, args: dict[str, Any], ground: Ground) -> dict[str, Any]:
-    """One run of it, to its end; given up, it is cancelled."""
-    task = _task(args, ground.words.project)
+async def run_profile(
+    handlers: ToolHandlers, backend: Backend, profile: Profile, project: Path, call_id: str, args: dict[str, Any]
+) -> dict[str, Any]:
+    """Run the profile once, to its end. If the call is given up, the run is cancelled."""
+    task = _read_task(args, project)
     if profile.limits.seconds is UNSET:
-        task = structs.replace(task, timeout_seconds=ground.timeouts.default)
-    await ground.supervisor.prepare(profile)
-    node = calls.begin(call_id, profile, task)
+        task = structs.replace(task, timeout_seconds=backend.timeouts.default)
+    await backend.prepare(profile)
+    run = handlers.start_primary(call_id, profile, task)
     try:
-        await node.join()
+        await run.wait()
     except asyncio.CancelledError:
-        node.stop("cancelled")
+        run.cancel()
         raise
-    calls.done(call_id)
-    return _result(node.result(), profile)
+    handlers.forget_primary(call_id)
+    return _make_result(run.result(), profile)
 
 
-def _task(args: dict[str, Any], project: Path) -> Task:
+def _read_task(args: dict[str, Any], project: Path) -> Task:
     prompt, inputs, run_id = args.get("prompt"), args.get("inputs"), args.get("runId")
     if not isinstance(run_id, str) or not run_id.strip():
         raise ToolError("'runId' is required: a string that is not blank, made by the caller for this call")
-    if len(run_id) > LONGEST_ID or not run_id.isprintable():
-        raise ToolError(f"'runId' must be at most {LONGEST_ID} printable characters")
+    if len(run_id) > MAX_ID or not run_id.isprintable():
+        raise ToolError(f"'runId' must be at most {MAX_ID} printable characters")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ToolError("'prompt' is required: a string that is not blank")
     if inputs is None:
         inputs = []
     if not isinstance(inputs, list):
         raise ToolError(f"'inputs' must be a list of strings, got {type(inputs).__name__}")
-    paths = [_path(index, each, project) for index, each in enumerate(inputs)]
+    paths = [_read_path(index, each, project) for index, each in enumerate(inputs)]
     context = "Your inputs, which you can read: " + ", ".join(paths) if paths else ""
-    label = " ".join(prompt.split())[:LABEL]
+    label = " ".join(prompt.split())[:LABEL_CHARACTERS]
     return Task(prompt, context=context, context_paths=paths, subagent_id=run_id.strip(), label=label)
 
 
-def _path(index: int, value: Any, project: Path) -> str:
+def _read_path(index: int, value: Any, project: Path) -> str:
     if not isinstance(value, str):
         raise ToolError(f"inputs[{index}] must be a string, got {type(value).__name__}")
     try:
@@ -101,22 +100,24 @@ def _path(index: int, value: Any, project: Path) -> str:
     return str(found)
 
 
-def _result(result: Result[Any], profile: Profile) -> dict[str, Any]:
+def _make_result(result: Result[Any], profile: Profile) -> dict[str, Any]:
     if not result.success:
         parts = [result.error_details or result.final_response, result.partial]
-        return refused("\n\n".join(part for part in parts if part))
+        return make_error_result("\n\n".join(part for part in parts if part))
     content = [{"type": "text", "text": result.final_response}]
     if profile.output is None:
         return {"content": content, "isError": False}
     return {"content": content, "structuredContent": result.structured, "isError": False}
 
 
-def refused(text: str) -> dict[str, Any]:
+def make_error_result(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
-def handle(calls: Calls, call_id: str) -> dict[str, Any]:
-    """For a caller that will not wait to the end, and has no other tool: where the answer will be."""
-    reply = calls.handles("", call_id)
+def make_early_reply(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:
+    """Make the reply for a caller that will not wait to the end. It has no other tool: say where the answer will be."""
+    reply = handlers.make_early_reply("", call_id)
     watch = ", ".join(each["watch"] for each in reply["subagents"])
-    return refused(f"Still running: nothing is lost. Give this call more time in your client, or see: {watch}")
+    return make_error_result(
+        f"Still running: nothing is lost. Give this call more time in your client, or see: {watch}"
+    )

@@ -1,107 +1,105 @@
-"""What happens in a client's tree, for calls that wait: the last of it on a line, and the questions, numbered."""
+"""Progress of a client's trees, for calls that wait: the latest event on one line, and the numbered questions."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.runs import Runs
-from retinue.log.styled_text import call_spans, question_spans
-from retinue.supervisor.client_run import NAME
-from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.mcp.registry import Words
+from retinue.log.styled_text import make_call_spans, make_question_spans
+from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend
+from retinue.surfaces.mcp.registry import CommandHints
 from retinue.surfaces.printer import safe
 
-LINE = 200
+LINE_CHARACTERS = 200
+_TASK_CHARACTERS = 60
 
 
-class Bell:
-    """Rings when something has happened that somebody may wait for."""
+class ChangeSignal:
+    """Wakes those who wait for the next change."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    def rung(self) -> asyncio.Future[None]:
-        """Done when it rings next."""
+    def next_change(self) -> asyncio.Future[None]:
+        """Return a future that is done at the next change."""
         self._waiting = [future for future in self._waiting if not future.done()]
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         return future
 
 
-class News:
-    """Follows one tree from its first event until it has ended, which `over` is told, or until it is closed."""
+class TreeProgress:
+    """Follows one tree from its first event until it has ended, which `on_end` is told, or until it is closed."""
 
-    def __init__(self, supervisor: Supervisor, tree: str, words: Words, bell: Bell, over: Callable[[], object]) -> None:
-        self._supervisor, self._tree, self._words = supervisor, tree, words
+    def __init__(
+        self, backend: Backend, tree: str, hints: CommandHints, changes: ChangeSignal, on_end: Callable[[], object]
+    ) -> None:
+        self._backend, self._tree, self._hints = backend, tree, hints
         self._runs = Runs(tree)
-        self._numbers: dict[str, int] = {}
-        self._last: dict[int, str] = {}
-        self._latest = ""
-        self._bell = bell
-        self._task = asyncio.create_task(self._follow())
-        self._task.add_done_callback(lambda done: (over(), done.cancelled() or done.exception()))
+        self._question_numbers: dict[str, int] = {}
+        self._last_lines: dict[int, str] = {}
+        self.latest_line = ""
+        self._changes = changes
+        self._tasks = TaskOwner(on_error=lambda _: None)  # a tree that cannot be followed any more has no progress
+        self._tasks.start(self._follow()).add_done_callback(lambda _: on_end())
 
     async def _follow(self) -> None:
-        async with aclosing(self._supervisor.watch(self._tree)) as events:
+        async with aclosing(self._backend.watch(self._tree)) as events:
             async for event in events:
                 if not isinstance(event, Delta):
-                    self._take(event)
-                    self._bell.ring()
+                    self._apply(event)
+                    self._changes.notify()
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         self._runs.apply(event)
         body = event.body
         if isinstance(body, ApprovalAsked):
-            self._numbers[body.approval_id] = len(self._numbers) + 1
-        if event.agent == NAME:
+            self._question_numbers[body.approval_id] = len(self._question_numbers) + 1
+        if event.agent == CLIENT_NAME:
             return
         run = self._runs.runs.get(event.run)
-        who = f"[{run.label}] " if run is not None else ""
+        label = f"[{run.label}] " if run is not None else ""
         match body:
             case RunSpawned():
-                said = f"{body.task[:60]}"
+                text = body.task[:_TASK_CHARACTERS]
             case ToolCall():
-                said = "".join(text for _, text in call_spans(body.name, body.args))
+                text = "".join(part for _, part in make_call_spans(body.name, body.args))
             case RunEnded():
-                said = f"ended: {body.status}"
+                text = f"ended: {body.status}"
             case _:
                 return
-        self._latest = self._last[event.run] = safe.escape_line(f"{who}{said}")[:LINE]
+        self.latest_line = self._last_lines[event.run] = safe.escape_line(f"{label}{text}")[:LINE_CHARACTERS]
 
-    def doing(self, run: int) -> str:
-        return self._last.get(run, "")
+    def last_line_of(self, run: int) -> str:
+        return self._last_lines.get(run, "")
 
-    @property
-    def latest(self) -> str:
-        return self._latest
-
-    def counts(self) -> tuple[int, int]:
-        """Subagents that run, and that have ended; the client's own run is none."""
-        views = [view for view in self._runs.runs.values() if view.agent != NAME]
+    def count_runs(self) -> tuple[int, int]:
+        """Count the subagents that run, and those that have ended. The client's own run is none."""
+        views = [view for view in self._runs.runs.values() if view.agent != CLIENT_NAME]
         ended = sum(view.ended is not None for view in views)
         return len(views) - ended, ended
 
-    def question(self, asked: Approval) -> dict[str, str]:
-        """What waits for the user's answer, with the command that gives it."""
-        answer = self._words.approve(self._numbers.get(asked.id, asked.id))
+    def describe_question(self, asked: Approval) -> dict[str, str]:
+        """Describe an open question, with the command that answers it."""
+        answer = self._hints.approve(self._question_numbers.get(asked.id, asked.id))
         return {"question": question_line(asked), "answer": answer}
 
     async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await self._tasks.close(None)
 
 
 def question_line(asked: Approval) -> str:
-    """The question on a line: `[label] edit(src/lib.rs)`."""
-    return safe.escape_line("".join(text for _, text in question_spans(asked.label, asked.tool, asked.args)[1:]))[:LINE]
+    """Put a question on one line: `[label] edit(src/lib.rs)`."""
+    spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
+    return safe.escape_line("".join(text for _, text in spans))[:LINE_CHARACTERS]

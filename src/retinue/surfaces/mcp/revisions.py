@@ -1,6 +1,6 @@
-"""The revisions of MCP we speak: with a handshake up to 2025-11-25, with an envelope in each request since 2026-07-28.
+"""The MCP revisions we speak: with a handshake up to 2025-11-25, with an envelope in each request since 2026-07-28.
 
-Says who asks in which revision and what a result looks like in it. All else of the server is the same for both.
+Reads who asks, and in which revision, and finishes results for it. The rest of the server is the same for both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.surfaces.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION, Problem, Request
+from retinue.surfaces.mcp.messages import HEADER_MISMATCH, INVALID_PARAMS, UNSUPPORTED_VERSION, Request, RpcError
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 ENVELOPE = "2026-07-28"
@@ -19,24 +19,24 @@ VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
-CACHED = frozenset({"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"})
-NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_CACHED = frozenset({"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"})
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 INSTRUCTIONS = (
     "Delegate work to supervised subagents. spawn_subagents runs one subagent for each parallel task, each on its own, "
-    "in its own workspace and behind a wall, and returns their answers; with background=true it returns at once, and "
+    "in its own workspace and sandbox, and returns their answers; with background=true it returns at once, and "
     "custom_tool__wait_for_background_tool gives the answers later. list_subagents finds subagents again, also those "
-    "of earlier sessions; continue_subagent tells a finished subagent to go on. What a subagent changed stays in its "
-    "workspace until the user takes it over with the `apply` command of the reply. Dangerous actions of subagents are "
+    "of earlier sessions; continue_subagent gives a finished subagent a new message. What a subagent changed stays in "
+    "its workspace until the user applies it with the `apply` command of the reply. Dangerous actions of subagents are "
     "asked of the user."
 )
-ONE = (
+PROFILE_INSTRUCTIONS = (
     "Delegate a task to the subagent '{name}': it works on its own, with a context of its own, and returns its answer."
 )
-_LONGEST = 100
+_MAX_TEXT = 100
 
 
-class Client(msgspec.Struct, frozen=True, gc=False):
-    """Who asks, as they say of themselves: data, never authority."""
+class ClientInfo(msgspec.Struct, frozen=True, gc=False):
+    """A client's own description of itself. It decides nothing about permissions."""
 
     modern: bool
     version: str
@@ -45,35 +45,35 @@ class Client(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether a person can be shown a form there."""
+        """Whether the client can show its user a form."""
         can = self.capabilities.get("elicitation")
         return isinstance(can, dict) and ("form" in can or "url" not in can)
 
 
-NOBODY = Client(False, HANDSHAKE[-1])
+UNKNOWN_CLIENT = ClientInfo(False, HANDSHAKE[-1])
 
 
-def implementation() -> dict[str, str]:
+def describe_server() -> dict[str, str]:
     number: str = sys.modules["retinue"].__version__
     return {"name": "retinue", "title": "Retinue subagents", "version": number}
 
 
-def initialize(params: dict[str, Any], instructions: str) -> tuple[Client, dict[str, Any]]:
-    """The handshake: who the client is, and the answer."""
+def answer_initialize(params: dict[str, Any], instructions: str) -> tuple[ClientInfo, dict[str, Any]]:
+    """Return who the client is, and the answer to its handshake."""
     wanted = params.get("protocolVersion")
     if not isinstance(wanted, str):
-        raise Problem(INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
+        raise RpcError(INVALID_PARAMS, "initialize: 'protocolVersion' must be a string")
     version = wanted if wanted in HANDSHAKE else HANDSHAKE[-1]
-    client = Client(False, version, _name(params.get("clientInfo")), _object(params.get("capabilities")))
+    client = ClientInfo(False, version, _read_name(params.get("clientInfo")), _read_object(params.get("capabilities")))
     return client, {
         "protocolVersion": version,
         "capabilities": {"tools": {}},
-        "serverInfo": implementation(),
+        "serverInfo": describe_server(),
         "instructions": instructions,
     }
 
 
-def discover(instructions: str) -> dict[str, Any]:
+def answer_discover(instructions: str) -> dict[str, Any]:
     return {"supportedVersions": [ENVELOPE], "capabilities": {"tools": {}}, "instructions": instructions}
 
 
@@ -81,47 +81,47 @@ def is_enveloped(request: Request) -> bool:
     return request.method != "initialize" and VERSION_KEY in request.meta
 
 
-def enveloped(request: Request, headers: Mapping[str, str] | None = None) -> Client:
-    """Who sent a request with an envelope. Over HTTP the headers must say the same; else a Problem."""
+def read_envelope(request: Request, headers: Mapping[str, str] | None = None) -> ClientInfo:
+    """Return who sent a request with an envelope. Over HTTP the headers must agree. Raises RpcError."""
     meta = request.meta
     missing = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
     if missing:
-        raise Problem(INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
+        raise RpcError(INVALID_PARAMS, f"params._meta is missing {', '.join(missing)}")
     version = meta[VERSION_KEY]
     if headers is not None:
         _check_headers(request, version, headers)
     if not isinstance(version, str):
-        raise Problem(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
+        raise RpcError(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
     if version != ENVELOPE:
-        wanted = {"supported": [ENVELOPE], "requested": version[:_LONGEST]}
-        raise Problem(UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
-    return Client(True, version, _name(meta.get(CLIENT_KEY)), _object(meta.get(CAPABILITIES_KEY)))
+        wanted = {"supported": [ENVELOPE], "requested": version[:_MAX_TEXT]}
+        raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", wanted)
+    return ClientInfo(True, version, _read_name(meta.get(CLIENT_KEY)), _read_object(meta.get(CAPABILITIES_KEY)))
 
 
 def _check_headers(request: Request, version: Any, headers: Mapping[str, str]) -> None:
     if headers.get("mcp-protocol-version") != version:
-        raise Problem(HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
+        raise RpcError(HEADER_MISMATCH, "the header MCP-Protocol-Version is not what the request says")
     if headers.get("mcp-method") != request.method:
-        raise Problem(HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
-    named = NAMED.get(request.method)
+        raise RpcError(HEADER_MISMATCH, "the header Mcp-Method is not the method of the request")
+    named = _NAMED.get(request.method)
     wanted = None if named is None else request.params.get(named)
     if wanted is not None and headers.get("mcp-name") != wanted:
-        raise Problem(HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
+        raise RpcError(HEADER_MISMATCH, f"the header Mcp-Name is not the '{named}' of the request")
 
 
-def finished(request: Request, client: Client, result: dict[str, Any]) -> dict[str, Any]:
-    """The result as the client's revision wants it."""
+def finish_result(request: Request, client: ClientInfo, result: dict[str, Any]) -> dict[str, Any]:
+    """Add what the client's revision wants in a result."""
     if not client.modern:
         return result
-    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: implementation()}}
-    return stamped if request.method not in CACHED else {"ttlMs": 0, "cacheScope": "private", **stamped}
+    stamped = {"resultType": "complete", **result, "_meta": {SERVER_KEY: describe_server()}}
+    return stamped if request.method not in _CACHED else {"ttlMs": 0, "cacheScope": "private", **stamped}
 
 
-def _name(value: Any) -> str:
-    found = _object(value)
+def _read_name(value: Any) -> str:
+    found = _read_object(value)
     words = [found.get("name"), found.get("version")]
-    return " ".join(word for word in words if isinstance(word, str))[:_LONGEST]
+    return " ".join(word for word in words if isinstance(word, str))[:_MAX_TEXT]
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _read_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}

@@ -1,8 +1,7 @@
-"""MCP on stdin and stdout: one message a line, one client, which is there until the input ends.
+"""MCP on stdin and stdout: one message a line, one client, until the input ends.
 
-The two descriptors are taken away from everybody else first: what any library prints goes to stderr, so that the
-client reads protocol and nothing else. Threads of their own read and write, so that a pipe that is slow or full holds
-up no run.
+The two descriptors are taken away from all other code first. What a library prints then goes to stderr, and the client
+reads nothing but the protocol. Threads read and write, so that a slow or full pipe holds up no run.
 """
 
 from __future__ import annotations
@@ -14,115 +13,114 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from retinue.concurrency import TaskOwner
 from retinue.surfaces.mcp import messages, revisions
-from retinue.surfaces.mcp.messages import INVALID_REQUEST, LARGEST, Problem, Request
+from retinue.surfaces.mcp.messages import INVALID_REQUEST, MAX_MESSAGE_BYTES, Request, RpcError
 from retinue.surfaces.mcp.server import Server, Session
 
 CHUNK = 64 * 1024
-MOST_WAITING = 1000
-LAST_WORDS_SECONDS = 2.0
+MAX_WAITING = 1000
+GRACE_SECONDS = 2.0
 
 
-async def serve(server: Server, stop: asyncio.Event) -> None:
-    """Until the client closes its end, or `stop` is set."""
+async def serve_stdio(server: Server, stop: asyncio.Event) -> None:
+    """Serve until the client closes its end, or `stop` is set."""
     loop = asyncio.get_running_loop()
-    incoming, outgoing = _claim(0, os.open(os.devnull, os.O_RDONLY)), _claim(1, os.dup(2))
+    incoming, outgoing = _claim_descriptor(0, os.open(os.devnull, os.O_RDONLY)), _claim_descriptor(1, os.dup(2))
     writer = _Writer(outgoing, lambda: loop.call_soon_threadsafe(stop.set))
-    front = _Front(server, writer)
-    threading.Thread(target=_read, args=(incoming, front, loop, stop), name="retinue-mcp-in", daemon=True).start()
+    client = _StdioClient(server, writer)
+    threading.Thread(
+        target=_read_lines, args=(incoming, client, loop, stop), name="retinue-mcp-in", daemon=True
+    ).start()
     try:
         await stop.wait()
     finally:
-        await front.close()
+        await client.close()
         writer.close()
 
 
-def _claim(fd: int, instead: int) -> int:
-    """A descriptor of our own for the client; the well-known number is somebody else's from now on."""
+def _claim_descriptor(fd: int, instead: int) -> int:
+    """Return a descriptor of our own for the client. The well-known number leads to `instead` from now on."""
     own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     os.dup2(instead, fd)
     os.close(instead)
     return own
 
 
-class _Front:
-    """The one session of this process, and its requests at work."""
+class _StdioClient:
+    """The one client of this process, and its requests at work."""
 
     def __init__(self, server: Server, writer: _Writer) -> None:
         self._server, self._writer = server, writer
         self._session = Session(server, about="stdio")
         self._session.channel = writer
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskOwner()
 
-    async def take(self, line: bytes) -> None:
-        """One line of the client. Returns at once: requests go on beside each other."""
+    async def handle_line(self, line: bytes) -> None:
+        """Handle one line. Returns at once: requests are answered beside each other."""
         try:
-            message = messages.read(line)
+            message = messages.parse_message(line)
             if not isinstance(message, Request):
-                self._session.heard(message)
+                self._session.handle_message(message)
             elif message.method == "initialize":
                 self._writer.send(self._session.initialize(message))
             else:
-                task = asyncio.create_task(self._respond(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        except Problem as problem:
-            self._writer.send(messages.error(problem.id, problem))
-        self._server.begin()
+                self._tasks.start(self._answer(message))
+        except RpcError as error:
+            self._writer.send(messages.encode_error(error.id, error))
+        self._server.start_loading()
 
-    def too_long(self) -> None:
-        problem = Problem(INVALID_REQUEST, f"a message is larger than {LARGEST} bytes")
-        self._writer.send(messages.error(None, problem))
+    def refuse_long_line(self) -> None:
+        error = RpcError(INVALID_REQUEST, f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
+        self._writer.send(messages.encode_error(None, error))
 
-    async def _respond(self, request: Request) -> None:
+    async def _answer(self, request: Request) -> None:
         session = self._session
         try:
-            client = revisions.enveloped(request) if revisions.is_enveloped(request) else session.client
+            client = revisions.read_envelope(request) if revisions.is_enveloped(request) else session.client
             if client is None and request.method != "ping":
-                raise Problem(INVALID_REQUEST, "the first request is 'initialize', or has the envelope of 2026-07-28")
-            answer = await session.answer(request, client or revisions.NOBODY, self._writer)
-        except Problem as problem:
-            answer = messages.error(request.id, problem)
+                raise RpcError(INVALID_REQUEST, "the first request is 'initialize', or has the envelope of 2026-07-28")
+            answer = await session.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
+        except RpcError as error:
+            answer = messages.encode_error(request.id, error)
         self._writer.send(answer)
 
     async def close(self) -> None:
-        """What was asked before the input ended is still answered, unless that is subagents' work."""
-        if self._tasks and not self._session.at_work():
-            await asyncio.wait(self._tasks, timeout=LAST_WORDS_SECONDS)
+        """Answer what was asked before the input ended, unless subagents work on it, and end the session."""
+        if not self._session.has_running_subagents():
+            await self._tasks.wait(GRACE_SECONDS)
         await self._session.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close(None)
 
 
-def _read(fd: int, front: _Front, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """A thread: hands over one line after the other, each when the one before is taken."""
+def _read_lines(fd: int, client: _StdioClient, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Hand over one line after the other, from a thread. Each waits until the one before is handled."""
     try:
-        for line in _lines(fd):
+        for line in _split_lines(fd):
             if line is None:
-                loop.call_soon_threadsafe(front.too_long)
+                loop.call_soon_threadsafe(client.refuse_long_line)
             elif line.strip():
-                asyncio.run_coroutine_threadsafe(front.take(line), loop).result()
+                asyncio.run_coroutine_threadsafe(client.handle_line(line), loop).result()
         loop.call_soon_threadsafe(stop.set)
     except RuntimeError:
         pass  # the loop is closed: it was told to stop while we read
 
 
-def _lines(fd: int) -> Iterator[bytes | None]:
-    """Lines without their ends; None for one that was too long, of which nothing is kept."""
+def _split_lines(fd: int) -> Iterator[bytes | None]:
+    """Yield lines without their ends; None for a line that is too long."""
     kept, skipping = bytearray(), False
-    while chunk := _chunk(fd):
+    while chunk := _read_chunk(fd):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            yield None if skipping or len(kept) + len(end) > LARGEST else bytes(kept + end)
+            yield None if skipping or len(kept) + len(end) > MAX_MESSAGE_BYTES else bytes(kept + end)
             kept, skipping = bytearray(), False
-        skipping = skipping or len(kept) + len(rest) > LARGEST
+        skipping = skipping or len(kept) + len(rest) > MAX_MESSAGE_BYTES
         kept = bytearray() if skipping else kept + rest
     if kept:
         yield bytes(kept)
 
 
-def _chunk(fd: int) -> bytes:
+def _read_chunk(fd: int) -> bytes:
     try:
         return os.read(fd, CHUNK)
     except OSError:
@@ -130,9 +128,9 @@ def _chunk(fd: int) -> bytes:
 
 
 class _Writer:
-    """Puts messages on lines, in order. Notifications to a client that does not read are dropped, answers are kept."""
+    """Writes messages in order, from a thread. If the client does not read, notifications are dropped, answers kept."""
 
-    open = True
+    is_open = True
 
     def __init__(self, fd: int, gone: Callable[[], object]) -> None:
         self._fd, self._gone = fd, gone
@@ -141,7 +139,7 @@ class _Writer:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        if self._waiting.qsize() < MOST_WAITING or b'"id":' in message[:30]:
+        if self._waiting.qsize() < MAX_WAITING or b'"id":' in message[:30]:
             self._waiting.put(message)
 
     def _write(self) -> None:
@@ -155,4 +153,4 @@ class _Writer:
 
     def close(self) -> None:
         self._waiting.put(None)
-        self._thread.join(LAST_WORDS_SECONDS)
+        self._thread.join(GRACE_SECONDS)

@@ -1,35 +1,35 @@
-"""Replies as text, for clients that show text. Says the same as the structured reply; the words of subagents stay
-apart from ours."""
+"""Replies as text, for clients that show text. Says the same as the structured reply, and sets the answers of subagents
+apart from our own words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from retinue.log.styled_text import counted
+from retinue.log.styled_text import format_count
 
 LISTED = 20
 
 
-def text_of(reply: dict[str, Any]) -> str:
-    """The whole reply in words."""
+def render_reply(reply: dict[str, Any]) -> str:
+    """Render a whole reply."""
     if "error" in reply:
         return str(reply["error"])
-    return "\n".join(_lines(reply))
+    return "\n".join(_render_lines(reply))
 
 
-def _lines(reply: dict[str, Any]) -> Iterator[str]:
+def _render_lines(reply: dict[str, Any]) -> Iterator[str]:
     if "summary" in reply:
-        yield _summary(reply["summary"])
+        yield _render_summary(reply["summary"])
     for entry in reply.get("results", ()):
-        yield from _result(entry)
+        yield from _render_result(entry)
     if "result" in reply:
-        yield from _result(reply["result"])
+        yield from _render_result(reply["result"])
     if "subagent" in reply:
-        yield from _standing(reply["subagent"], whole=True)
+        yield from _render_status(reply["subagent"], whole=True)
     for key in ("subagents", "running"):
         for entry in reply.get(key, ()):
-            yield from _standing(entry)
+            yield from _render_status(entry)
         if key in reply and not reply[key] and key == "subagents":
             yield "No subagents."
     if reply.get("left_out"):
@@ -42,12 +42,12 @@ def _lines(reply: dict[str, Any]) -> Iterator[str]:
         yield f"watch: {reply['watch']}"
 
 
-def _summary(summary: dict[str, int]) -> str:
+def _render_summary(summary: dict[str, int]) -> str:
     kinds = [f"{summary[kind]} {kind}" for kind in ("completed", "failed", "timeout", "cancelled") if summary[kind]]
-    return f"{counted(summary['total'], 'subagent')}: {', '.join(kinds)}"
+    return f"{format_count(summary['total'], 'subagent')}: {', '.join(kinds)}"
 
 
-def _result(entry: dict[str, Any]) -> Iterator[str]:
+def _render_result(entry: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"== {entry['subagent_id']} ({entry['status']}, {entry['execution_time_seconds']} s)"
     if entry["answer"]:
@@ -64,7 +64,7 @@ def _result(entry: dict[str, Any]) -> Iterator[str]:
         yield f"-- take over: {entry['apply']}"
 
 
-def _standing(entry: dict[str, Any], *, whole: bool = False) -> Iterator[str]:
+def _render_status(entry: dict[str, Any], *, whole: bool = False) -> Iterator[str]:
     words = [entry["status"]]
     if entry["status"] == "running" and entry.get("state", "running") != "running":
         words.append(entry["state"])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.log.styled_text import question_spans
+from retinue.log.styled_text import make_question_spans
 from retinue.surfaces.printer import editor, safe
 from retinue.surfaces.printer.printer import Printer
 
@@ -269,6 +269,6 @@ class TerminalApprover:
         lines = [f"({more} more question{'' if more == 1 else 's'} waiting)"]
         others = [waiting.question for waiting in self._waiting.values() if listed and waiting is not self._current]
         for asked in others[:LISTED]:
-            spans = question_spans(asked.label, asked.tool, asked.args)[1:]
+            spans = make_question_spans(asked.label, asked.tool, asked.args)[1:]
             lines.append(f"  {asked.number}. " + safe.escape_line("".join(text for _, text in spans)))
         self._printer.show_note("\n".join(lines))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.log.styled_text import pretty
+from retinue.log.styled_text import format_json
 
 LEAVE_SECONDS = 1.0
 
@@ -42,7 +42,7 @@ async def edit_args(command: list[str], args: dict[str, Any], *, fd: int) -> dic
     file = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
-            out.write(pretty(args) + "\n")
+            out.write(format_json(args) + "\n")
         with _restore_modes(fd):
             process = await asyncio.create_subprocess_exec(*command, name, stdin=fd, stdout=fd, stderr=fd)
             try:

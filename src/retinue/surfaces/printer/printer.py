@@ -5,22 +5,27 @@ Gets events, or lines of the surface that made it; knows no supervisor. The stre
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from retinue.core.approvals import Approval
 from retinue.core.events import Event
 from retinue.log.blocks import Block, Blocks
-from retinue.log.styled_text import question_body, question_spans
+from retinue.log.styled_text import format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.output import Output
 
 Level = Literal["quiet", "normal", "verbose"]
 SHOWN_LINES = 40
 SHOWN_CHARACTERS = 4096
 ASKED_LINES = 400
 ASKED_CHARACTERS = 64 * 1024
+COLUMNS = 80
+AHEAD = 64
 _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "warning", "gap"})
 
 
@@ -33,7 +38,7 @@ class Printer:
         self.color = colors.wants_color(stream) if color is None else color
         self.terminal = self.color and colors.is_terminal(stream)
         self.on_asked: Callable[[str], None] | None = None
-        self._output = Output(stream)
+        self._output = _Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
         self._has_status = False  # a status stands on the last line
@@ -41,7 +46,7 @@ class Printer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the reader is gone, so that there is no point in printing more."""
+        """True if the reader is gone, so that there is no point in printing more."""
         return self._output.is_closed
 
     @property
@@ -77,8 +82,10 @@ class Printer:
 
     def show_question(self, question: Approval) -> None:
         """Print a question as a block: the call, its run, and what it would change."""
-        header = colors.paint_header(question_spans(question.label, question.tool, question.args), color=self.color)
-        self._put(_join_block(header, self._format_preview(question_body(question))), loose=False)
+        header = colors.paint_header(
+            make_question_spans(question.label, question.tool, question.args), color=self.color
+        )
+        self._put(_join_block(header, self._format_preview(format_question_body(question))), loose=False)
 
     def show_note(self, text: str) -> None:
         """Print a note of the surface itself, on lines of its own."""
@@ -161,6 +168,38 @@ class Printer:
         return colors.paint_diff(safe.escape_text(shown), color=self.color)
 
 
+class PrintThread:
+    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self._last: Future[Any] | None = None
+        self._enqueued = 0
+        self._closed = False
+
+    def submit(self, work: Callable[..., object], *args: object) -> None:
+        """Hand work over without waiting. Does nothing once the thread is closed."""
+        if not self._closed:
+            self._last = self._thread.submit(work, *args)
+
+    async def enqueue(self, work: Callable[..., object], *args: object) -> None:
+        """Hand work over, and now and then wait until all is done, so that the thread is never far behind."""
+        self.submit(work, *args)
+        self._enqueued += 1
+        if self._enqueued % AHEAD == 0:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Wait until all work that was handed over is done."""
+        if self._last is not None:
+            await asyncio.shield(asyncio.wrap_future(self._last))
+
+    def close(self) -> None:
+        """Take no more work. Does not wait: a write that still blocks ends with the process."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
+
+
 def truncate_text(text: str, *, lines: int, size: int) -> str:
     """Return the beginning of a long text and a mark that says how much is missing."""
     parts = text[: size + 1].split("\n", lines)
@@ -175,3 +214,66 @@ def truncate_text(text: str, *, lines: int, size: int) -> str:
 
 def _join_block(header: str, body: str) -> str:
     return f"{header}\n{body}" if body else header
+
+
+class _Output:
+    """The stream of a printer. Each `write` is one write of the system, as far as the system takes it whole. A reader
+    that is gone is no error: writing stops silently."""
+
+    def __init__(self, stream: colors.Stream) -> None:
+        self._stream = stream
+        self._fd = _find_descriptor(stream)
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.is_closed = False
+        self._held: list[str] | None = None
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal; a usual width if there is none."""
+        try:
+            return os.get_terminal_size(-1 if self._fd is None else self._fd).columns or COLUMNS
+        except OSError:
+            return COLUMNS
+
+    def hold(self) -> None:
+        """Keep what is written until `release`, because another program has the terminal."""
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held or [], None
+        self.write("".join(held))
+
+    def write(self, text: str) -> None:
+        if self.is_closed or not text:
+            return
+        if self._held is not None:
+            self._held.append(text)
+            return
+        try:
+            self._stream.flush()
+            if self._fd is None:
+                self._stream.write(text)
+                self._stream.flush()
+            else:
+                self._write_all(text.encode(self._encoding, "backslashreplace"))
+        except (OSError, ValueError):  # the reader is gone, or the stream was closed
+            self.is_closed = True
+
+    def _write_all(self, data: bytes) -> None:
+        assert self._fd is not None
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # a program that shares the terminal made it non-blocking
+                waiting = select.poll()
+                waiting.register(self._fd, select.POLLOUT)
+                waiting.poll()
+
+
+def _find_descriptor(stream: colors.Stream) -> int | None:
+    fileno = getattr(stream, "fileno", None)
+    try:
+        return None if fileno is None else int(fileno())
+    except (OSError, ValueError):
+        return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from retinue.log.accounts import cost_text
-from retinue.log.outline import Outline, OutlineRow, outline, status_bar
+from retinue.log.accounts import format_cost
+from retinue.log.outline import Outline, OutlineRow, format_status_bar, make_outline
 from retinue.log.runs import Runs
 from retinue.log.styled_text import Role
 from retinue.surfaces.printer import colors, safe
@@ -16,7 +16,7 @@ _HEADS = ("state", "turns", "tools", "tokens", "time", "cost")
 
 def format_summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str:
     """Return the tree with states, turns, tools, tokens and time; totals and the status bar below it."""
-    picture = outline(runs, now=now)
+    picture = make_outline(runs, now=now)
     shown = len(_HEADS) if picture.cost else -1  # a column of nothing but "unknown" says nothing
     cells = [row[:shown] for row in (_HEADS, *(_format_cells(row) for row in picture.rows), _format_totals(picture))]
     names = ["", *(_format_name(row) for row in picture.rows), "total"]
@@ -30,16 +30,16 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
         painted = name if of_run is None else _paint_name(name, of_run, color=color)
         line = f"{painted}{' ' * (wide - _measure_width(name))}  {state}  {numbers}".rstrip()
         lines.append(line if of_run else colors.paint_faint(line, color=color))
-    return "\n".join([*lines, "", status_bar(runs)])
+    return "\n".join([*lines, "", format_status_bar(runs)])
 
 
 def _format_cells(row: OutlineRow) -> tuple[str, ...]:
-    tokens, cost = f"{row.usage.total_tokens:,}", cost_text(row.cost, row.unpriced)
+    tokens, cost = f"{row.usage.total_tokens:,}", format_cost(row.cost, row.unpriced)
     return row.state, str(row.turns), str(row.tools), tokens, f"{row.seconds:.1f}s", cost
 
 
 def _format_totals(picture: Outline) -> tuple[str, ...]:
-    tokens, cost = f"{picture.usage.total_tokens:,}", cost_text(picture.cost, picture.unpriced)
+    tokens, cost = f"{picture.usage.total_tokens:,}", format_cost(picture.cost, picture.unpriced)
     count = f"{len(picture.rows)} run{'' if len(picture.rows) == 1 else 's'}"
     return count, str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s", cost
 

@@ -16,6 +16,7 @@ import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client import ClientRequestContext
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Deny
 from retinue.core.errors import ToolError
 from retinue.core.ports import Hosting, Link
@@ -61,12 +62,13 @@ class CallsInFlight:
 
     def __init__(self, server: str, hosting: Hosting) -> None:
         self._server = server
+        self._tasks = TaskOwner()
         self._hosting = hosting
         self._calls: dict[asyncio.Task[types.CallToolResult], tuple[Client, ServerCall]] = {}
 
     async def run_call(self, client: Client, tool: str, args: dict[str, Any], call: ServerCall) -> types.CallToolResult:
         """Make a call. Raises what the SDK raises, or ToolError when the timeout is over."""
-        task = call.task = asyncio.create_task(self._send_call(client, tool, args, call))
+        task = call.task = self._tasks.start(self._send_call(client, tool, args, call))
         self._calls[task] = client, call
         try:
             async with asyncio.timeout(call.seconds) as call.limit:
@@ -122,7 +124,7 @@ class CallsInFlight:
         if call is None:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is in flight, so nobody is asked")
         calls = ", ".join(f"{each.tool} of {each.link.ref.path}" for each in (call, *others)) if others else ""
-        asking = asyncio.create_task(self._ask(call, params, UNCERTAIN.format(calls=calls) if calls else ""))
+        asking = self._tasks.start(self._ask(call, params, UNCERTAIN.format(calls=calls) if calls else ""))
         call.asking.add(asking)
         call.restart_timer()
         try:

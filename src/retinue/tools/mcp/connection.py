@@ -22,6 +22,7 @@ import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from retinue.concurrency import TaskOwner
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
 from retinue.core.servers import McpServer, filled, variables
@@ -77,6 +78,7 @@ class Connection:
         self._calls = calls
         self._on_change = on_change
         self._back_off = back_off
+        self._tasks = TaskOwner()
         self._owner: asyncio.Task[None] | None = None
         self._client: Client | None = None
         self._tried = asyncio.Event()
@@ -92,7 +94,7 @@ class Connection:
     def start(self) -> None:
         if self._owner is None and not self._closing:
             self.state = "starting"
-            self._owner = asyncio.create_task(self._run_owner(), name=f"mcp {self.server.name}")
+            self._owner = self._tasks.start(self._run_owner(), name=f"mcp {self.server.name}")
 
     @property
     def was_tried(self) -> bool:
@@ -221,7 +223,8 @@ class Connection:
 
     async def _serve_until_over(self, client: Client) -> None:
         """Keep the connection until it is over, and list the tools again when they have changed."""
-        follower = asyncio.create_task(self._follow_list_changes(client))
+        followers = TaskOwner()
+        followers.start(self._follow_list_changes(client))
         try:
             while not self._closing:
                 await self._news.wait()
@@ -235,9 +238,9 @@ class Connection:
                     self._on_change()
         finally:
             self._client = None
-            follower.cancel()
+            followers.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait({follower})
+                await followers.wait()
                 await self._calls.end_calls(client)
 
     async def _follow_list_changes(self, client: Client) -> None:

@@ -66,7 +66,7 @@ class ServerProgram:
 
     @asynccontextmanager
     async def open_streams(self) -> AsyncIterator[TransportStreams]:
-        """Raises RetinueError when it cannot be started."""
+        """Start the program and yield its streams; end it afterwards. Raises StartFailed."""
         group, pipes = self._start()
         try:
             async with AsyncExitStack() as stack:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.context import Context
 from retinue.core.errors import NotFound, ToolError
 from retinue.core.messages import ToolSpec
@@ -110,18 +111,14 @@ class McpServers:
         wanted = [each for name, each in self.connections.items() if name in needed and not each.was_tried]
         for connection in wanted:
             connection.start()
-        waiting = {asyncio.create_task(each.wait_until_tried()): each for each in wanted}
-        try:
-            if waiting:
-                _, late = await asyncio.wait(waiting, timeout=PATIENCE_SECONDS)
-                if late and say is not None:
-                    names = ", ".join(f"{waiting[task].server.name} ({waiting[task].server.words})" for task in late)
-                    say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
-                if late:
-                    await asyncio.wait(late)
-        finally:
-            for task in waiting:
-                task.cancel()
+        async with TaskOwner() as owner:
+            for each in wanted:
+                owner.start(each.wait_until_tried())
+            if not await owner.wait(PATIENCE_SECONDS) and say is not None:
+                late = [each.server for each in wanted if not each.was_tried]
+                names = ", ".join(f"{server.name} ({server.words})" for server in late)
+                say(f"waiting for the MCP server{'s' if len(late) > 1 else ''} {names}")
+            await owner.wait()
         if say is not None:
             for each in wanted:  # a server that is not available is a warning of each plan
                 for note in each.notes:

@@ -17,7 +17,7 @@ from retinue.control import address_files
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import RuntimeName
 from retinue.surfaces.cli.checkup.check import Check, Look
-from retinue.surfaces.cli.main import version
+from retinue.surfaces.cli.main import get_version
 from retinue.telemetry import providers
 
 OLDEST_PYTHON = (3, 11)
@@ -34,7 +34,7 @@ def check_system(look: Look) -> Iterator[Check]:
     new_enough = sys.version_info >= OLDEST_PYTHON
     cure = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
     yield Check("python", "ok" if new_enough else "fail", f"{platform.python_version()} at {sys.executable}", cure)
-    yield Check("retinue", "ok", f"{version()} at {Path(build.__file__).parents[1]}")
+    yield Check("retinue", "ok", f"{get_version()} at {Path(build.__file__).parents[1]}")
     yield _check_sqlite()
     yield _check_git()
     yield _check_shell()
@@ -54,7 +54,7 @@ def check_sandboxes(look: Look) -> Iterator[Check]:
         except RetinueError as error:
             yield Check("sandbox", "warn", f"runtime `{name}` is not possible here: {error}")
         else:
-            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.walls if started else ())}")
+            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
     yield _check_network(parts.network or ())
 
 
@@ -72,10 +72,10 @@ def check_control(look: Look) -> Iterator[Check]:
 
 def check_telemetry(_: Look) -> Iterator[Check]:
     """Check that spans can be sent. Settings and the environment decide whether they are."""
-    if not providers.installed():
+    if not providers.is_installed():
         yield Check("telemetry", "ok", f"not installed: {providers.INSTALL}")
         return
-    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.asked_for(os.environ) else "no collector is named"
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
     yield Check("telemetry", "ok", f"installed; {named}")
 
 

@@ -11,10 +11,10 @@ from retinue import build
 from retinue.build.servers import make_tool_servers
 from retinue.config.project import SETTINGS_FILE
 from retinue.config.settings import find_unsandboxed
-from retinue.core.errors import RetinueError
+from retinue.core.errors import LogError, RetinueError
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS
 from retinue.core.servers import McpServer, ServerReport
-from retinue.log.archive import Archive
+from retinue.log.opening import open_reader
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 WEB_TOOLS_OFF = "web_fetch and web_search are off: no host may be reached"
@@ -87,20 +87,18 @@ def check_authority(look: Look) -> Iterator[Check]:
 
 def check_logs(look: Look) -> Iterator[Check]:
     """Check that each log can be read, is whole and has our version."""
-    archive = Archive(look.state)
-    cure = f"move it out of {archive.folder}; the other logs are read all the same"
+    log = open_reader(look.state)
+    problems: list[LogError] = []
     try:
-        count, files = len(archive.trees()), archive.files()
+        found = asyncio.run(log.check_health(problems.append))
     except RetinueError as error:
-        yield Check("logs", "fail", str(error), f"see that you can read {archive.folder}")
+        yield Check("logs", "fail", str(error), f"see that you can read {log.location}")
         return
-    problems = list(archive.problems)
-    problems += [problem for file in files if (problem := archive.damage(file)) and problem not in problems]
+    cure = f"move it out of {log.location}; the other logs are read all the same"
     for problem in problems:
-        yield Check("logs", "fail", problem, cure)
-    if count and not problems:
-        trees = f"{count} tree{'' if count == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
-        yield Check("logs", "ok", f"{trees}, all of them whole, version {archive.version}")
+        yield Check("logs", "fail", str(problem), cure)
+    if found:
+        yield Check("logs", "ok", found)
 
 
 def _check_state(state: Path) -> Check:

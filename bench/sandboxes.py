@@ -1,0 +1,173 @@
+"""What a sandbox costs: nothing for a run that does not use it, how soon its first call is done, and what it weighs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import retinue
+from bench.table import Row
+from retinue.core.events import ToolResult, TurnStarted
+from retinue.core.limits import Caps
+from retinue.core.messages import Call, Reply
+from retinue.sandbox import bubblewrap
+from retinue.sandbox.box import Box, NoWall, python
+from retinue.testing import scripted
+
+STARTS = 12
+PAIRS = 50
+CROWD = 200
+TALKERS = 1000
+ROUNDS = 3
+
+
+def rows() -> Iterator[Row]:
+    folder = Path(tempfile.mkdtemp(prefix="retinue-bench-"))
+    folder.chmod(0o755)
+    try:
+        wall = bubblewrap.probe(folder / "probe")
+        yield from _rows(wall, folder)
+    except NoWall as error:
+        yield Row("sandboxes: not measured", str(error)[:40])
+    finally:
+        shutil.rmtree(folder)
+
+
+def _rows(wall: bubblewrap.Bubblewrap, folder: Path) -> Iterator[Row]:
+    bare = min(_start_bare(wall, folder / str(n)) for n in range(STARTS))
+    yield Row("reference: the same sandbox around python -I -c pass", f"{bare * 1e3:.1f} ms")
+    seconds, ratio = asyncio.run(_compare_first_event(folder))
+    yield Row("isolated, no sandboxed call: spawn to first event, of inherited", f"{seconds * 1e3:.2f} ms", ratio, 1.5)
+    first = asyncio.run(_time_first_call(folder))
+    yield Row("isolated: first sandboxed call", f"{first * 1e3:.1f} ms", first / bare, 4)
+    seconds, ratio = _compare_talkers(folder)
+    yield Row(f"{TALKERS} isolated runs that only talk to the model, of inherited", f"{seconds:.2f} s", ratio, 2)
+    weight, seconds = asyncio.run(_weigh_crowd(folder))
+    yield Row(f"{CROWD} sandboxes at once: private memory of each", f"{seconds:.1f} s", weight / 2**20, 25, "MB")
+
+
+def _start_bare(wall: bubblewrap.Bubblewrap, folder: Path) -> float:
+    for name in ("workspace", "outputs", "lent", "hidden"):
+        (folder / name).mkdir(parents=True)
+    paths = [str(folder / name) for name in ("workspace", "outputs", "lent", "hidden")]
+    opening = wall.open(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], Caps()),
+                        [python(), "-I", "-c", "pass"])  # fmt: skip
+    started = time.perf_counter()
+    subprocess.run(opening.argv, env=dict(opening.env), pass_fds=opening.fds, check=True)
+    taken = time.perf_counter() - started
+    opening.drop()
+    if opening.group is not None:
+        opening.group.remove_soon()
+    return taken
+
+
+async def _compare_first_event(folder: Path) -> tuple[float, float]:
+    """Time runs in both runtimes in turn; no process may be started."""
+    profile = retinue.Profile("main", model=scripted({"main": [{"text": "x"}] * 9}))
+    seconds: dict[str, list[float]] = {"inherited": [], "isolated": []}
+    async with (
+        retinue.open(project=folder, runtime="inherited") as inherited,
+        retinue.open(project=folder, runtime="isolated") as isolated,
+    ):
+        for _ in range(PAIRS):
+            for name, r in (("inherited", inherited), ("isolated", isolated)):
+                started = time.perf_counter()
+                run = await r.spawn(profile, "go")
+                async for event in run.events():
+                    if isinstance(event.body, TurnStarted):
+                        seconds[name].append(time.perf_counter() - started)
+                        break
+                await run.result()
+        assert not list(_list_below(os.getpid())), "a run without a sandboxed call has started a process"
+    ratios = [two / one for one, two in zip(seconds["inherited"], seconds["isolated"], strict=True)]
+    return statistics.median(seconds["isolated"]), statistics.median(ratios[1:])  # the first one probes
+
+
+async def _time_first_call(folder: Path) -> float:
+    """Return the shortest time of a call for which the sandbox had to be started."""
+    seconds = []
+    async with retinue.open(project=folder, runtime="isolated", mode="yes") as r:
+        for _ in range(STARTS):
+            replies = [{"tools": [{"name": "glob", "args": {"pattern": "*"}}]}, {"text": "x"}]
+            profile = retinue.Profile("main", model=scripted({"main": replies}), workspace="scratch")
+            run = await r.spawn(profile, "go")
+            async for event in run.events():
+                if isinstance(event.body, ToolResult):
+                    assert event.body.success, event.body.text
+                    seconds.append(event.body.duration_ms / 1000)
+    return min(seconds)
+
+
+def _compare_talkers(folder: Path) -> tuple[float, float]:
+    ratios, seconds = [], 0.0
+    for _ in range(ROUNDS):
+        reference = asyncio.run(_talk(folder, "inherited"))
+        seconds = asyncio.run(_talk(folder, "isolated"))
+        ratios.append(seconds / reference)
+    return seconds, statistics.median(ratios)
+
+
+async def _talk(folder: Path, runtime: str) -> float:
+    profile = retinue.Profile("main", model=scripted({"main": [{"text": "x"}] * TALKERS}))
+    async with retinue.open(project=folder, runtime=runtime) as r:  # type: ignore[arg-type]
+        await (await r.spawn(profile, "go")).result()  # probes
+        started = time.perf_counter()
+        runs = [await r.spawn(profile, "go") for _ in range(TALKERS)]
+        results = [await run.result() for run in runs]
+        taken = time.perf_counter() - started
+    assert {result.status for result in results} == {"done"}
+    return taken
+
+
+class Gathering:
+    """A model that has one sandboxed call made, and answers when all runs are that far."""
+
+    name = "gathering"
+
+    def __init__(self, then: Callable[[], Awaitable[Any]]) -> None:
+        self._then, self._here, self._all = then, 0, asyncio.Event()
+
+    async def complete(self, request: Any, on_delta: Any) -> Reply:
+        if request.turn == 1:
+            return Reply("", (Call("c1", "glob", {"pattern": "*"}),))
+        self._here += 1
+        if self._here == CROWD:
+            await self._then()
+            self._all.set()
+        await self._all.wait()
+        return Reply("done")
+
+
+async def _weigh_crowd(folder: Path) -> tuple[float, float]:
+    weights: list[int] = []
+
+    async def weigh() -> None:
+        weights.extend(_count_private_bytes(pid) for pid in _list_below(os.getpid()))
+
+    started = time.perf_counter()
+    async with retinue.open(project=folder, runtime="isolated", mode="yes") as r:
+        profile = retinue.Profile("main", model=Gathering(weigh), workspace="scratch")
+        runs = [await r.spawn(profile, "go") for _ in range(CROWD)]
+        results = [await run.result() for run in runs]
+    assert {result.status for result in results} == {"done"}, results[0].error_details
+    return sum(weights) / CROWD, time.perf_counter() - started
+
+
+def _list_below(pid: int) -> Iterator[int]:
+    for listed in Path("/proc", str(pid), "task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            yield child
+            yield from _list_below(child)
+
+
+def _count_private_bytes(pid: int) -> int:
+    lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))

@@ -1,0 +1,199 @@
+"""The tools that run in a run's sandbox, as the loop sees them, and the host's side of one of their calls: its clock
+and the calls that a program makes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from retinue.agent.program_calls import ProgramCalls
+from retinue.core import secrets
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.plans import HostTool, Plan
+from retinue.core.ports import Folders, Link, LocalTool, Made, Outcome, RunSession, SandboxSession, Tool
+from retinue.core.rules import CODE_MODE
+from retinue.sandbox.in_process import IN_PROCESS
+from retinue.tools.code_mode import ExecutePython
+from retinue.tools.functions import Lent
+from retinue.tools.local import LOCAL
+
+LENT_BYTES = 2 * 1024 * 1024
+SHOWN_SECONDS = 0.05
+SHOWN_BYTES = 4096
+
+
+class SandboxedTool:
+    """A file, shell or code tool. Its calls are executed by `session`: in this process unless it is bound to
+    another."""
+
+    def __init__(self, tool: LocalTool, session: SandboxSession = IN_PROCESS) -> None:
+        self.tool = tool
+        self.spec: ToolSpec = tool.spec
+        self._session = session
+
+    def bind(self, session: SandboxSession) -> SandboxedTool:
+        return SandboxedTool(self.tool, session)
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return await self._session.preview(self.tool, call, folders)
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        execution = HostExecution(self.tool, call, folders, link)
+        try:
+            return await self._session.execute(self.tool, call, execution)
+        finally:
+            execution.close()
+
+
+def make_local_tool(name: str) -> Tool:
+    return SandboxedTool(LOCAL[name]())
+
+
+def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:
+    """Give the tool that runs programs the MCP tools of the run to call. A run that has none of those has no use for
+    it, unless its profile names it."""
+    code_mode = tools.get(CODE_MODE)
+    if isinstance(code_mode, SandboxedTool) and isinstance(code_mode.tool, ExecutePython):
+        lent = _lent_to_programs(tools, host)
+        if lent or named:
+            tools[CODE_MODE] = SandboxedTool(ExecutePython(lent))
+        else:
+            del tools[CODE_MODE]
+
+
+def _lent_to_programs(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
+    """Return as many as one frame carries; who has more than that has the others still as tools of its own."""
+    found, left = [], LENT_BYTES
+    for name, tool in tools.items():
+        if tool.spec.server and name in host:
+            left -= len(msgspec.json.encode(tool.spec))
+            found += [tool.spec] if left >= 0 else []
+    return tuple(found)
+
+
+class BoundTools(Mapping[str, Tool]):
+    """The tools of one run: those of its sandbox execute there, functions of the host find their workspace made.
+
+    Each is bound when it is first called: most runs call few of them, and many call none."""
+
+    def __init__(self, plan: Plan, session: RunSession) -> None:
+        self._plan, self._session = plan, session
+        self._bound: dict[str, Tool] = {}
+
+    def __getitem__(self, name: str) -> Tool:
+        tool = self._bound.get(name)
+        if tool is None:
+            tool = self._bound[name] = self._bind(name, self._plan.by_name[name])
+        return tool
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._plan.by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.by_name)
+
+    def __len__(self) -> int:
+        return len(self._plan.by_name)
+
+    def _bind(self, name: str, tool: Tool) -> Tool:
+        if isinstance(tool, SandboxedTool):
+            return tool.bind(self._session) if self._session.runs_tool(name) else tool
+        return PreparedTool(tool, self._session) if _uses_workspace(name, tool, self._plan) else tool
+
+
+def _uses_workspace(name: str, tool: Tool, plan: Plan) -> bool:
+    """Tell whether a tool of the host may look into the run's workspace: a Python function, or `apply_subagent`."""
+    return not tool.spec.server and (name == "apply_subagent" or (name in plan.host and name != "web_fetch"))
+
+
+class PreparedTool:
+    """A tool of the host whose calls wait until the run's workspace is made."""
+
+    def __init__(self, tool: Tool, session: RunSession) -> None:
+        self.spec: ToolSpec = tool.spec
+        self._tool, self._session = tool, session
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return await self._tool.preview(call, folders)
+
+    async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
+        await self._session.make_workspace()
+        return await self._tool(call, folders, link)
+
+
+class HostExecution:
+    """One call of a local tool, seen from the host: keeps its clock and makes the calls of its program."""
+
+    def __init__(self, tool: LocalTool, call: Call, folders: Folders, link: Link) -> None:
+        self.folders = folders
+        self.path = link.ref.path
+        self._link = link
+        self._seconds = tool.time_limit(call)
+        self._clock: CallClock | None = None
+        self._waits_for_people = tool.spec.name == CODE_MODE
+        lent = tool.lent if isinstance(tool, ExecutePython) else ()
+        self._program = ProgramCalls(call, {spec.name: Lent(spec) for spec in lent}, folders, link)
+        self._secrets = secrets.Stream()
+        self._shown_at = 0.0
+
+    async def expired(self) -> None:
+        if self._clock is None:
+            self._clock = CallClock(self._seconds)
+            if self._waits_for_people:
+                self._clock.forget = self._link.on_question(self._clock.pause_for_person)
+        await self._clock.over.wait()
+
+    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+        return await self._program.call_tool(name, args)
+
+    def show_output(self, data: bytes) -> None:
+        """Show the end of a piece of output; those that come too fast for a screen are dropped."""
+        now = time.monotonic()
+        if now - self._shown_at >= SHOWN_SECONDS:
+            self._shown_at = now
+            self._link.show_output(self._secrets.feed(data[-SHOWN_BYTES:].decode("utf-8", "replace")))
+
+    def close(self) -> None:
+        if self._clock is not None:
+            self._clock.stop()
+
+
+class CallClock:
+    """The time of one call. It stands still while a person is asked."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = seconds
+        self._since = 0.0
+        self._waits = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.over = asyncio.Event()
+        self.forget: Callable[[], None] | None = None
+        self._start()
+
+    def pause_for_person(self, waits: bool) -> None:
+        self._waits += 1 if waits else -1
+        if self._waits:
+            self._pause()
+        else:
+            self._start()
+
+    def stop(self) -> None:
+        if self.forget is not None:
+            self.forget()
+        self._pause()
+
+    def _start(self) -> None:
+        if self._timer is None and self._left is not None:
+            self._since = self._loop.time()
+            self._timer = self._loop.call_later(max(0.0, self._left), self.over.set)
+
+    def _pause(self) -> None:
+        if self._timer is not None and self._left is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._left -= self._loop.time() - self._since

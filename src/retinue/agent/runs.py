@@ -1,0 +1,78 @@
+"""One run from start to ending: its sandbox is opened, its workspace set up, its loop or function run, and its sandbox
+closed. A remote run is handed to whoever has its loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+
+from retinue.agent.local_tools import BoundTools, SandboxedTool
+from retinue.agent.loop import run_loop
+from retinue.agent.tool_calls import run_tool_call
+from retinue.core.errors import RetinueError
+from retinue.core.messages import USERS_OWN, Call, ToolSpec
+from retinue.core.plans import SETUP, Job, JobRunner, Sandbox
+from retinue.core.ports import Link, RunSession, Setup
+from retinue.core.results import Ending
+from retinue.tools.answer import make_output, to_plain
+from retinue.tools.functions import as_text
+from retinue.tools.shell import Shell
+
+LAST_CHARACTERS = 300
+SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=True)
+
+
+def run_job(job: Job, link: Link) -> Awaitable[Ending]:
+    """Run a job to its ending: here, or by whoever has it if it is remote."""
+    runtime = job.plan.runtime
+    return runtime.run(job, link) if isinstance(runtime, JobRunner) else _run_local(job, runtime, link)
+
+
+async def _run_local(job: Job, sandbox: Sandbox, link: Link) -> Ending:
+    """Run a job whose loop is ours; its tools execute in the sandbox."""
+    session = sandbox.open(job, link)
+    if session is None:
+        return await run_agent(job, link)
+    try:
+        job = msgspec.structs.replace(job, tools=BoundTools(job.plan, session), folders=session.folders)
+        if session.setup is not None:
+            await _run_setup(session.setup, session, job, link)
+        if job.plan.profile.call is not None:
+            await session.make_workspace()
+        return await run_agent(job, link)
+    finally:
+        await session.close()
+
+
+async def run_agent(job: Job, link: Link) -> Ending:
+    """Run what the profile is: a model with tools, or a callable."""
+    return await (run_loop(job, link) if job.plan.profile.call is None else _run_callable(job))
+
+
+async def _run_callable(job: Job) -> Ending:
+    """Call a function of any framework with the task's text; what it returns is the answer, checked against the output
+    type of the profile."""
+    call = job.plan.profile.call
+    assert call is not None and job.context is not None
+    value: Any = call(job.task.text, job.context)
+    if inspect.isawaitable(value):
+        value = await value
+    if job.plan.profile.output is None:
+        return Ending("done", as_text(value))
+    output = make_output(job.plan.profile.output)
+    checked = output.check(to_plain(value))
+    return Ending("done", msgspec.json.encode(checked).decode(), structured=checked)
+
+
+async def _run_setup(setup: Setup, session: RunSession, job: Job, link: Link) -> None:
+    """Run the user's `workspace_setup` command. Raises when it fails: a run must not begin in a workspace that is not
+    ready. Nobody is asked, for it stands in the user's own file; `host` says that the model knows nothing of it."""
+    call = Call(SETUP, SETUP, {"command": setup.command, "timeout": setup.seconds})
+    done = await run_tool_call(call, SandboxedTool(Shell(), session), job.folders, link, SETUP_SPEC)
+    if not done.outcome.success:
+        last = " ".join(done.outcome.text[-LAST_CHARACTERS:].split())
+        raise RetinueError(f"workspace_setup failed, so the run did not begin: `{setup.command}`: {last}")

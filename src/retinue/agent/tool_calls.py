@@ -1,0 +1,86 @@
+"""The life of a tool call: policy, preview and approval, run, truncation, result. One function for every call of a run,
+whether its model made it, a program of code mode, or the set-up of its workspace.
+
+Knows the link, which writes, judges and asks, and the tool; not where the tool runs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from retinue.core.approvals import Allow, Decision, Deny, denial, edited
+from retinue.core.errors import Stop, ToolError
+from retinue.core.limits import INLINE_BYTES
+from retinue.core.messages import Call, ToolSpec
+from retinue.core.ports import Folders, Link, Outcome, Tool
+from retinue.tools.truncate import truncate_text
+
+
+class FinishedCall(NamedTuple):
+    """A call that has its result. `outcome` is whole, for programs; `shown` is what the model and the log get;
+    `changed` says which arguments a person gave it."""
+
+    outcome: Outcome
+    shown: Outcome
+    changed: str = ""
+
+
+async def run_tool_call(
+    call: Call, tool: Tool, folders: Folders, link: Link, spec: ToolSpec | None = None
+) -> FinishedCall:
+    """Run one call from `tool.call` to `tool.result`. A tool that fails gives the model words; the run goes on.
+
+    `spec` is what the call is judged and written as, where that is not the tool's own."""
+    started = time.monotonic()
+    changed = ""
+    try:
+        decision = await link.begin(call, spec or tool.spec, lambda: tool.preview(call, folders))
+    except ToolError as error:  # its preview found that it cannot work, so nobody was asked
+        outcome = Outcome(str(error), success=False)
+    else:
+        if isinstance(decision, Allow) and decision.args is not None:
+            changed = edited(decision.args)
+        outcome = await _run_decided(call, decision, tool, folders, link)
+    shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
+    if len(shown.text) * 4 > INLINE_BYTES:
+        shown = fit_inline(shown, call, folders)
+    link.finish(call, shown, round((time.monotonic() - started) * 1000))
+    return FinishedCall(outcome, shown, changed)
+
+
+async def refuse_call(call: Call, problem: str, link: Link) -> Outcome:
+    """Write a call that names no tool, or that cannot be read, and its problem as the result. Nothing runs."""
+    await link.begin(call, ToolSpec(call.name, "", {}, tier="none"), _no_preview)
+    outcome = Outcome(problem, success=False)
+    link.finish(call, outcome, 0)
+    return outcome
+
+
+async def _run_decided(call: Call, decision: Decision, tool: Tool, folders: Folders, link: Link) -> Outcome:
+    if isinstance(decision, Deny):
+        return Outcome(denial(decision), success=False)
+    if decision.args is not None:
+        call = Call(call.id, call.name, decision.args, within=call.within)
+    try:
+        return await tool(call, folders, link)
+    except ToolError as error:
+        return Outcome(str(error), success=False)
+    except Stop:
+        raise
+    except Exception as error:  # noqa: BLE001 - the boundary to tools: a bug there must not end the run
+        return Outcome(f"{call.name} failed: {type(error).__name__}: {error}", success=False)
+
+
+def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
+    """Cut the text to what goes to the model, with the whole of it in a file."""
+    if outcome.file:
+        return outcome
+    text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
+    return msgspec.structs.replace(outcome, text=text, file=str(file or ""))
+
+
+async def _no_preview() -> str:
+    return ""

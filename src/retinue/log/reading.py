@@ -1,0 +1,75 @@
+"""Ways to read a tree that every log has in common: page by page, and following a tree that another process writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import msgspec
+
+from retinue.core.errors import LogError
+from retinue.core.events import Event, decode
+from retinue.core.ports import LogReader, StoredLine
+
+PAGE = 1000
+POLL_SECONDS = 0.1
+
+
+def decode_stored(line: bytes, log: LogReader) -> Event:
+    """Decode a line of a log; raise LogError for one that is not an event."""
+    try:
+        return decode(line)
+    except msgspec.MsgspecError as error:
+        raise LogError(f"{log.location} holds a line that is not an event: {' '.join(str(error).split())}") from None
+
+
+async def iterate_events(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[Event]:
+    """Yield the events of a tree, a page in memory at a time."""
+    while page := await log.read(tree, after=after, limit=PAGE):
+        for event in page:
+            yield event
+        after = page[-1].seq
+
+
+async def iterate_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[StoredLine]:
+    """Yield the same as they are stored."""
+    while page := await log.read_lines(tree, after=after, limit=PAGE):
+        for line in page:
+            yield line
+        after = page[-1].seq
+
+
+async def is_at_work(log: LogReader, tree: str) -> bool:
+    """Return whether a tree has not ended and its process is there."""
+    status = await log.read_status(tree)
+    return status.is_live and not status.ended
+
+
+async def follow_lines(log: LogReader, tree: str, *, after: int = 0) -> AsyncGenerator[StoredLine, None]:
+    """Yield the lines of a tree after that number, then new ones, until the tree has ended or nobody writes it."""
+    while True:
+        status = await log.read_status(tree)  # before the lines: those that a writer now gone left are then all read
+        async for stored in iterate_lines(log, tree, after=after):
+            after = stored.seq
+            yield stored
+        if status.ended or not status.is_live:
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def wait_for_event(
+    log: LogReader, tree: str, matches: Callable[[Event], bool], *, after: int = 0, seconds: float
+) -> Event | None:
+    """Return the first such event after that number; None if it does not come in time, or never will."""
+    following = follow_lines(log, tree, after=after)
+    try:
+        async with asyncio.timeout(seconds):
+            async for stored in following:
+                event = decode_stored(stored.line, log)
+                if matches(event):
+                    return event
+    except TimeoutError:
+        pass
+    finally:
+        await following.aclose()
+    return None

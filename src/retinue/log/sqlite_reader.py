@@ -1,0 +1,297 @@
+"""Reading and removing the trees in a folder of SQLite log files, while their writers may be at work.
+
+Each call opens the files it needs in a thread of its own and looks again, so it also sees what has happened since. A
+file that cannot be read hides no other. The lock beside a file says whether the process that wrote a tree is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from retinue.core.errors import LogError, NotFound
+from retinue.core.events import Event, RunEnded, decode, line_of
+from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
+from retinue.log import locks, schema
+from retinue.log.feed import find_root
+from retinue.log.schema import one_line
+
+BATCHES_AT_ONCE = 256
+
+
+class SqliteReader:
+    """The log files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Path] = {}  # of trees that were looked up: a tree never moves
+
+    @property
+    def location(self) -> str:
+        return str(self.folder)
+
+    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
+        return await asyncio.to_thread(self._list_trees, on_problem)
+
+    async def find_tree(self, tree: str) -> StoredTree | None:
+        return await asyncio.to_thread(self._find_tree, tree)
+
+    async def read_status(self, tree: str) -> TreeStatus:
+        return await asyncio.to_thread(self._read_status, tree)
+
+    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        return await asyncio.to_thread(self._read, tree, after, limit)
+
+    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
+        return await asyncio.to_thread(self._read_lines, tree, after, limit)
+
+    async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
+        wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
+        for file in await asyncio.to_thread(self.list_files):
+            batch: int | None = 0
+            while batch is not None:
+                try:
+                    events, batch = await asyncio.to_thread(_read_matching, file, wanted, batch)
+                except LogError as error:
+                    on_problem(error)
+                    break
+                for event in events:
+                    if event.kind == kind:
+                        yield event
+
+    async def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    ) -> Removal:
+        return await asyncio.to_thread(self._remove_trees, trees, discard, dry_run=dry_run)
+
+    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        return await asyncio.to_thread(self._check_health, on_problem)
+
+    def list_files(self) -> list[Path]:
+        """Return the log files of the folder, in the order of their names; none if the folder is not there."""
+        try:
+            return sorted(entry for entry in self.folder.iterdir() if entry.suffix == ".db")
+        except FileNotFoundError:
+            for path in (self.folder.parent, self.folder):
+                if path.is_symlink() and not path.exists():
+                    raise LogError(f"cannot read the logs: {path} is a link to nothing ({path.readlink()})") from None
+            return []
+        except NotADirectoryError:
+            path = self.folder if self.folder.parent.is_dir() else self.folder.parent
+            raise LogError(f"cannot read the logs: {path} is not a folder") from None
+        except OSError as error:
+            raise LogError(f"cannot read the logs in {self.folder}: {error.strerror or error}") from None
+
+    def find_file(self, tree: str) -> Path | None:
+        """Return the file a tree is in."""
+        if tree not in self._files:
+            for file in self.list_files():
+                with suppress(LogError), open_file(file) as db:  # a damaged file hides no other
+                    if schema.has_tree(db, tree):
+                        self._files[tree] = file
+                        break
+        return self._files.get(tree)
+
+    def _list_trees(self, on_problem: OnProblem) -> list[StoredTree]:
+        found: list[StoredTree] = []
+        for file in self.list_files():
+            try:
+                there = _list_trees_of(file)
+                found += there
+                self._files |= {stored.tree: file for stored in there}
+            except LogError as error:
+                if locks.read_holder(file) is None:  # else it is being created this moment
+                    on_problem(error)
+        return sorted(found, key=lambda stored: stored.spawned_at)[::-1]
+
+    def _find_tree(self, tree: str) -> StoredTree | None:
+        file = self.find_file(tree)
+        if file is None:
+            return None
+        with open_file(file) as db:
+            line = schema.read_first_line(db, tree)
+            return None if line is None else StoredTree(decode_line(line, file), _find_writer(db, file, tree))
+
+    def _read_status(self, tree: str) -> TreeStatus:
+        file = self.find_file(tree)
+        if file is not None:
+            holder = locks.read_holder(file)
+            with open_file(file) as db:
+                last = schema.read_last_line(db, tree)
+                if last is not None:
+                    batch, line = last
+                    event = decode_line(line, file)
+                    is_live = holder is not None and batch >= holder.first_batch
+                    writer = holder.pid if holder is not None and is_live else None
+                    return TreeStatus(event.seq, event.at, _has_ended(db, file, event), writer)
+        raise NotFound(f"there is no tree '{tree}' in {self.location}")
+
+    def _read(self, tree: str, after: int, limit: int | None) -> list[Event]:
+        file = self.find_file(tree)
+        return [] if file is None else read_events(file, tree, after=after, limit=limit)
+
+    def _read_lines(self, tree: str, after: int, limit: int | None) -> list[StoredLine]:
+        file = self.find_file(tree)
+        if file is None:
+            return []
+        with open_file(file) as db:
+            lines = islice(schema.read_tree(db, tree, after=after), limit)
+            return [StoredLine(seq, line) for seq, line in lines]
+
+    def _remove_trees(self, trees: Mapping[str, int], discard: Callable[[str], bool], *, dry_run: bool) -> Removal:
+        removal = Removal()
+        by_file: dict[Path, list[str]] = {}
+        for tree in trees:
+            file = self.find_file(tree)
+            if file is not None:
+                by_file.setdefault(file, []).append(tree)
+        for file, names in by_file.items():
+            try:
+                lock = locks.try_lock(file)
+                if lock is None:
+                    removal.held.append(str(file))
+                    continue
+                try:
+                    left = [tree for tree in names if _last_seq(file, tree) == trees[tree]]  # else written since
+                    gone = [tree for tree in left if discard(tree)]
+                    removal.freed_bytes += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
+                    removal.removed += gone
+                finally:
+                    os.close(lock)
+            except LogError as error:
+                removal.problems.append(str(error))
+            except (apsw.Error, OSError) as error:
+                removal.problems.append(f"cannot clean up {file}: {one_line(error)}")
+        return removal
+
+    def _check_health(self, on_problem: OnProblem) -> str:
+        reported: list[str] = []
+
+        def report(error: LogError) -> None:
+            if str(error) not in reported:
+                reported.append(str(error))
+                on_problem(error)
+
+        files, trees = self.list_files(), len(self._list_trees(report))
+        for file in files:
+            try:
+                with open_file(file) as db:
+                    damage = schema.check_pages(db)
+                if damage:
+                    report(LogError(f"the log {file} is damaged: {damage}"))
+            except LogError as error:
+                report(error)
+        count = f"{trees} tree{'' if trees == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
+        return f"{count}, all of them whole, version {schema.VERSION}" if trees and not reported else ""
+
+
+def decode_line(line: bytes, file: Path) -> Event:
+    """Decode a stored line; raise LogError naming the file for one that is not an event."""
+    try:
+        return decode(line)
+    except msgspec.MsgspecError as error:
+        raise LogError(f"{file} holds a line that is not an event: {one_line(error)}") from None
+
+
+def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
+    """Read events of a tree from its file."""
+    with open_file(file) as db:
+        lines = islice(schema.read_tree(db, tree, after=after), limit)
+        return [decode_line(line, file) for _, line in lines]
+
+
+@contextmanager
+def open_file(file: Path) -> Iterator[apsw.Connection]:
+    """Open a log file for reading; SQLite's errors in the block become LogErrors."""
+    db = _connect(file)
+    try:
+        yield db
+    except apsw.Error as error:
+        raise LogError(schema.describe_error(f"cannot read the log {file}", error)) from None
+    except (AttributeError, TypeError, ValueError) as error:  # what SQLite found is not what was written
+        raise LogError(f"cannot read the log {file}: the file is damaged ({one_line(error)})") from None
+    finally:
+        db.close()
+
+
+def _connect(file: Path) -> apsw.Connection:
+    """To read a file SQLite creates another beside it. Where the disk is full or read-only, a file that nobody writes
+    is read as it stands."""
+    try:
+        return schema.open_reader(file)
+    except LogError:
+        journal = file.with_name(f"{file.name}-wal")
+        if locks.read_holder(file) is not None or (journal.exists() and journal.stat().st_size):
+            raise
+        with suppress(LogError):
+            return schema.open_reader(file, immutable=True)
+        raise
+
+
+def _list_trees_of(file: Path) -> list[StoredTree]:
+    holder = locks.read_holder(file)
+    with open_file(file) as db:
+        written = set() if holder is None else schema.list_trees_since(db, holder.first_batch)
+        return [
+            StoredTree(decode_line(line, file), holder.pid if holder is not None and tree in written else None)
+            for tree, line in schema.list_first_lines(db)
+        ]
+
+
+def _find_writer(db: apsw.Connection, file: Path, tree: str) -> int | None:
+    """Return the process that writes a tree. Files are used again, so a held lock alone is not enough."""
+    holder = locks.read_holder(file)
+    last = schema.read_last_line(db, tree)
+    return holder.pid if holder is not None and last is not None and last[0] >= holder.first_batch else None
+
+
+def _has_ended(db: apsw.Connection, file: Path, last: Event) -> bool:
+    """Return whether a tree has ended: with its primary, or with the run that continued it after that."""
+    if not isinstance(last.body, RunEnded):
+        return False
+    return (
+        last.run == 0 or find_root(decode_line(line, file) for _, line in schema.read_tree(db, last.tree, after=0))[1]
+    )
+
+
+def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], int | None]:
+    """Read the events with those bytes in some batches after that one; and the batch to go on after, if any."""
+    with open_file(file) as db:
+        batches = schema.read_batches(db, after=after, limit=BATCHES_AT_ONCE)
+        lines = (
+            line_of(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
+        )
+        events = [decode_line(line, file) for line in lines]
+        return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None
+
+
+def _last_seq(file: Path, tree: str) -> int | None:
+    with open_file(file) as db:
+        last = schema.read_last_line(db, tree)
+        return None if last is None else decode_line(last[1], file).seq
+
+
+def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:
+    """Delete trees from a file whose lock is ours; return how much smaller it is. In place, by a transaction and
+    VACUUM, which SQLite makes safe against a crash: a new file moved over the old one would not be, since readers
+    have its journal open by name."""
+    size = _size_of(file)
+    db = schema.open_writer(file)
+    try:
+        locks.sign_lock(lock, schema.next_batch(db))  # readers see that nothing in it lives
+        schema.delete_trees(db, trees)
+    finally:
+        db.close()
+    return max(0, size - _size_of(file))
+
+
+def _size_of(file: Path) -> int:
+    files = (file, file.with_name(f"{file.name}-wal"))
+    return sum(each.stat().st_size for each in files if each.exists())

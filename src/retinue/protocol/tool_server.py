@@ -1,0 +1,183 @@
+"""The frames between the host and the tool server in a sandbox, and how bytes become frames. Pure: it reads and writes
+nothing itself.
+
+A frame is four bytes of length and so many bytes of JSON. The host numbers its requests; the tool server answers each
+with the same number, once. It learns the tools of its run and the arguments of their calls, nothing else of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from retinue.core.errors import RetinueError
+from retinue.core.events import whole
+from retinue.core.limits import EVENT_BYTES, Caps
+from retinue.core.messages import ToolSpec
+
+VERSION = 3
+HEAD = 4
+FRAME_BYTES = EVENT_BYTES + 64 * 1024
+ARGUMENT_BYTES = FRAME_BYTES // 2
+OUTPUT_BYTES = 16 * 1024
+
+
+class ProtocolError(RetinueError):
+    """The other end does not speak as it must; the text says what was wrong."""
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Base of all frames."""
+
+
+# From the tool server
+
+
+class Hello(Frame, frozen=True, gc=False, tag="hello"):
+    """The first frame: the tool server is there."""
+
+    version: int
+
+
+class Previewed(Frame, frozen=True, gc=False, tag="previewed"):
+    """The answer to `Preview`. With `failed`, the text says why the call cannot work."""
+
+    id: int
+    text: str
+    failed: bool = False
+
+
+class Output(Frame, frozen=True, gc=False, tag="output"):
+    """A piece of what a running call prints, for the screens. Pieces may be left out."""
+
+    id: int
+    text: str
+
+
+class Result(Frame, frozen=True, gc=False, tag="result"):
+    """The answer to `Call`. `file` is the name of a file in the run's outputs folder that has the whole text."""
+
+    id: int
+    text: str
+    success: bool = True
+    file: str = ""
+
+
+class CallTool(Frame, frozen=True, gc=False, tag="call_tool"):
+    """The program of call `id` asks the host to call an MCP tool. `number` is the tool server's own."""
+
+    id: int
+    number: int
+    name: str
+    args: dict[str, Any]
+
+
+# From the host
+
+
+class Start(Frame, frozen=True, gc=False, tag="start"):
+    """The first frame of the host: the tools, the folders they see, and the limits the process sets itself.
+
+    `path` is the run's; `spilled` files of earlier calls are in `outputs`. `proxy` is the socket through which hosts
+    are reached, if any may be; programs can call the tools `lent`."""
+
+    version: int
+    path: str
+    tools: tuple[str, ...]
+    workspace: str
+    searched: tuple[str, ...]
+    roots: tuple[str, ...]
+    outputs: str
+    caps: Caps
+    limit_memory: bool
+    spilled: int = 0
+    proxy: str = ""
+    lent: tuple[ToolSpec, ...] = ()
+
+
+class Preview(Frame, frozen=True, gc=False, tag="preview"):
+    """Show what this call would change."""
+
+    id: int
+    tool: str
+    name: str
+    args: dict[str, Any]
+
+
+class Call(Frame, frozen=True, gc=False, tag="call"):
+    """Run this call of `tool`; `name` is what it is called in texts and file names."""
+
+    id: int
+    tool: str
+    name: str
+    args: dict[str, Any]
+
+
+class Cancel(Frame, frozen=True, gc=False, tag="cancel"):
+    """End this call. At its `timeout` the result has the output so far; told to `stop`, nobody reads it."""
+
+    id: int
+    reason: Literal["timeout", "stop"]
+
+
+class ToolReturned(Frame, frozen=True, gc=False, tag="tool_returned"):
+    """The answer to `CallTool`: a value, or the words of what went wrong. `note` is for the model."""
+
+    id: int
+    number: int
+    value: msgspec.Raw
+    error: str | None = None
+    note: str = ""
+
+
+FromServer = Hello | Previewed | Output | Result | CallTool
+FromHost = Start | Preview | Call | Cancel | ToolReturned
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "server": msgspec.json.Decoder(FromServer),
+    "host": msgspec.json.Decoder(FromHost),
+}
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Return the bytes of a frame; raise ProtocolError for one that is too large."""
+    try:
+        body = _ENCODER.encode(frame)
+    except UnicodeEncodeError:  # half a character: it goes as a replacement mark
+        body = _ENCODER.encode(whole(msgspec.to_builtins(frame, enc_hook=str)))
+    if len(body) > FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES}")
+    return len(body).to_bytes(HEAD, "big") + body
+
+
+class FrameReader:
+    """Cuts the bytes that come `sender`'s way into frames."""
+
+    def __init__(self, sender: Literal["server", "host"]) -> None:
+        self._decoder = _DECODERS[sender]
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Sequence[Any]:
+        """Return the frames that are complete now; raise ProtocolError at the first byte that is wrong."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[Any] = []
+        at = 0
+        while len(buffer) - at >= HEAD:
+            size = int.from_bytes(buffer[at : at + HEAD], "big")
+            if size > FRAME_BYTES:
+                raise ProtocolError(f"a frame of {size} bytes is larger than {FRAME_BYTES}")
+            if len(buffer) - at < HEAD + size:
+                break
+            frames.append(self._decode(bytes(buffer[at + HEAD : at + HEAD + size])))
+            at += HEAD + size
+        del buffer[:at]
+        return frames
+
+    def _decode(self, body: bytes) -> Any:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"a frame that cannot be read: {error}") from None

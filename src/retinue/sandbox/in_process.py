@@ -1,0 +1,31 @@
+"""`inherited`: a run's tools execute in the supervisor's process, with its authority. Nothing is kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from retinue.core.events import RunStarted
+from retinue.core.limits import CANCEL_ASK_SECONDS
+from retinue.core.messages import Call
+from retinue.core.plans import Job
+from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome
+
+
+class InProcess:
+    """The sandbox that is none, and the session of every run in it: runs without a workspace to make need no own."""
+
+    name = "inherited"
+    grace = CANCEL_ASK_SECONDS
+    started = RunStarted()
+
+    def open(self, job: Job, link: Link) -> None:
+        """Return no session: the run's tools are bound to this one already."""
+
+    async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str:
+        return tool.preview(call, folders)
+
+    def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Awaitable[Outcome]:
+        return tool(call, execution)
+
+
+IN_PROCESS = InProcess()

@@ -1,0 +1,220 @@
+"""The HTTP proxy of a sandboxed run that may reach some hosts: one for each run, on a unix socket.
+
+Runs in the supervisor's process and knows one list of hosts. Takes CONNECT and plain `http://` requests. Names are
+resolved and addresses checked here, as for `web_fetch`, so the sandbox needs no DNS and reaches no private address. The
+content of a tunnel is not looked at. Whoever opens the proxy closes it, and with it all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import h11
+
+from retinue.concurrency import TaskOwner
+from retinue.core.errors import ToolError
+from retinue.core.network import Hosts, allows, canonical
+from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
+from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
+
+TOOL = "network"
+HEAD_SECONDS = 20.0
+DIAL_SECONDS = 30.0
+IDLE_SECONDS = 300.0
+MAX_CONNECTIONS = 64
+CHUNK_BYTES = 64 * 1024
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/?#\\]+)(?::([0-9]{1,5}))?")
+_URL = re.compile(r"http://([^/?#]+)(/[^#]*|\?[^#]*)?", re.IGNORECASE)
+# Headers of one connection, and headers that the proxy sets itself.
+_DROPPED = {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "trailer", "upgrade", "host"}
+TOO_MANY = HttpError(503, f"more than {MAX_CONNECTIONS} connections at once")
+
+
+@dataclass(frozen=True)
+class Route:
+    """A request that was checked: its host and port, and how it is sent on.
+
+    A plain request has a `head` for the host and `body_bytes` that follow it. A tunnel has no head."""
+
+    host: str
+    port: int
+    head: bytes | None = None
+    body_bytes: int = 0
+
+
+class Proxy:
+    """Serves one run's hosts on a socket. `refused` is told why a host was not reached."""
+
+    def __init__(self, hosts: Hosts, refused: Callable[[str], None], *, dialer: Dialer) -> None:
+        self._hosts, self._dialer, self._refused = hosts, dialer, refused
+        self._tasks = TaskOwner()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, path: Path) -> None:
+        """Listen at a path that only this user can open. It may be longer than a socket's name. Raises OSError."""
+        if not hasattr(os, "O_PATH"):
+            raise OSError("hosts can be reached from a sandbox on Linux only")
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX)
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            listening.bind(f"/proc/self/fd/{folder}/{path.name}")
+            path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=MAX_HEAD_BYTES)
+        except BaseException:
+            listening.close()
+            raise
+        finally:
+            os.close(folder)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._tasks.close(None)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        full = len(self._tasks) >= MAX_CONNECTIONS
+        if len(self._tasks) >= 2 * MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        connection = ServerConnection(reader, writer)
+        self._tasks.start(_send_refusal(connection, TOO_MANY) if full else self._serve(connection, (reader, writer)))
+
+    async def _serve(self, connection: ServerConnection, here: Streams) -> None:
+        """Serve one connection of the run, to its end."""
+        there: Streams | None = None
+        try:
+            head = await connection.read_head(seconds=HEAD_SECONDS)
+            if head is None:
+                return
+            route = plan_route(head)
+            there = await self._dial(route)
+            if route.head is None:
+                connection.start_tunnel()
+            else:
+                there[1].write(route.head)
+            await _copy_both_ways(here, there, body_bytes=None if route.head is None else route.body_bytes)
+            here[1].close()
+        except HttpError as error:
+            await _send_refusal(connection, error)
+        except (OSError, TimeoutError):
+            pass  # one side went away, or was silent for too long
+        finally:
+            if not here[1].is_closing():
+                here[1].transport.abort()
+            if there is not None:
+                there[1].transport.abort()
+
+    def _deny(self, reason: str) -> HttpError:
+        self._refused(reason)
+        return HttpError(403, reason)
+
+    async def _dial(self, route: Route) -> Streams:
+        host, port = route.host, route.port
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not allows(self._hosts, host, port):
+            raise self._deny(f"{target} is not among the hosts that this run may reach")
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                return await dial_host(self._dialer, host, port, tls=False, tool=TOOL)
+        except PrivateAddress as error:
+            raise self._deny(str(error).removeprefix(f"{TOOL}: ")) from None
+        except (ToolError, TimeoutError) as error:
+            raise HttpError(502, str(error) or f"{target} did not answer in time") from None
+
+
+def plan_route(request: h11.Request) -> Route:
+    """Decide where a request goes and what is sent there. Raises HttpError for what is no request to a proxy."""
+    target = request.target.decode("ascii")
+    if request.method == b"CONNECT":
+        return Route(*_parse_authority(target, None))
+    url = _URL.fullmatch(target)
+    if url is None:
+        raise HttpError(400, "this is a proxy: it takes CONNECT and whole http:// addresses")
+    host, port = _parse_authority(url[1], 80)
+    named = [(name.decode("ascii"), value) for name, value in request.headers.raw_items()]
+    body_bytes = _parse_length({name.lower(): value for name, value in named})
+    dropped = _DROPPED | {
+        word.strip().lower().decode("ascii")
+        for name, value in named
+        if name.lower() == "connection"
+        for word in value.split(b",")
+    }
+    path = url[2] or "/"
+    shown = f"[{host}]" if ":" in host else host
+    forwarded = h11.Request(
+        method=request.method,
+        target=path if path.startswith("/") else f"/{path}",
+        headers=[
+            (b"Host", (shown if port == 80 else f"{shown}:{port}").encode("ascii")),
+            *(
+                (name.encode("ascii"), value)
+                for name, value in named
+                if name.lower() not in dropped or name.lower() == "content-length"
+            ),
+            (b"Connection", b"close"),
+        ],
+    )
+    return Route(host, port, h11.Connection(h11.CLIENT).send(forwarded), body_bytes)
+
+
+def _parse_authority(text: str, port: int | None) -> tuple[str, int]:
+    found = _AUTHORITY.fullmatch(text)
+    number = port if found is None or found[2] is None else int(found[2])
+    host = None if found is None else canonical(found[1].strip("[]"))
+    if host is None or number is None or not 0 < number < 65536:
+        raise HttpError(400, "that is no host and port")
+    return host, number
+
+
+def _parse_length(headers: dict[str, bytes]) -> int:
+    if "transfer-encoding" in headers:
+        raise HttpError(411, "a body must say its length")
+    return int(headers.get("content-length", b"0"))  # h11 lets only digits through, and one length
+
+
+async def _copy_both_ways(here: Streams, there: Streams, *, body_bytes: int | None) -> None:
+    """Copy both ways, until the far side is done or both were silent for too long. Of the body of a plain request,
+    exactly `body_bytes` are sent."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(IDLE_SECONDS) as idle:
+
+        def mark_activity() -> None:
+            idle.reschedule(loop.time() + IDLE_SECONDS)
+
+        async with TaskOwner() as owner:
+            owner.start(_copy_bytes(here[0], there[1], mark_activity, body_bytes))
+            await _copy_bytes(there[0], here[1], mark_activity, None)
+
+
+async def _copy_bytes(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mark_activity: Callable[[], None], limit: int | None
+) -> None:
+    """Copy one side's bytes to the other: all of them, or `limit`."""
+    try:
+        while limit is None or limit > 0:
+            data = await reader.read(CHUNK_BYTES if limit is None else min(CHUNK_BYTES, limit))
+            if not data:
+                break
+            mark_activity()
+            writer.write(data)
+            await writer.drain()
+            limit = None if limit is None else limit - len(data)
+        if limit is None and writer.can_write_eof():
+            writer.write_eof()
+    except OSError:
+        return
+
+
+async def _send_refusal(connection: ServerConnection, error: HttpError) -> None:
+    """Send the reason, also in the status line: of a response to CONNECT most programs show no more than that."""
+    text = "".join(letter for letter in str(error) if letter.isascii() and letter.isprintable())[:300]
+    body = f"retinue: {text}\n".encode("ascii")
+    connection.send_response(error.status, body, {"Content-Type": "text/plain"}, reason=text)
+    await connection.hang_up()

@@ -1,0 +1,129 @@
+"""What one run gets of the machine, worked out from its folders; and its folders as tools of the host see them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from retinue.core.limits import Caps
+from retinue.core.plans import Job
+from retinue.files.opening import open_folder, open_regular_file
+from retinue.files.private import make_private_folder, open_private_file
+from retinue.sandbox.box import Box
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.workspace import WORKSPACE_FILE, WorkspaceRecord, read_record
+
+
+class HostFolders:
+    """The run's folders, for tools of the host: what they spill can be read in the sandbox."""
+
+    def __init__(self, folders: RunFolders) -> None:
+        self._folders = folders
+        self._user: tuple[int, int] | None = None
+        self._spilled: int | None = None
+
+    @property
+    def _lent(self) -> str:
+        return f"{os.path.realpath(self._folders.own)}/lent"
+
+    @property
+    def workspace(self) -> Path:
+        return self._folders.workspace
+
+    @property
+    def roots(self) -> Sequence[Path]:
+        return (self._folders.workspace, *map(Path, self._folders.readable), Path(self._lent))
+
+    @property
+    def searched(self) -> Sequence[Path]:
+        return self._folders.searched
+
+    def spill(self, name: str) -> Path:
+        folder = make_private_folder(self._lent)
+        if self._spilled is None:
+            self._spilled = len(list(folder.iterdir()))
+        self._spilled += 1
+        path = folder / f"{self._spilled:03d}-{name}"
+        fd = open_private_file(path, exclusive=True)
+        try:
+            if self._user is not None:
+                os.fchown(fd, *self._user)
+        finally:
+            os.close(fd)
+        return path
+
+    def give_to(self, user: tuple[int, int] | None) -> None:
+        """Let the user of the sandbox read what was and will be spilled."""
+        if user is not None and user != self._user:
+            for name in os.listdir(self._lent):  # noqa: PTH208
+                os.chown(f"{self._lent}/{name}", *user, follow_symlinks=False)
+        self._user = user
+
+
+def has_own_workspace(folders: RunFolders) -> bool:
+    return is_below(os.path.realpath(folders.path), (os.path.realpath(folders.own),))
+
+
+def make_box(job: Job, folders: RunFolders, caps: Caps) -> Box:
+    """Make what the run sees; all paths are resolved, so that no link in them leads elsewhere inside."""
+    own = Path(os.path.realpath(make_private_folder(folders.own)))
+    made = {name: str(make_private_folder(own / name)) for name in ("outputs", "lent")}
+    make_private_folder(own.parent / "snapshots")
+    workspace = os.path.realpath(folders.workspace)
+    readable = [os.path.realpath(path) for path in folders.readable]
+    return Box(
+        tree=job.ref.tree,
+        workspace=workspace,
+        own_workspace=is_below(workspace, (str(own),)),
+        outputs=made["outputs"],
+        lent=made["lent"],
+        readable=tuple(path for path in readable if Path(path).exists()),
+        hidden=str(own.parents[2]),
+        caps=caps,
+        objects=tuple(_git_objects(folders)),
+        run=job.ref.run,
+    )
+
+
+def _git_objects(folders: RunFolders) -> Iterator[str]:
+    """Yield the folders that a worktree's git reads its history from."""
+    made = None if folders.workspace_copy is None else read_record(folders.own, WORKSPACE_FILE, WorkspaceRecord)
+    for path in made.objects if made is not None else ():
+        if Path(path).is_dir():
+            yield os.path.realpath(path)
+
+
+def closed_paths(box: Box) -> list[str]:
+    """Return what the run was given to read and, being another user, cannot. It is told, never opened up."""
+    given = [path for path in (*box.readable, *box.objects) if not is_below(path, (box.hidden,))]
+    if not box.own_workspace:
+        given.append(box.workspace)
+    return [path for path in given if not _is_open(path)]
+
+
+def _is_open(path: str) -> bool:
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return False
+    needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & needed == needed
+
+
+def find_output(folder: str, name: str) -> str:
+    """Return the path of a file in the outputs folder, "" if it is no plain file there. No link is followed."""
+    try:
+        at = open_folder(folder)
+        try:
+            os.close(open_regular_file(name, dir_fd=at))
+        finally:
+            os.close(at)
+    except OSError:
+        return ""
+    return f"{folder}/{name}"
+
+
+def is_below(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders) and ".." not in path.split("/")

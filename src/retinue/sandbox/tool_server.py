@@ -1,0 +1,205 @@
+"""The tool server: the process inside a sandbox that runs the file, shell and code calls of one run for the host.
+
+The host starts it with the frames on stdin and stdout. It imports little, holds no key and no conversation, and knows
+no network but the host's proxy, if there is one. Limits on itself are the first thing it sets. It keeps no clock: the
+host says when a call's time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retinue.concurrency import TaskOwner
+from retinue.core.errors import ToolError
+from retinue.core.limits import INLINE_BYTES, Caps
+from retinue.core.messages import Call
+from retinue.core.network import PROXY_VARIABLE
+from retinue.core.ports import LocalTool, Made, Outcome
+from retinue.protocol import tool_server as frames
+from retinue.sandbox.channel import Channel
+from retinue.sandbox.process_privacy import hide_process
+from retinue.sandbox.proxy_socket import forward
+from retinue.tools.local import make_sandboxed_tool
+
+UMASK = 0o027
+SHOWN_SECONDS = 0.05
+SHOWN_BYTES = 4096
+
+
+def main() -> None:
+    """Serve calls for ever: the host ends the process and whatever else is left here."""
+    hide_process()
+    os.umask(UMASK)
+    reading, writing = os.dup(0), os.dup(1)  # nobody who prints or reads, and no command, can touch the frames
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    asyncio.run(_serve(reading, writing))
+
+
+async def _serve(reading: int, writing: int) -> None:
+    await ToolServer().serve(reading, writing)
+
+
+class SandboxFolders:
+    """The folders the host named; text that does not fit inline goes to the run's own outputs."""
+
+    def __init__(self, start: frames.Start) -> None:
+        self.workspace = Path(start.workspace)
+        self.roots: Sequence[Path] = tuple(map(Path, start.roots))
+        self.searched: Sequence[Path] = tuple(map(Path, start.searched))
+        self._outputs = Path(start.outputs)
+        self._spilled = start.spilled
+
+    def spill(self, name: str) -> Path:
+        self._spilled += 1
+        return self._outputs / f"{self._spilled:03d}-{name}"
+
+
+class _Execution:
+    """One call at work, as its tool sees it: what it asks for goes to the host."""
+
+    def __init__(self, number: int, server: ToolServer, *, is_timed: bool) -> None:
+        self._number, self._server = number, server
+        self.is_timed = is_timed
+        self.folders = server.folders
+        self.path = server.start.path
+        self.expiry = asyncio.Event()
+        self._asked = 0
+        self.waiting: dict[int, asyncio.Future[frames.ToolReturned]] = {}
+        self._shown_at = 0.0
+
+    async def expired(self) -> None:
+        await self.expiry.wait()
+
+    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+        self._asked += 1
+        number = self._asked
+        returned = self.waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._server.channel.send(frames.CallTool(self._number, number, name, args))
+            answer = await returned
+        finally:
+            self.waiting.pop(number, None)
+        return Made(answer.value, answer.error, answer.note)
+
+    def show_output(self, data: bytes) -> None:
+        """Send the end of a piece of output, unless the host still has to read earlier frames."""
+        now = time.monotonic()
+        if now - self._shown_at >= SHOWN_SECONDS and self._server.channel.is_idle:
+            self._shown_at = now
+            self._server.channel.send(frames.Output(self._number, data[-SHOWN_BYTES:].decode("utf-8", "replace")))
+
+
+class ToolServer:
+    """Runs any number of calls at once."""
+
+    def __init__(self) -> None:
+        self.channel: Channel
+        self.start: frames.Start
+        self.folders: SandboxFolders
+        self._started: asyncio.Future[frames.Start] = asyncio.get_running_loop().create_future()
+        self._ready = asyncio.Event()
+        self._tools: dict[str, LocalTool] = {}
+        self._executions: dict[int, _Execution] = {}
+        self._owner = TaskOwner()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, reading: int, writing: int) -> None:
+        self.channel = Channel(reading, writing, sender="host", on_frame=self._take, on_end=lambda _: os._exit(1))
+        self.channel.send(frames.Hello(frames.VERSION))
+        start = await self._started
+        limit(start.caps, memory=start.limit_memory)
+        if start.proxy:
+            os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward(start.proxy)}"
+        self._ready.set()
+        await asyncio.get_running_loop().create_future()  # the host ends what is left here, all of it at once
+
+    def _take(self, frame: frames.FromHost) -> None:
+        match frame:
+            case frames.Start():
+                self._begin(frame)
+            case frames.Preview() | frames.Call():
+                task = self._owner.start(self._answer(frame))
+                self._tasks[frame.id] = task
+                task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
+            case frames.Cancel():
+                self._cancel(frame)
+            case frames.ToolReturned():
+                execution = self._executions.get(frame.id)
+                waiting = None if execution is None else execution.waiting.get(frame.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame)
+
+    def _begin(self, start: frames.Start) -> None:
+        if start.version != frames.VERSION:
+            os._exit(1)
+        self.start, self.folders = start, SandboxFolders(start)
+        self._tools = {name: make_sandboxed_tool(name, start.lent) for name in start.tools}
+        self._started.set_result(start)
+
+    def _cancel(self, frame: frames.Cancel) -> None:
+        execution = self._executions.get(frame.id)
+        if frame.reason == "timeout" and execution is not None and execution.is_timed:
+            execution.expiry.set()
+        elif frame.id in self._tasks:
+            self._tasks[frame.id].cancel()
+
+    async def _answer(self, frame: frames.Preview | frames.Call) -> None:
+        call = Call(str(frame.id), frame.name, frame.args)
+        try:
+            await self._ready.wait()
+            tool = self._tools[frame.tool]
+            if isinstance(frame, frames.Preview):
+                self.channel.send(frames.Previewed(frame.id, tool.preview(call, self.folders)))
+            else:
+                self.channel.send(self._result(frame.id, await self._execute(frame.id, tool, call)))
+        except asyncio.CancelledError:
+            self._fail(frame, f"{frame.name} took too long and was stopped.")
+        except ToolError as error:
+            self._fail(frame, str(error))
+        except Exception as error:  # noqa: BLE001 - the boundary to tools: the host tells the model
+            self._fail(frame, f"{frame.name} failed: {type(error).__name__}: {error}")
+
+    async def _execute(self, number: int, tool: LocalTool, call: Call) -> Outcome:
+        is_timed = tool.time_limit(call) is not None
+        self._executions[number] = execution = _Execution(number, self, is_timed=is_timed)
+        try:
+            return await tool(call, execution)
+        finally:
+            del self._executions[number]
+
+    def _result(self, number: int, outcome: Outcome) -> frames.Frame:
+        folder, _, name = outcome.file.rpartition("/")
+        file = name if folder == self.start.outputs else ""
+        return frames.Result(number, outcome.text, outcome.success, file)
+
+    def _fail(self, frame: frames.Preview | frames.Call, text: str) -> None:
+        text = text[:INLINE_BYTES]
+        if isinstance(frame, frames.Preview):
+            self.channel.send(frames.Previewed(frame.id, text, failed=True))
+        else:
+            self.channel.send(frames.Result(frame.id, text, success=False))
+
+
+def limit(caps: Caps, *, memory: bool) -> None:
+    """Bound this process and all it starts; nobody here can take that back."""
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_NPROC, caps.processes)
+    _lower(resource.RLIMIT_CPU, caps.cpu_seconds)
+    _lower(resource.RLIMIT_FSIZE, caps.file_bytes)
+    _lower(resource.RLIMIT_NOFILE, caps.open_files)
+    if memory:
+        _lower(resource.RLIMIT_AS, caps.memory)
+
+
+def _lower(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (value, value))

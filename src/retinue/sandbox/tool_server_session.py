@@ -1,0 +1,524 @@
+"""The host's end of a sandbox: the session of one run, and the connection to one tool server.
+
+Nothing a tool server says is believed: it answers calls, and asks for calls of code mode that are judged like any call
+of the run. What does not fit the protocol ends the run. A tool server that dies or stops answering costs the calls in
+flight; the next call starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.concurrency import TaskOwner
+from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
+from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, Warned
+from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, Caps
+from retinue.core.messages import Call
+from retinue.core.plans import Job
+from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
+from retinue.core.rules import CODE_MODE
+from retinue.files.trees import measure_folder
+from retinue.protocol import tool_server as frames
+from retinue.protocol.tool_server import ProtocolError
+from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
+from retinue.sandbox.channel import Channel
+from retinue.sandbox.hints import Starved, offline_hint
+from retinue.sandbox.process import OUT_OF_MEMORY, Process
+from retinue.sandbox.proxy_socket import Gate, Proxies
+from retinue.sandbox.run_box import (
+    HostFolders,
+    closed_paths,
+    find_output,
+    has_own_workspace,
+    make_box,
+)
+from retinue.tools.code_mode import ExecutePython
+from retinue.tools.local import COMMANDS, EDITING, LOCAL
+from retinue.workspaces.run_folders import RunFolders
+
+START_SECONDS = 60.0
+FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
+LOOK_SECONDS = 1.0
+LOOK_SHARE = 20  # of the time, at most so large a part is spent counting bytes
+STOP_SECONDS = 2.0
+RESTARTS = 3
+PROGRAM_CALLS = 64
+PREVIEW_CHARACTERS = 64 * 1024
+CLOSED = "in its sandbox the run is a user of its own, and {path} is closed to others: it is not read there"
+TOO_LARGE = "The arguments of this {name} call are larger than a sandbox can be sent. It was not run."
+TOO_MANY = Made(error=f"More than {PROGRAM_CALLS} calls of one program at once.")
+NOT_STARTED = "The sandbox could not be started, so this call was not run: {why}"
+LOST_TOO_OFTEN = "its sandbox was lost {times} times; the last time {why}"
+MEMORY_USED = "its memory of {mib} MiB is used up"
+FILES_TOO_LARGE = "its files are {used} bytes, more than the {most} it may have"
+FROM_SANDBOX = "[as the sandbox shows it]"
+
+
+class SandboxLost(Exception):
+    """The tool server died or stopped answering; nobody knows what became of the calls in flight."""
+
+    def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(why)
+        self.out_of_memory = out_of_memory
+
+
+@dataclass(frozen=True)
+class SandboxKind:
+    """How sandboxes of one kind are started. `hint` explains why a command failed inside that works outside."""
+
+    wall: Wall
+    caps: Caps
+    proxies: Proxies | None
+    process: type[Process]
+    hint: Callable[[str], str]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The walls that stand around a run."""
+        return (*self.wall.words, *(["proxy"] if self.proxies is not None else []))
+
+
+@dataclass(eq=False)
+class _Request:
+    """A call or preview that has no answer yet. `execution` is None for a preview."""
+
+    tool: str
+    answer: asyncio.Future[Any]
+    execution: Execution | None = None
+    program_calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Connection:
+    """One tool server, from its start to the last of what it started. Several calls run in it at once."""
+
+    def __init__(self, process: Process, start: frames.Start) -> None:
+        self._process = process
+        self._numbers = 0
+        self._requests: dict[int, _Request] = {}
+        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = TaskOwner()
+        self._ending: asyncio.Task[None] | None = None
+        self.error: BaseException | None = None  # why it can be used no more
+        self._channel = Channel(
+            process.reading, process.writing, sender="server", on_frame=self._take, on_end=self._end
+        )
+        self._channel.send(start)
+
+    async def greet(self) -> None:
+        """Wait for the tool server's hello; raises RetinueError if it does not come."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._greeted
+        except TimeoutError:
+            raise RetinueError("the tool server did not start in time") from None
+        except SandboxLost as lost:
+            raise RetinueError(f"the tool server did not start: {lost}") from None
+
+    async def preview(self, tool: str, call: Call) -> frames.Previewed:
+        request = _Request(tool, asyncio.get_running_loop().create_future())
+        number = self._send(request, lambda number: frames.Preview(number, tool, call.name, call.args))
+        try:
+            answer: frames.Previewed = await asyncio.wait_for(asyncio.shield(request.answer), CANCEL_ASK_SECONDS)
+            return answer
+        except TimeoutError:
+            self.lose("it did not answer")
+            raise SandboxLost("it did not answer") from None
+        finally:
+            self._requests.pop(number, None)
+
+    async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
+        """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
+        has, and is killed if it does not. Raises SandboxLost."""
+        request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
+        number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
+        expiry = self._tasks.start(execution.expired())
+        try:
+            seconds = None if is_timed else FILE_SECONDS
+            await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not request.answer.done():
+                self._channel.send(frames.Cancel(number, "timeout"))
+                await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
+            if not request.answer.done():
+                self.lose("it did not answer at the end of a call's time")
+            answer: frames.Result = await request.answer
+            return answer
+        except asyncio.CancelledError:
+            self._channel.send(frames.Cancel(number, "stop"))
+            await self.stop(request.answer)
+            raise
+        finally:
+            self._requests.pop(number, None)
+            expiry.cancel()
+            await _cancel_all({expiry, *request.program_calls})
+
+    def lose(self, why: str) -> None:
+        """Give the tool server up: it does not answer."""
+        self._fail(SandboxLost(why))
+        self._collect()
+
+    def fail(self, error: Stop) -> None:
+        """End all calls with an error that ends the run."""
+        self._fail(error)
+        self._collect()
+
+    async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
+        """End the tool server and all it started: at once, or after it had time to give this answer."""
+
+        async def ask() -> None:
+            if answer is not None:
+                await asyncio.wait((answer,))
+
+        try:
+            await self._process.stop(None if answer is None else ask)
+        finally:
+            self._channel.close()
+            self._fail(SandboxLost("it was stopped"))
+
+    def _send(self, request: _Request, frame: Callable[[int], frames.Frame]) -> int:
+        if self.error is not None:
+            raise self.error
+        self._numbers += 1
+        self._requests[self._numbers] = request
+        request.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._channel.send(frame(self._numbers))
+        return self._numbers
+
+    def _end(self, error: ProtocolError | None) -> None:
+        """The channel has closed."""
+        if error is not None:
+            self._fail(Failed(f"the tool server broke the protocol: {error}"))
+        self._collect()
+
+    def _collect(self) -> None:
+        if self._ending is None:
+            self._ending = self._tasks.start(self._end_process())
+
+    async def _end_process(self) -> None:
+        """End what is left of the process; then it is known how it ended."""
+        process = self._process
+        await process.stop(None)
+        self._channel.close()
+        said = f" ({process.last_words})" if process.last_words else ""
+        self._fail(SandboxLost(process.why + said, out_of_memory=process.why == OUT_OF_MEMORY))
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            for waiting in (self._greeted, *(request.answer for request in self._requests.values())):
+                if not waiting.done():
+                    waiting.set_exception(error)
+            self._greeted.exception() if not self._greeted.cancelled() else None
+
+    # Frames of the tool server
+
+    def _take(self, frame: frames.FromServer) -> None:
+        if not self._greeted.done():
+            _must(isinstance(frame, frames.Hello), "it did not say which version it speaks")
+            assert isinstance(frame, frames.Hello)
+            _must(frame.version == frames.VERSION, f"it speaks version {frame.version}, and we {frames.VERSION}")
+            self._greeted.set_result(None)
+            return
+        match frame:
+            case frames.Result():
+                request = self._find(frame.id)
+                _must(request.execution is not None, "a result of a preview")
+                _must(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
+                _must(_is_file_name(frame.file), "a result in a file that is not its own")
+                self._answer(request, frame)
+            case frames.Previewed():
+                request = self._find(frame.id)
+                _must(request.execution is None, "a preview of a call that runs")
+                self._answer(request, frame)
+            case frames.Output():
+                request = self._find(frame.id)
+                _must(request.execution is not None and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
+                assert request.execution is not None
+                request.execution.show_output(frame.text.encode("utf-8", "replace"))
+            case frames.CallTool():
+                request = self._find(frame.id)
+                _must(request.tool == CODE_MODE, f"a call within {request.tool!r}")
+                self._serve_program(request, frame)
+            case _:
+                _must(False, "a second hello")
+
+    def _find(self, number: int) -> _Request:
+        request = self._requests.get(number)
+        _must(request is not None and not request.answer.done(), f"an answer to a call that nobody made: {number}")
+        assert request is not None
+        return request
+
+    def _answer(self, request: _Request, frame: frames.Frame) -> None:
+        request.answer.set_result(frame)
+
+    def _serve_program(self, request: _Request, frame: frames.CallTool) -> None:
+        if len(request.program_calls) >= PROGRAM_CALLS:
+            self._channel.send(frames.ToolReturned(frame.id, frame.number, TOO_MANY.value, TOO_MANY.error))
+            return
+        assert request.execution is not None
+        task = self._tasks.start(self._call_tool(request, request.execution, frame))
+        request.program_calls.add(task)
+        task.add_done_callback(request.program_calls.discard)
+
+    async def _call_tool(self, request: _Request, execution: Execution, frame: frames.CallTool) -> None:
+        try:
+            made = await execution.call_tool(frame.name, frame.args)
+        except Exception as error:  # noqa: BLE001 - what ends the run is no matter of the program
+            if not request.answer.done():
+                request.answer.set_exception(error)
+            return
+        self._channel.send(frames.ToolReturned(frame.id, frame.number, made.value, made.error, made.note))
+
+
+class ToolServerSession:
+    """The sandbox of one run. The first call starts it; one that was lost is started again, at most three times."""
+
+    setup = None
+
+    def __init__(self, kind: SandboxKind, job: Job, link: Link) -> None:
+        assert isinstance(job.folders, RunFolders)
+        self._kind, self._job, self._link, self._own = kind, job, link, job.folders
+        self.folders = HostFolders(job.folders)
+        self._lock = asyncio.Lock()
+        self._starts = 0
+        self._started: _Started | None = None
+        self._lost: SandboxLost | None = None
+        self._fatal: Stop | None = None
+        self._user: tuple[int, int] | None = None
+
+    def runs_tool(self, name: str) -> bool:
+        return name in self._tools
+
+    @cached_property
+    def _tools(self) -> tuple[str, ...]:
+        """The tools that run in the sandbox. What is shared with the user is only read there."""
+        plan, edits = self._job.plan, has_own_workspace(self._own)
+        return tuple(
+            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+        )
+
+    async def make_workspace(self) -> None:
+        """Do nothing: a workspace that is no copy is made with its folder."""
+
+    async def preview(self, tool: LocalTool, call: Call, folders: Folders) -> str:
+        """Return a diff as the sandbox shows it, and say so. The other previews come from the arguments alone."""
+        if tool.spec.name not in EDITING:
+            return tool.preview(call, folders)
+        _check_size(call)
+        for attempt in (1, 2):
+            started = await self._connect()
+            try:
+                shown = await started.connection.preview(tool.spec.name, call)
+                break
+            except SandboxLost as lost:
+                self._lost = lost
+                if attempt == 2:
+                    raise ToolError(NOT_STARTED.format(why=lost)) from None
+        if shown.failed:
+            raise ToolError(shown.text[:INLINE_BYTES])
+        return f"{FROM_SANDBOX}\n{shown.text[:PREVIEW_CHARACTERS]}"
+
+    async def execute(self, tool: LocalTool, call: Call, execution: Execution) -> Outcome:
+        """Run a call in the sandbox. If that is lost meanwhile, a repeatable call runs once more; another one may have
+        taken effect or not, and the model is told."""
+        _check_size(call)
+        for may_repeat in (tool.spec.repeatable, False):
+            started = await self._connect()
+            try:
+                is_timed = tool.time_limit(call) is not None
+                result = await started.connection.execute(tool.spec.name, call, execution, is_timed=is_timed)
+            except SandboxLost as lost:
+                self._lost = lost
+                if not may_repeat:
+                    break
+            else:
+                return self._outcome(tool, result, started)
+        return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
+
+    async def close(self) -> None:
+        """End the sandbox. Raises what ends the run and was found out while no call ran."""
+        started, self._started = self._started, None
+        if started is not None:
+            error = started.connection.error
+            await started.stop()
+            if self._fatal is None and isinstance(error, Stop):
+                raise error
+
+    async def _connect(self) -> _Started:
+        """Return the running tool server; start it if there is none."""
+        async with self._lock:
+            if self._started is not None:
+                error = self._started.connection.error
+                if error is None:
+                    return self._started
+                started, self._started = self._started, None
+                await started.stop()
+                if isinstance(error, Stop):
+                    self._fatal = error
+                elif isinstance(error, SandboxLost):
+                    self._lost = error
+            if self._fatal is not None:
+                raise self._fatal
+            self._check_restarts()
+            self._starts += 1
+            try:
+                self._started = await self._start()
+            except (RetinueError, OSError) as error:
+                self._lost = SandboxLost(str(error))
+                raise ToolError(NOT_STARTED.format(why=error)) from None
+            return self._started
+
+    def _check_restarts(self) -> None:
+        if self._starts > RESTARTS:
+            assert self._lost is not None
+            if self._lost.out_of_memory:
+                raise Limited(MEMORY_USED.format(mib=self._kind.caps.memory // MIB))
+            raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
+
+    async def _start(self) -> _Started:
+        kind = self._kind
+        box = replace(make_box(self._job, self._own, kind.caps), user=self._user)
+        if kind.proxies is None:
+            return await self._start_in(box, None)
+        gate = Gate(str(Path(box.lent).parent), self._job.plan.network, self._link, kind.proxies)
+        await gate.__aenter__()
+        try:
+            return await self._start_in(replace(box, proxy=str(gate.path)), gate)
+        except BaseException:
+            await gate.__aexit__(None)
+            raise
+
+    async def _start_in(self, box: Box, gate: Gate | None) -> _Started:
+        kind = self._kind
+        opening = await _open(kind.wall, box)
+        process = kind.process(opening, Path(self._own.own, "full_logs", "tool_server.log"))
+        process.start()
+        connection = Connection(process, self._start_frame(box))
+        if opening.user is not None:
+            self.folders.give_to(opening.user)
+            if self._user is None:
+                for path in closed_paths(box):
+                    self._link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
+            self._user = opening.user
+        try:
+            await connection.greet()
+        except BaseException:
+            await connection.stop()
+            raise
+        if gate is not None:
+            gate.vanish()
+        starved = None if opening.group is None else Starved(opening.group.memory_kills, box.caps.memory)
+        return _Started(connection, box, gate, starved)
+
+    def _start_frame(self, box: Box) -> frames.Start:
+        code_mode = self._job.plan.by_name.get(CODE_MODE) if CODE_MODE in self._tools else None
+        local = getattr(code_mode, "tool", None)
+        return frames.Start(
+            version=frames.VERSION,
+            path=self._job.ref.path,
+            tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),  # for the workspace's set-up
+            workspace=box.workspace,
+            searched=tuple(os.path.realpath(path) for path in self._own.searched),
+            roots=(box.workspace, *box.readable, box.outputs, box.lent),
+            outputs=box.outputs,
+            caps=box.caps,
+            limit_memory=not self._kind.wall.counts_memory,
+            spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
+            proxy=PROXY if box.proxy else "",
+            lent=local.lent if isinstance(local, ExecutePython) else (),
+        )
+
+    def _outcome(self, tool: LocalTool, result: frames.Result, started: _Started) -> Outcome:
+        text = result.text
+        if not result.success and tool.spec.name in COMMANDS and (note := self._hint(text, started)):
+            text = f"{text}\n{note}"
+        file = find_output(started.box.outputs, result.file) if result.file else ""
+        words = () if started.is_used else self._kind.words
+        started.is_used = True
+        return Outcome(text, result.success, file=file, sandbox=words)
+
+    def _hint(self, text: str, started: _Started) -> str:
+        """Return words for a command that failed because of what its sandbox does not have."""
+        unreached = "" if FULL_NETWORK in self._kind.wall.words else offline_hint(text)
+        if started.gate is not None:
+            unreached = started.gate.note()
+        starved = "" if started.starved is None else started.starved.hint()
+        return "\n".join(filter(None, (self._kind.hint(text), unreached, starved)))
+
+
+class _Started:
+    """A tool server at work, with what belongs to it: its proxy, and the watch over the size of its files."""
+
+    def __init__(self, connection: Connection, box: Box, gate: Gate | None, starved: Starved | None) -> None:
+        self.connection, self.box, self.gate, self.starved = connection, box, gate, starved
+        self.is_used = False
+        self._tasks = TaskOwner()
+        self._tasks.start(self._watch_size())
+
+    async def stop(self) -> None:
+        self._tasks.cancel()
+        try:
+            await self.connection.stop()
+        finally:
+            if self.gate is not None:
+                await self.gate.__aexit__(None)
+
+    async def _watch_size(self) -> None:
+        """End the run when what it has written is more than it may."""
+        box, loop, pause = self.box, asyncio.get_running_loop(), LOOK_SECONDS
+        folders = (*([box.workspace] if box.own_workspace else []), box.outputs)
+        while True:
+            await asyncio.sleep(pause)
+            before = loop.time()
+            used = await asyncio.to_thread(lambda: sum(map(measure_folder, folders)))
+            if used > box.caps.workspace_bytes:
+                self.connection.fail(Limited(FILES_TOO_LARGE.format(used=used, most=box.caps.workspace_bytes)))
+                return
+            pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
+
+
+async def _open(wall: Wall, box: Box) -> Opening:
+    """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
+    opening = TaskOwner().start_thread(lambda: wall.open(box))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_drop)
+        raise
+
+
+def _drop(opened: asyncio.Future[Opening]) -> None:
+    """Nobody waits for it any more."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().drop()
+
+
+async def _cancel_all(tasks: set[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=STOP_SECONDS)
+
+
+def _check_size(call: Call) -> None:
+    try:
+        size = len(msgspec.json.encode(call.args, enc_hook=str))
+    except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
+        size = len(repr(call.args))
+    if size > frames.ARGUMENT_BYTES:
+        raise ToolError(TOO_LARGE.format(name=call.name))
+
+
+def _is_file_name(name: str) -> bool:
+    return "/" not in name and "\0" not in name and name not in (".", "..")
+
+
+def _must(fits: bool, what: str) -> None:
+    if not fits:
+        raise ProtocolError(what)

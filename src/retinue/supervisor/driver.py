@@ -1,0 +1,266 @@
+"""The driver: takes each run from `run.spawned` to `run.ended`, whatever happens in between, so that it ends once.
+
+Gets a run that is in its tree and has its services; knows neither who spawned it nor whether it is new or restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from retinue.agent.runs import run_job
+from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
+from retinue.core.control import Control, RunHandle
+from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
+from retinue.core.events import RunEnded, Warned
+from retinue.core.messages import UserTurn
+from retinue.core.plans import Job, JobRunner
+from retinue.core.ports import Clock, CommitHook
+from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
+from retinue.files.private import make_private_folder
+from retinue.remote.runtime import RemoteRuntime
+from retinue.supervisor import inbox
+from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.remote_driver import drive_remote_run
+from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import RunServices
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.tree import Tree, TreeRegistry
+from retinue.workspaces.run_folders import StateFolder
+
+WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is taken over"
+
+
+class Driver:
+    """Drives the runs of all trees."""
+
+    def __init__(
+        self,
+        trees: TreeRegistry,
+        *,
+        clock: Clock,
+        approvals: Approvals,
+        files: RunFiles,
+        state: StateFolder,
+        hook: CommitHook | None = None,
+    ) -> None:
+        self._trees = trees
+        self._clock = clock
+        self._approvals = approvals
+        self._files = files
+        self._state = state
+        self._control: Control | None = None
+        self._loop = asyncio.get_running_loop()
+        self._hook = hook
+
+    def attach_control(self, control: Control) -> None:
+        """Hand this Control to Python functions, with the context of their run."""
+        self._control = control
+
+    def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
+        """Start driving a run. `written` is done when its first event is in the log."""
+        task = self._loop.create_task(self._drive(tree, run, services, written), name=run.ref.path)
+        run.attach_driver(task, self._start_grace)
+
+    async def _drive(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
+        run.begin_driving(self._clock.monotonic())
+        try:
+            job = None
+            if run.stopping is None:
+                if written is not None and _may_ask_ahead(tree, run):
+                    run.ask_ahead(written)
+                elif written is not None:
+                    await written
+                await run.slot.acquire()
+                job = self._begin_work(tree, run, services)
+            ending = make_stopped_ending(run) if job is None else await self._execute(tree, run, job, services)
+            if self._hook is not None:
+                await self._hook.settle(run.ref)
+            if run.stopping is not None:
+                ending = make_stopped_ending(run)
+        except asyncio.CancelledError:
+            ending = make_stopped_ending(run)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary to everything a run can do
+            ending = make_failed_ending(run, error) if run.stopping is None else make_stopped_ending(run)
+        if not run.ending:
+            await self._end(tree, run, ending)
+
+    def _begin_work(self, tree: Tree, run: Run, services: RunServices) -> Job | None:
+        """Start the clocks and return the job of the run; None for a run that has no time left."""
+        if not run.start_clocks(self._clock):
+            return None
+        plan, history = run.plan, run.history
+        started = plan.runtime.started
+        if started is not None and (history is None or run.view.place != started):
+            tree.write(run, started)
+        if self._files.keeps(tree.id, run.ref.run):
+            make_private_folder(run.folders.path)
+        if plan.host or plan.profile.call is not None:
+            CURRENT.set(self._make_context(run, services))
+        elif CURRENT.get() is not None:  # the parent's, which is not this run's
+            CURRENT.set(None)
+        return Job(
+            ref=run.ref,
+            plan=plan,
+            task=run.task,
+            system=_make_system_prompt(run),
+            max_turns=run.max_turns,
+            thread=(UserTurn(run.task.text),) if history is None else history.thread,
+            folders=run.folders,
+            tools=plan.by_name,
+            context=run.context,
+            past=history,
+        )
+
+    def _make_context(self, run: Run, services: RunServices) -> Context:
+        metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
+        assert self._control is not None
+        handle = RunHandle(self._control, run.ref)
+        context = Context(services, handle=handle, workspace=run.folders.path, metadata=metadata)
+        run.attach_context(context)
+        return context
+
+    async def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Ending:
+        runtime = run.plan.runtime
+        if not isinstance(runtime, RemoteRuntime) or runtime.adapter is None:
+            return await run_job(job, services)
+        if runtime.prepare is not None:
+            await runtime.prepare(job, services)
+        return await drive_remote_run(
+            tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
+        )
+
+    async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
+        """End what is below, then the run. The ending is written before anybody is told."""
+        run.begin_ending()
+        try:
+            for child in run.children:
+                child.stop("cancelled")
+            for child in run.children:
+                if not child.finished:
+                    await child.join()
+        except asyncio.CancelledError:
+            pass  # told twice; the ending below is written all the same
+        run.stop_clocks()
+        run.slot.leave()
+        if ending.status == "done" and not ending.text and ending.structured is None:
+            tree.write(run, Warned("the run ended without any text", code="empty_result"))
+        duration = round((self._clock.monotonic() - run.started) * 1000)
+        written = tree.write(run, make_ended_event(run, ending, duration_ms=duration), True)
+        try:
+            if written is not None:
+                await written
+        except (LogError, asyncio.CancelledError):
+            pass  # the result stands; that the log did not take it is told by whoever closes the log
+        if run is tree.root:
+            self._trees.remove(tree)
+            self._approvals.forget_tree(tree.id)
+            tree.release()
+        elif run.background and run.parent is not None and not run.parent.ending:
+            inbox.notify_parent(tree, run)
+        run.finish()
+
+    def _start_grace(self, run: Run) -> None:
+        """Give a run that was told to stop some time, from now on."""
+        grace = run.plan.runtime.grace
+        run.start_grace(self._clock.call_later(grace, lambda: self._abandon(run)))
+
+    def _abandon(self, run: Run) -> None:
+        """End a run that does not stop when told; whatever it still says is not heard."""
+        tree = self._trees.get(run.ref.tree)
+        if tree is None or run.ending:
+            return
+        grace = run.plan.runtime.grace
+        tree.write(run, Warned(f"did not stop within {grace:g} s and was abandoned", code="abandoned"))
+        task = self._loop.create_task(self._end(tree, run, make_stopped_ending(run)))
+        run.attach_driver(task, self._start_grace)
+
+
+def _may_ask_ahead(tree: Tree, run: Run) -> bool:
+    """Return whether the run may ask its model while its first event is on the way to the disk. Only one that does
+    nothing before it has the reply: no set-up of a copy, no function, no call of an earlier life. A run that waits for
+    a slot has the time to wait for the disk."""
+    plan = run.plan
+    return (
+        tree.log.ahead
+        and plan.model is not None
+        and not isinstance(plan.runtime, JobRunner)
+        and run.folders.workspace_copy is None
+        and run.history is None
+        and not run.slot.is_queued
+    )
+
+
+def _make_system_prompt(run: Run) -> str:
+    """Return the instructions, the context of the task, and where the run may read and write."""
+    plan, folders = run.plan, run.folders
+    parts = [plan.system] if plan.system else []
+    if run.task.context:
+        parts.append(run.task.context)
+    if plan.tools:
+        readable = ", ".join(folders.readable) or "nothing else"
+        copy = folders.workspace_copy
+        copied = "" if copy is None else f" It is {WORKSPACE_IS_COPY.format(source=copy.source)}."
+        parts.append(f"Your workspace is {folders.path}.{copied} You may also read: {readable}.")
+    return "\n\n".join(parts)
+
+
+# Endings. What is not understood is an error, never done.
+
+
+def make_failed_ending(run: Run, error: BaseException) -> Ending:
+    """Return the ending of a run whose work raised."""
+    primary = run.is_primary
+    match error:
+        case Limited():
+            text, details = ending_texts("limited", name=run.name, primary=primary, detail=str(error))
+            return Ending("limited", text, details)
+        case Unconfirmed():
+            return Ending("failed", *unconfirmed_texts(name=run.name, primary=primary))
+        case StreamCut():
+            return Ending("disconnected", *ending_texts("disconnected", name=run.name, primary=primary))
+        case Disconnected():
+            text, details = ending_texts("disconnected", name=run.name, primary=primary)
+            return Ending("disconnected", text, f"{details}: {error}")
+        case RetinueError() | Failed():
+            return Ending("failed", str(error), str(error))
+        case _:
+            text = f"{run.name} panicked: {type(error).__name__}: {error}"
+            return Ending("failed", text, text)
+
+
+def make_stopped_ending(run: Run) -> Ending:
+    """Return the ending of a run that was told to stop, or whose task ended without anybody telling it to."""
+    status = run.stopping or "disconnected"
+    if run.failure:
+        return Ending("failed", run.failure, run.failure)
+    stall = run.stall_timer
+    if status == "timed_out" and stall is not None and stall.expired and stall.seconds is not None:
+        return Ending(status, *stalled_texts(name=run.name, primary=run.is_primary, seconds=2 * stall.seconds))
+    detail = "" if run.seconds is None else f"{round(run.seconds * 1000, 3):.3f}".rstrip("0").rstrip(".")
+    return Ending(status, *ending_texts(status, name=run.name, primary=run.is_primary, detail=detail))
+
+
+def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
+    """Return the event of an ending. The text of a run that did not finish is kept beside the words of its ending."""
+    partial = ""
+    if ending.status != "done":
+        if ending.status not in STATUSES:
+            ending = Ending("failed", *ending_texts("failed", name=run.name, primary=run.is_primary))
+        if ending.status == "refused":
+            text = ending.text or ending_texts("refused", name=run.name, primary=run.is_primary)[0]
+            ending = Ending("refused", text, text)
+        partial = run.partial or run.view.last_message
+    text, file = run.folders.fit_event_text(ending.text)
+    changes = run.folders.changes
+    return RunEnded(
+        status=ending.status,
+        final_response=text,
+        duration_ms=duration_ms,
+        error_details=ending.error,
+        partial=partial,
+        structured=ending.structured,
+        file=file,
+        changed_files=() if changes is None else changes.files,
+        changed_count=0 if changes is None else changes.count,
+    )

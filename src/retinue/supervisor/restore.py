@@ -1,0 +1,505 @@
+"""Restoring: trees of an earlier process are resumed, and ended runs are continued.
+
+Resuming folds the log into what each run had behind it (`log.resume_state`), makes the tree of that, and drives every
+run without an ending like any other. Nothing is done twice: a tool that may have run gets the outcome
+`unknown_after_crash`, children are still their parents', answers that had been given take effect, and what was spent
+stays spent. Continuing makes a new run from the conversation of an ended one: in the same tree below the same parent,
+or, for the primary of a finished tree, in a tree of its own whose origin it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.control import ResumeOverrides
+from retinue.core.errors import ConfigError, NotFound, ToolError
+from retinue.core.events import (
+    UNKNOWN_AFTER_CRASH,
+    UNKNOWN_AFTER_CRASH_TEXT,
+    ApprovalAsked,
+    Event,
+    RunRemote,
+    RunResumed,
+    RunSpawned,
+    ToolResult,
+    UsageReported,
+    Warned,
+    decode_raw,
+)
+from retinue.core.limits import Limits
+from retinue.core.messages import Call, RunRef, ToolSpec
+from retinue.core.plans import Plan, Planner
+from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, Ticket
+from retinue.core.profiles import Task
+from retinue.log.resume_state import OpenCall, find_standing_answers, fold_interrupted_runs
+from retinue.log.runs import Runs, RunView
+from retinue.log.threads import Histories, fold_earlier_turns, fold_thread
+from retinue.remote.runtime import RemoteRuntime
+from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor.adoption import AdoptedRun, make_adopted
+from retinue.supervisor.apply_changes import APPLY
+from retinue.supervisor.approvals import Approvals, judge_call, write_started
+from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
+from retinue.supervisor.driver import Driver
+from retinue.supervisor.policy import narrowed
+from retinue.supervisor.restore_plans import PlanRestorer, make_ended_plan, restore_workspace_kind
+from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.slots import SlotHolder
+from retinue.supervisor.spawner import Continued, Spawner, make_folders
+from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
+from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
+
+NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
+LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
+QUEUEING_TOOL = "spawn_subagents"
+RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
+
+
+class Restorer:
+    """Resumes trees and continues runs. `histories` in its methods are the events of the tree, and of all that its runs
+    continue."""
+
+    def __init__(  # noqa: PLR0913 - every part it stands on, each by name
+        self,
+        trees: TreeRegistry,
+        spawner: Spawner,
+        driver: Driver,
+        *,
+        planner: Planner,
+        state: StateFolder,
+        clock: Clock,
+        policy: Policy,
+        prices: Prices,
+        approvals: Approvals,
+        files: RunFiles,
+    ) -> None:
+        self.trees, self.spawner, self.driver = trees, spawner, driver
+        self.planner, self.state, self.clock = planner, state, clock
+        self.policy, self.prices, self.approvals, self.files = policy, prices, approvals, files
+
+    def resume_tree(self, tree: str, histories: Histories, overrides: ResumeOverrides) -> Run:
+        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError before anything is
+        written if it cannot be resumed."""
+        if tree in self.trees:
+            raise ConfigError(f"{tree} is at work here already")
+        restorer = TreeRestorer(self, tree, histories, overrides)
+        if not restorer.unfinished:
+            status = restorer.view.runs[0].status
+            raise ConfigError(f"{tree} has ended: {status}; `retinue continue {tree} TEXT` goes on from there")
+        return restorer.resume()
+
+    def continue_run(self, tree: str, number: int, text: str, histories: Histories, overrides: ResumeOverrides) -> Run:
+        """Start a run that begins with the conversation of an ended one, and this text. Raises before anything is
+        written if it cannot."""
+        if not text.strip():
+            raise ConfigError("there is nothing to go on with: the text is empty")
+        events, live = histories.get(tree), self.trees.get(tree)
+        if not events:
+            raise NotFound(f"there is no tree '{tree}' in the log")
+        view = Runs.of(tree, events) if live is None else live.view
+        old = view.runs.get(number)
+        self._check_continuable(tree, number, view, old, is_live=live is not None)
+        assert old is not None
+        caller_limits.check_depth(f"{tree}/{number}")
+        conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
+        plans = PlanRestorer(self.planner, tree, view.runs[0].spawned, overrides)
+        if old.spawned.parent is None:
+            return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
+        home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
+        return self._continue_child(
+            home, home.runs[number], text, overrides, plans, Continued("", number, conversation)
+        )
+
+    def _check_continuable(self, tree: str, number: int, view: Runs, old: RunView | None, *, is_live: bool) -> None:
+        if old is None:
+            raise NotFound(f"{tree} has no run {number}")
+        if not is_live and any(each.ended is None for each in view.runs.values()):
+            raise ConfigError(f"{tree} was interrupted: `retinue resume {tree}` goes on with it")
+        if old.ended is None:
+            raise ConfigError(f"{tree}/{number} is at work: `retinue send {tree}/{number} TEXT` tells it something")
+        if old.spawned.server:
+            raise ConfigError(RAN_ELSEWHERE.format(who=f"{tree}/{number}", server=old.spawned.server))
+
+    def _continue_primary(
+        self, old: RunView, text: str, overrides: ResumeOverrides, plans: PlanRestorer, continued: Continued
+    ) -> Run:
+        plan, spawned = plans.restore(old, None), old.spawned
+        task = Task(
+            text,
+            context=spawned.task_context,
+            context_paths=spawned.context_paths,
+            model=plan.model_name if ":" in plan.model_name else None,
+            timeout_seconds=overrides.seconds,
+        )
+        limits = overrides.limits.over(spawned.limits) if spawned.limits is not None else overrides.limits
+        return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
+
+    def _continue_child(
+        self,
+        tree: Tree,
+        old: Run,
+        text: str,
+        overrides: ResumeOverrides,
+        plans: PlanRestorer,
+        continued: Continued,
+    ) -> Run:
+        """Start a run beside the old one. Its parent, if that is at work, is told of its ending as of any in the
+        background."""
+        parent, is_live = old.parent, tree.id in self.trees
+        assert parent is not None
+        if is_live and parent.is_stopping:
+            raise ConfigError(f"{tree.id}/{old.ref.run} cannot be continued: its parent is stopping")
+        plan = plans.restore(old.view, parent.plan)
+        order = Order(
+            plan.profile,
+            msgspec.structs.replace(restore_task(old.view.spawned), text=text, timeout_seconds=overrides.seconds),
+            background=True,
+            asked_by_model=overrides.seconds is not None,
+            files=overrides.files,
+        )
+        checked = self.spawner.check_plan(parent, order, plan, base=self.state.project, name=old.name)
+        run = self.spawner.spawn_child(tree, parent, checked, continued=continued)
+        if not is_live:
+            tree.end_with(run)
+            self.trees.add(tree)
+        return run
+
+
+class TreeRestorer:
+    """One stored tree that is made again. `view` is the fold of its events, `unfinished` are its runs without an ending
+    that are driven from here."""
+
+    def __init__(self, parts: Restorer, tree: str, histories: Histories, overrides: ResumeOverrides) -> None:
+        self._parts = parts
+        self._overrides = overrides
+        self.id, events = tree, histories[tree]
+        self.view = Runs.of(self.id, events)
+        without_end = [view for view in self.view.runs.values() if view.ended is None]
+        self.unfinished = [view for view in without_end if not view.spawned.remote_id]
+        spawned = {view.number: view.spawned for view in self.view.runs.values()}
+        began_with = {
+            run: fold_earlier_turns(histories, self.id, body)
+            for run, body in spawned.items()
+            if body.continues is not None
+        }
+        self._known = fold_interrupted_runs(events, before=began_with)
+        self._events = events
+
+    def resume(self) -> Run:
+        """Resume the tree, all or nothing: what cannot be made again raises before the first event is written."""
+        tree = self.make_tree()
+        runs = [tree.runs[view.number] for view in self.unfinished]
+        tree.end_with(runs[0])
+        self._keep_files(tree)
+        written = [tree.write(run, RunResumed(), True) for run in runs]  # first: time until here does not count
+        for run in tree.runs:
+            if isinstance(run, AdoptedRun) and not _will_be_reported(run):
+                run.stop("disconnected")
+        services = [self._settle_calls(tree, run) for run in runs]
+        for run in runs:
+            self._notify_of_children(tree, run)
+        self._acquire_slots(runs)
+        for run, own, done in zip(runs, services, written, strict=True):
+            self._parts.driver.start(tree, run, own, done)
+        self._parts.trees.add(tree)
+        return runs[0]
+
+    # Making the tree again
+
+    def make_tree(self, *, planned: int | None = None) -> Tree:
+        """Make the tree as it was, with nobody at work yet. Plans are made for runs that are resumed, and for the one
+        that is `planned`, with all above them."""
+        parts = self._parts
+        plans = PlanRestorer(parts.planner, self.id, self.view.runs[0].spawned, self._overrides)
+        tree = make_tree(parts.trees.log, parts.clock, restored=self.view, seq=self._events[-1].seq)
+        needed = self._needed(planned)
+        for view in self.view.runs.values():
+            parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
+            above = None if parent is None else parent.plan
+            plan = plans.restore(view, above) if view.number in needed else make_ended_plan(view)
+            run = self._make_run(tree, view, parent, plan)
+            tree.add_run(run)
+            if not run.ended:
+                check_price(run.account, run.plan, parts.prices)
+            run.set_stall_timer(view.spawned.stall_seconds, parts.clock, tree.write)
+        self._count_spent(tree)
+        asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
+        parts.approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
+        concurrent = self._tree_limits(tree.runs[0].plan).concurrent
+        assert concurrent is not UNSET
+        tree.slots.limit_to(concurrent if concurrent is None else max(concurrent, self._count_held_slots(tree)))
+        return tree
+
+    def _needed(self, planned: int | None) -> set[int]:
+        """Return the runs that need a plan, with those above them: what a run may do is within what its parent may."""
+        needed: set[int] = set()
+        for start in (*(view.number for view in self.unfinished), planned):
+            number = start
+            while number is not None and number not in needed:
+                needed.add(number)
+                number = self.view.runs[number].spawned.parent
+        return needed
+
+    def _tree_limits(self, plan: Plan) -> Limits:
+        """Return the limits of the tree: given now, given then, of its primary's profile, of the project."""
+        then = self.view.runs[0].spawned.limits or Limits()
+        return self._overrides.limits.over(then.over(plan.profile.limits.over(self._parts.spawner.limits)))
+
+    def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
+        spawned, parts = view.spawned, self._parts
+        ref = RunRef(self.id, view.number, view.path, view.label, view.agent, spawned.subagent_id)
+        task = restore_task(spawned)
+        if view.ended is None and parent is not None and spawned.remote_id:
+            return self._make_adopted(tree, view, parent, ref, task)
+        folders = self._make_folders(view, ref, parent, plan, task)
+        policy = parts.policy if parent is None else parent.policy
+        asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING_TOOL)
+        depth = 0 if parent is None else parent.depth + 1
+        given = self._overrides.limits if parent is None else Limits()
+        run = Run(
+            ref=ref,
+            plan=plan,
+            task=task,
+            parent=parent,
+            folders=folders,
+            policy=narrowed(policy, plan.profile.approvals, parts.state.project),
+            slot=SlotHolder(None if parent is None else tree.slots),
+            account=self._restore_account(view, parent),
+            depth=depth,
+            max_depth=self._restore_depth(parent, plan, depth),
+            max_turns=spawned.max_turns if given.turns is UNSET else given.turns,
+            seconds=spawned.timeout_seconds if given.seconds is UNSET else given.seconds,
+            background=spawned.background,
+            queues=asked_with == QUEUEING_TOOL,
+            view=view,
+        )
+        if view.ended is not None:
+            run.mark_ended()
+        return run
+
+    def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
+        """Return the folders of a run as it had them. Raises ConfigError if the workspace of an unfinished one is
+        gone."""
+        state, spawned, is_ended = self._parts.state, view.spawned, view.ended is not None
+        there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
+        readable = resolve_context_paths(there, base=state.project)
+        as_then = plan if is_ended else replace(plan, profile=restore_workspace_kind(plan.profile, spawned))
+        folders = make_folders(state, ref, parent, as_then, task, readable)
+        lost = folders.path != spawned.workspace and not Path(spawned.workspace).is_dir()
+        if lost and not is_ended and not state.temporary:
+            raise ConfigError(f"{self.id}/{view.number} cannot go on: its workspace {spawned.workspace} is gone")
+        return msgspec.structs.replace(folders, path=spawned.workspace)
+
+    def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
+        if parent is None:
+            limit = self._tree_limits(plan).depth
+            return limit if isinstance(limit, int) else 0
+        own = plan.profile.limits.depth
+        return parent.max_depth if own is UNSET else min(parent.max_depth, depth + own)
+
+    def _restore_account(self, view: RunView, parent: Run | None) -> Account | None:
+        """Return the account of a run: its own if it had one. What remote runs spend that an MCP server reports, we
+        only report."""
+        spawned, given = view.spawned, self._overrides.limits
+        tokens, cost = spawned.max_tokens, spawned.max_cost
+        if parent is None:
+            tokens = tokens if given.tokens is UNSET else given.tokens
+            cost = cost if given.cost is UNSET else given.cost
+        above = None if parent is None or spawned.server else parent.account
+        if tokens is None and cost is None:
+            return above
+        owner = "the tree" if parent is None else f"'{view.agent}'"
+        return Account(owner, tokens=tokens, cost=cost, parent=None if parent is None else parent.account)
+
+    def _make_adopted(self, tree: Tree, view: RunView, parent: Run, ref: RunRef, task: Task) -> Run:
+        """Make a run of a peer again."""
+        parts = self._parts
+        run = make_adopted(
+            tree,
+            ref,
+            task,
+            parent,
+            clock=parts.clock,
+            state=parts.state,
+            runtime=str(_runtime_of(view)),
+            key=view.spawned.remote_id,
+            account=None if view.spawned.server else parent.account,
+        )
+        run.attach_view(view)
+        return run
+
+    def _keep_files(self, tree: Tree) -> None:
+        for run in tree.runs:
+            if run.queues and run.view.spawned.call_id:
+                self._parts.files.keep(tree.id, run.ref.run)
+
+    def _count_spent(self, tree: Tree) -> None:
+        for event in self._events:
+            account = tree.runs[event.run].account
+            if account is not None and isinstance(event.body, UsageReported):
+                account.add_spent(Amount(event.body.usage.total_tokens, event.body.cost or NO_COST))
+
+    def _count_held_slots(self, tree: Tree) -> int:
+        """Count the runs that hold a slot and wait for a child that holds one too: with fewer slots none would move."""
+        held: set[int] = set()
+        for view in self.unfinished:
+            run = tree.runs[view.number]
+            if run.parent is not None and not run.queues and self._known[view.number].started:
+                held |= {view.number} | ({run.parent.ref.run} - {0})
+        return len(held)
+
+    # Settling what was open
+
+    def _settle_calls(self, tree: Tree, run: Run) -> RunServices:
+        """Give calls that may have run their outcome; the others are run when the run is driven. Return the run's
+        services, which know them."""
+        if is_driven_remotely(run):
+            return self._restore_remote(tree, run)
+        known, parts = self._known[run.ref.run], self._parts
+        run.restore_call_ids(known.call_ids)
+        run.folders.resume_spilling()
+        history, outcomes = known.thread.past(known.seconds), {}
+        for call in list(known.open.values()):
+            tool = run.plan.by_name.get(call.name)
+            again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
+            if call.host or call.tier == "none" or (call.may_have_run() and not again):
+                text, outcome = (
+                    (NOT_RUN_TEXT, "") if call.tier == "none" else (UNKNOWN_AFTER_CRASH_TEXT, UNKNOWN_AFTER_CRASH)
+                )
+                tree.write(run, ToolResult(call.call_id, call.name, text, success=False, outcome=outcome))
+                outcomes[call.call_id] = Outcome(text, success=False)
+                del known.open[call.call_id]
+        run.slot.begin_calls(len(known.open))
+        known_now = {**history.outcomes, **outcomes}
+        history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
+        run.restore_history(history, inbox=tuple(known.thread.waiting))
+        if known.started and run.plan.profile.call is not None:
+            tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
+            run.mark_stopping("disconnected")
+        return restore_services(parts.spawner.make_services(tree, run), known.open)
+
+    def _restore_remote(self, tree: Tree, run: Run) -> RunServices:
+        """Prepare a run that a peer executes: its calls are the peer's, and what the log has is not adopted twice."""
+        known = self._known[run.ref.run]
+        below = {run.ref.run, *(view.number for view in run.view.walk() if view.spawned.remote_id)}
+        tail: list[Event] = []
+        for event in self._events:
+            if event.run == run.ref.run and isinstance(event.body, RunRemote):
+                tail = []
+            elif event.run in below:
+                tail.append(event)
+        history = known.thread.past(known.seconds)
+        run.restore_history(history, inbox=tuple(known.thread.waiting), remote_tail=tuple(tail))
+        return self._parts.spawner.make_services(tree, run)
+
+    def _notify_of_children(self, tree: Tree, run: Run) -> None:
+        """Tell a run of children that ended when nobody could be told any more."""
+        told = self._known[run.ref.run].told
+        for child in run.children:
+            if child.background and child.ended and child.ref.run not in told:
+                inbox.notify_parent(tree, child)
+
+    def _acquire_slots(self, runs: Sequence[Run]) -> None:
+        """Give slots to runs that were at work before those that never had one."""
+        for run in sorted(runs, key=lambda each: (not self._known[each.ref.run].started, each.ref.run)):
+            run.slot.acquire_or_enqueue()
+
+
+def is_driven_remotely(run: Run) -> bool:
+    runtime = run.plan.runtime
+    return isinstance(runtime, RemoteRuntime) and runtime.adapter is not None
+
+
+def _will_be_reported(run: AdoptedRun) -> bool:
+    """Say whether the peer of a run is attached to again: one that we had started the run at, or a run above it."""
+    above: Run | None = run
+    while isinstance(above, AdoptedRun):
+        above = above.parent
+    return not run.view.spawned.server and above is not None and not above.ended and is_driven_remotely(above)
+
+
+def _runtime_of(view: RunView) -> object:
+    return decode_raw(view.spawned.profile).get("runtime")
+
+
+def restore_task(spawned: RunSpawned) -> Task:
+    """Return the task of a run as the log has it."""
+    return Task(
+        spawned.task,
+        context=spawned.task_context,
+        context_paths=spawned.context_paths,
+        include_parent_workspace=spawned.include_parent_workspace,
+        include_temp_workspace=spawned.include_temp_workspace,
+        subagent_id=spawned.subagent_id,
+    )
+
+
+class ResumedServices(RunServices, eq=False):
+    """The services of a resumed run: calls it had made before the crash are not made again. One that was written and
+    has no result is asked about again, gets the answer it had been given, or is simply run again; children it had
+    spawned are its children still. `open_calls` are those without a result, by their ids."""
+
+    open_calls: dict[str, OpenCall] = msgspec.field(default_factory=dict)
+
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
+        before = self.open_calls.pop(call.id, None)
+        if before is None:
+            return await super().begin(call, spec, preview)
+        self._check_wanted()
+        try:
+            return await self._begin_again(before, call, spec, preview)
+        except ToolError:
+            raise  # of its preview: the call gets a result
+        except BaseException:
+            self.run.slot.drop_call()
+            raise
+
+    async def _begin_again(self, before: OpenCall, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
+        run = self.run
+        if spec.tier == "none":
+            return NOTHING_TO_RUN
+        if spec.server:
+            spec = self._seal(call, spec)
+        said = before.decision
+        if isinstance(said, Deny):
+            return said
+        edited = None if said is None else said.args
+        verdict = judge_call(run, spec, call if edited is None else Call(call.id, call.name, edited))
+        if (
+            said is not None and verdict.what != "deny" and call.name != APPLY and before.seal == spec.seal
+        ):  # that yes was to files, and to the tool of a server, as they were then
+            await write_started(self.tree, run, call)
+            return said
+        if self._find_spawned(call.id) or (verdict.what == "allow" and not verdict.rule):
+            return Allow()
+        return await self._decide(call, spec, preview, verdict)
+
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        made = self._find_spawned(orders[0].call_id)[: len(orders)]
+        rest = orders[len(made) :]
+        return [child.ticket() for child in made] + (await super().spawn(rest) if rest else [])
+
+    def _find_spawned(self, call_id: str) -> list[Run]:
+        """Return the children that this call spawned before the crash."""
+        return [child for child in self.run.children if call_id and child.view.spawned.call_id == call_id]
+
+
+def restore_services(services: RunServices, open_calls: Mapping[str, OpenCall]) -> ResumedServices:
+    """Return the services of a resumed run that has these calls without a result."""
+    return ResumedServices(
+        tree=services.tree,
+        run=services.run,
+        approvals=services.approvals,
+        prices=services.prices,
+        files=services.files,
+        spawn_children=services.spawn_children,
+        open_calls=dict(open_calls),
+    )

@@ -1,0 +1,184 @@
+"""Plans of restored runs, made from what the log keeps of them. What it cannot keep (functions, models and types made
+in Python) has to be given again; without it a ConfigError says so, and nothing runs with less than it had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from retinue.core.control import ResumeOverrides
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.events import RunSpawned
+from retinue.core.limits import Limits
+from retinue.core.plans import Plan, Planner
+from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
+from retinue.core.rules import CODE_MODE, Rules
+from retinue.core.servers import PREFIX
+from retinue.log.runs import RunView
+from retinue.sandbox.in_process import IN_PROCESS
+
+PYTHON = "python"
+COPIES = ("copy", "worktree")
+DELEGATED = "delegated"
+NO_JSON = msgspec.Raw(b"null")
+AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
+WEB = frozenset(("web_fetch", "web_search"))
+UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
+T = TypeVar("T")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A profile as `run.spawned` has it."""
+
+    name: str
+    instructions: str = ""
+    description: str = ""
+    runtime: Any = "inherited"
+    workspace: Any = None
+    limits: Limits = Limits()
+    skills: tuple[str, ...] = ()
+    leaf: bool = False
+    nickname: str | None = None
+    source: str = PYTHON
+    approvals: Rules | None = None
+    network: tuple[str, ...] | str | None = None
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    name: str
+
+
+class PlanRestorer:
+    """The plans of one tree's runs. The overrides give profiles, the model instead of the primary's, and the runtime of
+    its runs from now on."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        tree: str,
+        primary: RunSpawned,
+        overrides: ResumeOverrides,
+    ) -> None:
+        self._planner = planner
+        self._tree = tree
+        self._profiles = overrides.profiles
+        self._model = primary.model, overrides.model
+        self._runtime = overrides.runtime
+
+    def restore(self, view: RunView, parent: Plan | None) -> Plan:
+        """Return the plan of a run that is resumed or continued. Raises ConfigError for what has to be given again."""
+        spawned = view.spawned
+        try:
+            plan = self._with_tools(self._profile(spawned, parent), spawned, parent)
+        except ConfigError as error:
+            raise ConfigError(f"{self._tree}/{view.number} cannot go on: {error}") from None
+        return plan
+
+    def _profile(self, spawned: RunSpawned, parent: Plan | None) -> Profile:
+        """Return the profile of that name: the parent's, one given, one of the project, or what the log has."""
+        kept = _read(spawned.profile, _Kept)
+        known = {profile.name.casefold(): profile for profile in self._profiles}
+        known |= {child.name.casefold(): child for child in (parent.children if parent else ())}
+        found = known.get(kept.name.casefold())
+        if found is None:
+            try:
+                found = self._planner.plan(kept.name, task=self._task(spawned, named=True), parent=parent).profile
+            except NotFound:
+                found = None
+        if found is not None and (found.source == PYTHON) == (kept.source == PYTHON):
+            if kept.workspace in COPIES and found.workspace not in COPIES:  # as somebody wished for that run
+                found = replace(found, workspace=kept.workspace)
+            if found.network is None and kept.network is not None:  # a container asked for it
+                found = replace(found, network=kept.network)
+            return self._placed(found, kept.runtime, primary=parent is None)
+        if not spawned.model:
+            raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
+        tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
+        fields = {name: getattr(kept, name) for name in kept.__struct_fields__}
+        return self._placed(Profile(**fields, tools=tools), kept.runtime, primary=parent is None)
+
+    def _placed(self, profile: Profile, runtime: RuntimeName, *, primary: bool) -> Profile:
+        """Return the profile with the runtime that the run had, unless an override says otherwise. A laxer runtime of
+        the profile does not loosen it. The primary asks for delegated runs itself, and stays where it is."""
+        said = None if primary and self._runtime == DELEGATED else self._runtime
+        wanted = said or profile.runtime or runtime
+        if said is None and runtime in RUNTIMES:
+            wanted = max(wanted, runtime, key=RUNTIMES.index)
+        return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
+
+    def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
+        """Return the narrowest plan that has all the tools the run had."""
+        wanted = {tool.name for tool in _read(spawned.tools, list[_Tool])}
+        missing: set[str] = set()
+        for given in (False, True):
+            try:
+                plan = self._with_model(profile, spawned, parent, given=given)
+            except NotFound as error:
+                raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
+            missing = {name for name in wanted - set(plan.by_name) if not _of_servers(name)}
+            if not missing:
+                return plan
+        tools = ", ".join(sorted(missing))
+        if missing <= WEB:
+            raise ConfigError(f"'{profile.name}' has no tool {tools} here: {UNREACHED}")
+        raise ConfigError(f"'{profile.name}' has no tool {tools} here; if it is a Python function, {AGAIN}")
+
+    def _with_model(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, given: bool) -> Plan:
+        if bool(spawned.model) == (profile.call is not None):
+            was, now = ("a Python function", "none") if profile.call is None else ("none", "one")
+            raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
+        wanted = self._wanted(spawned)
+        task = self._task(spawned, named=parent is None)
+        plan = self._planner.plan(profile, task=task, parent=parent, given=given)
+        if plan.model is not None and plan.model_name != wanted:
+            if ":" not in wanted:
+                raise ConfigError(f"its model was '{wanted}', made in Python; {AGAIN}")
+            plan = self._planner.plan(profile, task=self._task(spawned, named=True), parent=parent, given=given)
+        return plan
+
+    def _wanted(self, spawned: RunSpawned) -> str:
+        primary, instead = self._model
+        return instead if instead is not None and spawned.model == primary else spawned.model
+
+    def _task(self, spawned: RunSpawned, *, named: bool) -> Task:
+        """Return the task as far as a plan needs it: with the model's name, if that can be looked up."""
+        wanted = self._wanted(spawned)
+        return Task(spawned.task, model=wanted if named and ":" in wanted else None)
+
+
+def _of_servers(name: str) -> bool:
+    """Return whether a tool comes and goes with MCP servers: the plan reports those that lack."""
+    return name.startswith(PREFIX) or name == CODE_MODE
+
+
+def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
+    """Return the profile with the kind of workspace that the run had, whatever it says now."""
+    kept = _read(spawned.profile, _Kept)
+    return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
+
+
+def make_ended_plan(view: RunView) -> Plan:
+    """Return a plan for a run that has ended and does nothing any more."""
+    profile = Profile(view.agent)
+    return Plan(
+        profile=profile,
+        system="",
+        model=None,
+        model_name="",
+        tools=(),
+        specs=(),
+        by_name={},
+        host={},
+        children=(),
+        profile_json=NO_JSON,
+        tools_json=NO_JSON,
+        runtime=IN_PROCESS,
+        floor=RUNTIMES[-1],
+    )
+
+
+def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:
+    return msgspec.json.decode(kept, type=shape) if isinstance(kept, msgspec.Raw) else msgspec.convert(kept, shape)

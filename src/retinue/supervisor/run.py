@@ -1,0 +1,398 @@
+"""One live run as the supervisor holds it: what the log cannot say, such as its task, its slot and who waits for it.
+
+Knows timers, slots and budgets; not how a run is spawned, driven or restored. Other modules read the fields of a Run
+and change them through its methods only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from retinue.core.context import Context
+from retinue.core.events import Body, Event, Warned
+from retinue.core.messages import RunRef, UserTurn
+from retinue.core.plans import Past, Plan
+from retinue.core.ports import Clock, Policy, Receipt, Ticket, Timer
+from retinue.core.profiles import Task
+from retinue.core.results import Result, Status
+from retinue.log.runs import RunView
+from retinue.supervisor.budgets import Account, CallReservation
+from retinue.supervisor.slots import SlotHolder
+from retinue.supervisor.timers import Deadline, StallTimer
+from retinue.workspaces.run_folders import RunFolders
+
+Relay = Callable[[str], Awaitable[Receipt]]
+
+
+class Run(msgspec.Struct, eq=False):
+    """A run and its place in the tree."""
+
+    ref: RunRef
+    plan: Plan
+    task: Task
+    parent: Run | None
+    folders: RunFolders
+    policy: Policy
+    slot: SlotHolder
+    account: Account | None = None
+    depth: int = 0
+    max_depth: int = 0
+    max_turns: int | None = None
+    seconds: float | None = None
+    background: bool = False
+    queues: bool = False  # its parent waits for it without holding a slot
+    history: Past | None = None  # of a run that was restored, or continues another one
+    remote_tail: tuple[Event, ...] = ()  # of a resumed remote run: what is in the log after its last cursor
+    children: tuple[Run, ...] = ()
+    view: RunView = None  # type: ignore[assignment]  # set when `run.spawned` is folded
+    context: Context | None = None
+
+    # Its life
+    driver_task: asyncio.Task[None] | None = None
+    on_stop: Callable[[Run], None] | None = None
+    waiters: tuple[asyncio.Future[None], ...] = ()
+    driving: bool = False
+    stopping: Status | None = None
+    ending: bool = False
+    finished: bool = False
+    partial: str = ""
+    failure: str = ""
+
+    # Its clocks
+    started: float = 0.0
+    deadline: Deadline | None = None
+    stall_timer: StallTimer | None = None
+    grace_timer: Timer | None = None
+    questions: int = 0  # how many of it and of the runs below wait for a person
+    question_listeners: tuple[Callable[[bool], None], ...] = ()
+
+    # Its calls
+    first_write: asyncio.Future[None] | None = None  # what the model's first reply waits for
+    reservation: CallReservation | None = None  # of the model call in flight, inside a budget
+    call_ids: set[str] | None = None
+    sealed_calls: dict[str, str] | None = None  # the seal of the MCP tool that each allowed call was judged by
+
+    # Its inbox
+    inbox: tuple[UserTurn, ...] = ()
+    news: asyncio.Event | None = None
+    relay: Relay | None = None  # carries messages to a run that lives elsewhere
+
+    @property
+    def name(self) -> str:
+        return self.ref.agent
+
+    @property
+    def is_primary(self) -> bool:
+        return self.parent is None
+
+    @property
+    def ended(self) -> bool:
+        return self.view.ended is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        """True for a run that gets nothing more: it was told to stop, or its ending is on the way."""
+        return self.stopping is not None or self.ending
+
+    def result(self) -> Result[Any]:
+        """Return the result of an ended run, with the parser of its output type."""
+        result = self.view.result(self.ref.tree)
+        return result if self.plan.parse is None else msgspec.structs.replace(result, parse=self.plan.parse)
+
+    def ticket(self) -> Ticket:
+        """Return the run as the tool that asked for it gets it."""
+        return Ticket(
+            run=self.ref.run,
+            ref=self.ref,
+            workspace=self.folders.path,
+            timeout_seconds=self.seconds,
+            status_file=f"{self.folders.own}/full_logs/status.json",
+        )
+
+    def lasting_path(self) -> str:
+        """Return the path with the run's number among its parent's children: it does not depend on other runs."""
+        path, run = "", self
+        while run.parent is not None:
+            siblings = [child for child in run.parent.children if not child.view.spawned.server]
+            path = f"/{run.name}-{siblings.index(run) + 1}{path}"
+            run = run.parent
+        return f"{run.ref.path}{path}"
+
+    # Its place in the tree
+
+    def add_child(self, child: Run) -> None:
+        self.children += (child,)
+
+    def attach_view(self, view: RunView) -> None:
+        self.view = view
+
+    def attach_context(self, context: Context) -> None:
+        self.context = context
+
+    def release(self) -> None:
+        """Drop what only a live tree needs, so that its memory is free without a garbage collection."""
+        self.on_stop = self.context = self.deadline = self.stall_timer = None
+        self.children = ()
+
+    # Starting and ending
+
+    def attach_driver(self, task: asyncio.Task[None], on_stop: Callable[[Run], None]) -> None:
+        """Remember the task that drives the run, and what gives it time to stop."""
+        self.driver_task, self.on_stop = task, on_stop
+
+    def begin_driving(self, now: float) -> None:
+        self.driving = True
+        self.started = now
+
+    def ask_ahead(self, written: Awaitable[None]) -> None:
+        """Let the run ask its model while its first event is on the way to the disk."""
+        self.first_write = asyncio.ensure_future(written)
+
+    async def wait_for_first_write(self) -> None:
+        if self.first_write is not None:
+            written, self.first_write = self.first_write, None
+            await written
+
+    def start_clocks(self, clock: Clock) -> bool:
+        """Start the deadline and the stall timer; False if the run has no time left, and then it is timed out."""
+        used = 0.0 if self.history is None else self.history.seconds
+        self.started = clock.monotonic() - used
+        if self.seconds is not None:
+            if self.seconds <= used:
+                self.stopping = "timed_out"
+                return False
+            self.deadline = Deadline(self.seconds - used, clock, self.time_out)
+        if self.stall_timer is not None:
+            self.stall_timer.start()
+        return True
+
+    def stop(self, status: Status) -> bool:
+        """Ask the run, and first everything below it, to stop; False if it is stopping or ended already."""
+        if self.is_stopping:
+            return False
+        self.mark_stopping(status)
+        for child in self.children:
+            child.stop("cancelled")
+        if self.driving and self.driver_task is not None:
+            self.driver_task.cancel()
+            if self.on_stop is not None:
+                self.on_stop(self)
+        return True
+
+    def mark_stopping(self, status: Status) -> None:
+        self.stopping = status
+        self.slot.stop()
+
+    def time_out(self) -> None:
+        self.stop("timed_out")
+
+    def kill(self) -> None:
+        """Stop the run, and cut its clean-up short."""
+        self.stop("cancelled")
+        if self.driver_task is not None and self.driving and not self.ending:
+            self.driver_task.cancel()
+
+    def set_failure(self, reason: str) -> None:
+        """Let the run end `failed` with this reason, whatever stops it."""
+        self.failure = reason
+
+    def keep_partial(self, text: str) -> None:
+        """Remember the text of a run that does not finish."""
+        self.partial = text
+
+    def begin_ending(self) -> None:
+        self.ending = True
+        self.slot.stop()
+
+    def mark_ended(self) -> None:
+        """Mark a run of an earlier process that has its ending in the log."""
+        self.ending = self.finished = True
+
+    def finish(self) -> None:
+        """Wake everybody who waits for the run, once its ending is written."""
+        self.finished = True
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waiters = ()
+        self.driver_task = None
+        if self.parent is not None:
+            self.parent.wake()
+
+    def join(self) -> asyncio.Future[None]:
+        """Return a future that is done when the ending is written."""
+        waiter = asyncio.get_running_loop().create_future()
+        if self.finished:
+            waiter.set_result(None)
+        else:
+            self.waiters += (waiter,)
+        return waiter
+
+    # Clocks
+
+    def set_stall_timer(
+        self, seconds: float | UnsetType | None, clock: Clock, write: Callable[[Run, Body], object]
+    ) -> None:
+        """Give the run its stall timer. Inherits the parent's budget if unset. A run without a budget below one that
+        has it gets a timer that only reports activity upward."""
+        parent = None if self.parent is None else self.parent.stall_timer
+        if seconds is UNSET:
+            seconds = None if parent is None else parent.seconds
+        if seconds is None and parent is None:
+            return
+        text = f"stalled: nothing has happened in it for {seconds or 0:g} s; it ends after as long again"
+        self.stall_timer = StallTimer(
+            seconds,
+            clock,
+            parent=parent,
+            is_queued=self.is_queued_below,
+            warn=partial(write, self, Warned(text, code="stalled")),
+            on_expire=self.time_out,
+        )
+
+    def is_queued_below(self) -> bool:
+        """Return whether the run or one below it waits for a slot."""
+        return self.slot.is_queued or any(child.is_queued_below() for child in self.children)
+
+    def record_activity(self) -> None:
+        if self.stall_timer is not None:
+            self.stall_timer.record_activity()
+
+    def start_grace(self, timer: Timer) -> None:
+        """Remember the timer that ends the run if it does not stop in time."""
+        self.grace_timer = timer
+
+    def pause_for_person(self) -> None:
+        """Stop the clocks of the run and of all that wait for it, while a person is asked."""
+        run: Run | None = self
+        while run is not None:
+            if run.deadline is not None:
+                run.deadline.pause()
+            run.questions += 1
+            for listener in run.question_listeners:
+                listener(True)
+            run = run.parent
+        self._pause_stall_timers()
+
+    def resume_after_person(self) -> None:
+        run: Run | None = self
+        while run is not None:
+            if run.deadline is not None:
+                run.deadline.resume()
+            run.questions -= 1
+            for listener in run.question_listeners:
+                listener(False)
+            run = run.parent
+        self._resume_stall_timers()
+
+    def add_question_listener(self, listener: Callable[[bool], None]) -> None:
+        """Tell `listener` when a person is asked (True) and was (False), from now on and for open questions."""
+        for _ in range(self.questions):
+            listener(True)
+        self.question_listeners += (listener,)
+
+    def remove_question_listener(self, listener: Callable[[bool], None]) -> None:
+        self.question_listeners = tuple(each for each in self.question_listeners if each is not listener)
+
+    def _pause_stall_timers(self) -> None:
+        run: Run | None = self
+        while run is not None and run.stall_timer is not None:
+            run.stall_timer.pause()
+            run = run.parent
+
+    def _resume_stall_timers(self) -> None:
+        run: Run | None = self
+        while run is not None and run.stall_timer is not None:
+            run.stall_timer.resume()
+            run = run.parent
+
+    async def without_stall_timer(self, awaited: Awaitable[None]) -> None:
+        """Wait for something whose time does not count as a stall."""
+        self._pause_stall_timers()
+        try:
+            await awaited
+        finally:
+            self._resume_stall_timers()
+
+    def stop_clocks(self) -> None:
+        """Stop every clock for good: the run has its ending."""
+        for clock in (self.deadline, self.stall_timer):
+            if clock is not None:
+                clock.stop()
+        if self.grace_timer is not None:
+            self.grace_timer.cancel()
+
+    # Calls
+
+    def begin_model_call(self, reservation: CallReservation) -> None:
+        self.reservation = reservation
+
+    def end_model_call(self) -> None:
+        self.reservation = None
+
+    def claim_call_id(self, wanted: str) -> str:
+        """Return an id that no earlier call of the run has: answers, approvals and results go by it."""
+        if self.call_ids is None:
+            self.call_ids = set()
+        found, number = wanted, 2
+        while found in self.call_ids:
+            found, number = f"{wanted}-{number}", number + 1
+        self.call_ids.add(found)
+        return found
+
+    def restore_call_ids(self, call_ids: set[str]) -> None:
+        self.call_ids = call_ids or None
+
+    def seal_call(self, call_id: str, seal: str) -> None:
+        """Remember the MCP tool, by its seal, that a call was judged by."""
+        if self.sealed_calls is None:
+            self.sealed_calls = {}
+        self.sealed_calls[call_id] = seal
+
+    def take_seal(self, call_id: str) -> str | None:
+        """Return and forget the seal of a call; None if no call of the run has any."""
+        return self.sealed_calls.pop(call_id, "") if self.sealed_calls else None
+
+    # Inbox
+
+    def post_message(self, message: UserTurn) -> None:
+        """Put a message in the inbox, to be read at the next turn."""
+        self.inbox += (message,)
+        self.wake()
+
+    def restore_history(
+        self, history: Past, *, inbox: tuple[UserTurn, ...] = (), remote_tail: tuple[Event, ...] = ()
+    ) -> None:
+        """Give the run what an earlier process, or the run it continues, has left."""
+        self.history = history
+        self.inbox = inbox
+        self.remote_tail = remote_tail
+
+    def take_messages(self) -> tuple[UserTurn, ...]:
+        messages, self.inbox = self.inbox, ()
+        return messages
+
+    def set_relay(self, relay: Relay | None) -> None:
+        self.relay = relay
+
+    def wake(self) -> None:
+        if self.news is not None:
+            self.news.set()
+
+    @property
+    def waits_for_news(self) -> bool:
+        """True while background children live and nothing has come in."""
+        return not self.inbox and any(child.background and not child.finished for child in self.children)
+
+    async def wait_for_news(self) -> None:
+        """Wait until a message came in or no background child is left."""
+        news = self.news = asyncio.Event()
+        while self.waits_for_news:
+            news.clear()
+            await news.wait()

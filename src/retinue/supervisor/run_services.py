@@ -1,0 +1,371 @@
+"""The services of the supervisor for one run: what the loop's link offers. Fulfils the Link port.
+
+Everything that is said through it is stamped with the run it was made for. Knows approvals, budgets and the run's tree;
+spawning is a callable that is passed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from types import NoneType
+from typing import Any
+
+import msgspec
+
+from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
+from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
+from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
+from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
+from retinue.core.ports import Order, Outcome, Preview, Prices, Row, Ticket
+from retinue.core.profiles import Profile
+from retinue.core.results import Result
+from retinue.core.rules import ALLOW, Verdict
+from retinue.core.usage import NO_USAGE, Usage
+from retinue.log.runs import RunView
+from retinue.supervisor import apply_changes
+from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
+from retinue.supervisor.budgets import CallReservation
+from retinue.supervisor.run import Run
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.tree import Tree
+
+_ALLOW = Allow()
+_PLAIN = (str, int, float, bool, NoneType)
+NOTHING_TO_RUN = Deny("there is nothing to run")
+NO_SPEC = ToolSpec("", "", {})
+TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
+
+SpawnChildren = Callable[[Tree, Run, Sequence[Order]], list[Ticket]]
+
+
+class RunServices(msgspec.Struct, eq=False):
+    """The services of one run."""
+
+    tree: Tree
+    run: Run
+    approvals: Approvals
+    prices: Prices
+    files: RunFiles
+    spawn_children: SpawnChildren
+    shown_changes: dict[str, str] | None = None  # digests of what calls of apply_subagent were shown to do
+
+    @property
+    def ref(self) -> RunRef:
+        return self.run.ref
+
+    def emit(self, body: Body) -> None:
+        self.tree.write(self.run, body)
+
+    # Tool calls
+
+    async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
+        run = self.run
+        self._check_wanted()
+        body = ToolCall(
+            call_id=call.id,
+            name=call.name,
+            args=copy_args(call.args),
+            tier=spec.tier,
+            display_name=spec.display_name,
+            waits=spec.waits,
+            timeout_seconds=_asked_timeout(call),
+            host=spec.host,
+            within=call.within,
+        )
+        run.slot.begin_calls(int(spec.host))  # a model's calls are counted when its reply comes, all at once
+        try:
+            # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
+            # with its first reply at the latest.
+            written = self.tree.write(run, body, not (spec.repeatable or spec.waits))
+            if written is not None:
+                await written
+            if spec.tier == "none":
+                return NOTHING_TO_RUN
+            if spec.tier == USERS_OWN:
+                return _ALLOW
+            if spec.server:
+                spec = self._seal(call, spec)
+            verdict = judge_call(run, spec, call)
+            if verdict is ALLOW or (verdict.what == "allow" and not verdict.rule):
+                return _ALLOW
+            return await self._decide(call, spec, preview, verdict)
+        except ToolError:
+            raise  # of its preview: the call gets a result
+        except BaseException:
+            if not call.within:  # else it is withdrawn
+                run.slot.drop_call()
+            raise
+
+    def _seal(self, call: Call, spec: ToolSpec) -> ToolSpec:
+        """Return the tool of an MCP server as it is now: that, and nothing else, is judged, shown and run."""
+        now = current_spec(self.run, spec)
+        self.run.seal_call(call.id, now.seal)
+        return now
+
+    async def _decide(self, call: Call, spec: ToolSpec, preview: Preview | str, verdict: Verdict) -> Decision:
+        """Decide about a call that the policy does not simply let pass."""
+        if call.name == apply_changes.APPLY and verdict.what == "ask":
+            shown, digest = await apply_changes.preview_child(self.run, call)
+            if self.shown_changes is None:
+                self.shown_changes = {}
+            self.shown_changes[call.id] = digest
+            if shown is None:
+                return _ALLOW  # there is nothing to say yes to: the call itself says why
+            preview = shown
+        decision = await self.approvals.decide(self.tree, self.run, call, spec=spec, preview=preview, verdict=verdict)
+        self._check_wanted()
+        return decision
+
+    def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
+        body = ToolResult(
+            call_id=call.id,
+            name=call.name,
+            text=outcome.text,
+            success=outcome.success,
+            duration_ms=duration_ms,
+            file=outcome.file,
+            outcome=outcome.code,
+            sandbox=outcome.sandbox,
+        )
+        self.tree.write(self.run, body)
+        self.run.slot.end_call()
+
+    def lend(self, call: Call) -> Awaitable[Outcome]:
+        self._check_wanted()
+        tool, context = self.run.plan.host.get(call.name), self.run.context
+        if tool is None and call.name == apply_changes.APPLY:
+            digest = None if self.shown_changes is None else self.shown_changes.pop(call.id, None)
+            return apply_changes.apply_child(self.run, call, shown_digest=digest)
+        if tool is None or context is None:
+            raise ToolError(f"There is no host-side tool '{call.name}'.")
+        seal = self.run.take_seal(call.id)
+        if seal is not None and seal != getattr(tool, "spec", NO_SPEC).seal:
+            raise ToolError(TOOL_CHANGED.format(tool=call.name))
+        return tool(call.args, context)
+
+    def withdraw(self, call: Call) -> None:
+        if not self.run.is_stopping:
+            self.finish(call, Outcome(GIVEN_UP, success=False), 0)
+
+    def show_output(self, text: str) -> None:
+        if text:
+            self._show_delta("output", text)
+
+    def claim_call_id(self, wanted: str) -> str:
+        return self.run.claim_call_id(wanted)
+
+    def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        self.run.add_question_listener(listener)
+        return partial(self.run.remove_question_listener, listener)
+
+    # Model calls
+
+    async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
+        run, plan = self.run, self.run.plan
+        self._check_wanted()
+        if plan.model is None:
+            raise ModelError(f"{run.name} has no model")
+        account, reservation, usage = run.account, None, NO_USAGE
+        again = None if account is None else self._reserve_again
+        request = Request(run.ref, turn, plan.model_name, system, thread, tools, OUTPUT_TOKENS, 0, again)
+        if account is not None:
+            prices = self.prices if account.counts_cost else None
+            reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
+            await reservation.acquire(run.without_stall_timer)
+            run.begin_model_call(reservation)
+        try:
+            reply = await plan.model.complete(request, self._show_delta)
+            usage = reply.usage
+        except (ModelError, Limited) as error:
+            usage = error.usage
+            self._report_failure(error, plan.model_name)
+            raise
+        except CallCancelled as error:
+            usage = error.usage
+            run.keep_partial(error.partial)
+            cost = self.prices.price(plan.model_name, usage)
+            self.emit(UsageReported(plan.model_name, usage, cost, error.estimated))
+            raise asyncio.CancelledError from None
+        except (RetinueError, Stop):
+            raise
+        except Exception as error:  # the boundary to providers: what breaks there is told, with its own words
+            raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
+        finally:
+            if reservation is not None:  # what it did not spend of its worst case is given back
+                run.end_model_call()
+                reservation.settle(usage)
+        if reply.calls:
+            reply = self._with_own_ids(reply)
+            run.slot.begin_calls(len(reply.calls))
+        self._report_reply(reply, plan.model_name)
+        await run.wait_for_first_write()
+        return reply
+
+    async def _reserve_again(self, spent: Usage) -> None:
+        """Settle a model call that is retried, and reserve for it like for another one."""
+        if self.run.reservation is not None:
+            await self.run.reservation.reserve_again(spent, self.run.without_stall_timer)
+
+    def _with_own_ids(self, reply: Reply) -> Reply:
+        """Return the reply with call ids that no earlier call of the run has."""
+        ids = [self.run.claim_call_id(call.id) for call in reply.calls]
+        if all(call.id == own for call, own in zip(reply.calls, ids, strict=True)):
+            return reply
+        calls = [msgspec.structs.replace(call, id=own) for call, own in zip(reply.calls, ids, strict=True)]
+        return msgspec.structs.replace(reply, calls=tuple(calls))
+
+    def _show_delta(self, kind: str, text: str) -> None:
+        ref, run, show = self.ref, self.run, self.tree.log.show
+        if run.ending:
+            return
+        run.record_activity()
+        if kind == "retry":
+            self.emit(Warned(text, code="retry"))
+            return
+        delta = Delta(ref.tree, ref.run, ref.path, ref.agent, text, kind)
+        if run.first_write is None:
+            show(delta)
+        else:  # in order, and not before watchers can know of the run
+            run.first_write.add_done_callback(lambda done: done.cancelled() or done.exception() or show(delta))
+
+    def _report_reply(self, reply: Reply, model: str) -> None:
+        if reply.natives or reply.thoughts:
+            self._report_thinking(reply)
+        text, file = reply.text, ""
+        if text and not reply.refused:
+            if len(text) * 4 > EVENT_BYTES:
+                text, file = self.run.folders.fit_event_text(text)
+            self.emit(Message(text, not reply.calls, file))
+        self.emit(UsageReported(model, reply.usage, self.prices.price(model, reply.usage)))
+
+    def _report_thinking(self, reply: Reply) -> None:
+        """Write what the provider did on its own before it spoke."""
+        for native in reply.natives:
+            self.emit(ToolCall(native.id, native.name, native.args, "provider"))
+            self.emit(
+                ToolResult(
+                    call_id=native.id,
+                    name=native.name,
+                    text=native.result,
+                    success=native.success,
+                    content=native.content,
+                    origin=native.origin,
+                )
+            )
+        for thought in reply.thoughts:
+            text, file = self.run.folders.fit_event_text(thought.text)
+            self.emit(
+                Thinking(
+                    text,
+                    thought.type,
+                    signature=thought.signature,
+                    file=file,
+                    block_id=thought.id,
+                    origin=thought.origin,
+                    layout=thought.layout,
+                )
+            )
+
+    def _report_failure(self, error: ModelError | Limited, model: str) -> None:
+        if error.usage.total_tokens:
+            self.emit(UsageReported(model, error.usage, self.prices.price(model, error.usage)))
+        if isinstance(error, StreamCut):
+            self.run.keep_partial(error.partial)
+
+    # Children and inbox
+
+    async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
+        tickets = self.spawn_children(self.tree, self.run, orders)
+        if orders[0].files and orders[0].background:
+            await self.files.begun(self.tree.id, [ticket.run for ticket in tickets])
+        return tickets
+
+    async def wait(self, runs: Sequence[int]) -> list[Result[Any]]:
+        children = self._find_children(runs)
+        if children and children[0].queues:
+            await self.run.slot.wait_without_slot(_join_all(children))
+            await self.run.without_stall_timer(self.files.written(self.tree.id, runs))
+        else:
+            await _join_all(children)
+        return [child.result() for child in children]
+
+    def _find_children(self, numbers: Sequence[int]) -> list[Run]:
+        """Return the children with these numbers. Raises ToolError for a number that is none."""
+        found = []
+        for number in numbers:
+            child = self.tree.find_run(number)
+            if child is None or child.parent is not self.run:
+                raise ToolError(f"agent:{number} is not a child of this run")
+            found.append(child)
+        return found
+
+    def agents(self) -> list[Row]:
+        """Return every run below this one, in the order they were made; ended ones stay listed."""
+        below = sorted(self.run.view.walk(), key=lambda view: view.number)
+        return [describe_view(view, self.tree.id) for view in below if view is not self.run.view]
+
+    def profiles(self) -> Sequence[Profile]:
+        return self.run.plan.children
+
+    def inbox(self) -> Sequence[UserTurn]:
+        return self.run.take_messages() if self.run.inbox else ()
+
+    async def children_done(self) -> bool:
+        if self.run.waits_for_news:
+            await self.run.slot.wait_without_slot(self.run.wait_for_news())
+        return bool(self.run.inbox)
+
+    def _check_wanted(self) -> None:
+        """Raise CancelledError for a run that was told to stop and did not listen: it gets nothing more."""
+        if self.run.stopping is not None or self.run.ending:
+            raise asyncio.CancelledError
+
+
+async def _join_all(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if not run.finished:
+            await run.join()
+
+
+def describe_view(view: RunView, tree: str) -> Row:
+    """Return one run of a view as a row of a list."""
+    spawned = view.spawned
+    return Row(
+        run=view.number,
+        parent=spawned.parent,
+        path=view.path,
+        label=view.label,
+        agent=view.agent,
+        subagent_id=spawned.subagent_id,
+        state=view.state,
+        status=view.status,
+        task=spawned.task,
+        workspace=spawned.workspace,
+        created_at=view.spawned_at,
+        result=view.result(tree) if view.ended is not None else None,
+        call_id=spawned.call_id,
+    )
+
+
+def copy_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy nobody else can change: what is shown and logged must stay what was asked."""
+    copied = args.copy()
+    for name, value in args.items():
+        if type(value) not in _PLAIN:
+            copied[name] = deepcopy(value)
+    return copied
+
+
+def _asked_timeout(call: Call) -> float | None:
+    """Return the seconds a call gives itself, for the header that shows it."""
+    value = call.args.get("executionTimeout", call.args.get("timeout"))
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

@@ -1,0 +1,406 @@
+"""The spawner: the only place that makes runs. Checks depth, slots, budget and profile, names the workspace, writes
+`run.spawned` and hands the run to the driver.
+
+A refused spawn makes no run. Depth comes from the tree, never from what a child claims.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from retinue.core.caller import NOBODY, Caller
+from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, RetinueError, SpawnRefused
+from retinue.core.events import RunSpawned
+from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
+from retinue.core.messages import RunRef, Turn, UserTurn
+from retinue.core.plans import Past, Plan, Planner
+from retinue.core.ports import Clock, Order, Policy, Prices, Ticket
+from retinue.core.profiles import Profile, Task, WorkspaceName
+from retinue.supervisor import caller_limits
+from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.budgets import Account, open_account
+from retinue.supervisor.driver import Driver
+from retinue.supervisor.policy import narrowed
+from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import RunServices
+from retinue.supervisor.runfiles import RunFiles
+from retinue.supervisor.slots import SlotHolder
+from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
+from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
+from retinue.workspaces.workspace import Workspace
+
+DEFAULTS = Limits(turns=DEFAULT_TURNS, depth=DEFAULT_DEPTH, concurrent=DEFAULT_CONCURRENT)
+LABEL_CHARACTERS = 30
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Continued(NamedTuple):
+    """The run that a new one continues: its tree where that is another one, its number, its conversation."""
+
+    tree: str
+    run: int
+    thread: Sequence[Turn]
+
+    def history(self, text: str) -> Past:
+        return Past((*self.thread, UserTurn(text)))
+
+
+class PrimaryLimits(NamedTuple):
+    """The limits of a new tree: of the `whole`, of its primary, and those that the log `keeps` for a later resume."""
+
+    whole: Limits
+    primary: Limits
+    kept: Limits | None
+
+
+class CheckedOrder(NamedTuple):
+    """An order that may be carried out: its plan, the paths the run may read, and the account it spends from."""
+
+    order: Order
+    plan: Plan
+    readable: list[str]
+    account: Account | None
+
+
+class Spawner:
+    """Makes primary runs and children. Closed, it makes no more primaries."""
+
+    def __init__(  # noqa: PLR0913 - every port it stands on, each by name
+        self,
+        trees: TreeRegistry,
+        driver: Driver,
+        *,
+        planner: Planner,
+        state: StateFolder,
+        clock: Clock,
+        policy: Policy,
+        limits: Limits,
+        timeouts: Timeouts,
+        prices: Prices,
+        approvals: Approvals,
+        files: RunFiles,
+        is_reported: bool,
+        trace: Callable[[], str] | None,
+    ) -> None:
+        self._is_reported = is_reported
+        self._trees, self._driver, self._planner = trees, driver, planner
+        self._state, self._clock, self._policy = state, clock, policy
+        self._timeouts, self._prices, self._approvals, self._files = timeouts, prices, approvals, files
+        self._trace = trace
+        self._is_closed = False
+        self.limits = limits.over(DEFAULTS)
+        self.caller = NOBODY  # what is left to the run elsewhere that this whole process serves
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def bind_caller(self, caller: Caller) -> None:
+        """Narrow every tree of this process to what is left to a caller."""
+        self.caller = caller
+
+    # Primary runs
+
+    def spawn_primary(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        continued: Continued | None = None,
+        caller: Caller | None = None,
+    ) -> Run:
+        """Start a primary run in a tree of its own. Raises ConfigError for a wrong profile or model, and SpawnRefused
+        if no level is left to the `caller`, who is a run elsewhere; then no run exists."""
+        if self._is_closed:
+            raise RetinueError("this Retinue is closed")
+        call = caller_limits.CALL.get()
+        caller = caller or (self.caller if call is None else call.caller)
+        if caller.depth == 0:
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        plan = self._planner.plan(profile, task=task, parent=None)
+        bounds = self._merge_limits(plan.profile.limits, limits, narrow, caller)
+        account = open_account("", (bounds.whole, plan.profile.limits), None, plan, self._prices)
+        readable = self._resolve_paths(task, base=self._state.project)
+        trace = (caller.trace or self._trace) if caller is not NOBODY else self._trace
+        tree = make_tree(self._trees.log, self._clock, concurrent=_set(bounds.primary.concurrent), trace=trace)
+        seconds = bounds.primary.seconds if task.timeout_seconds is None else task.timeout_seconds
+        run = self._make_run(
+            tree,
+            CheckedOrder(Order(plan.profile, task, limits=bounds.kept), plan, readable, account),
+            parent=None,
+            slot=SlotHolder(None),
+            max_depth=_set(bounds.primary.depth),
+            max_turns=_set(bounds.primary.turns),
+            seconds=caller.seconds(seconds, self._clock.wall()),
+            continued=continued,
+        )
+        tree.end_with(run)
+        if bounds.primary.stall is not UNSET:
+            run.set_stall_timer(bounds.primary.stall, self._clock, tree.write)
+        self._open(tree, run, Order(plan.profile, task, limits=bounds.kept), continued)
+        self._trees.add(tree)
+        return run
+
+    def _merge_limits(self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller) -> PrimaryLimits:
+        whole = self.limits if given is None else given.over(self.limits)
+        primary = own.over(self.limits) if given is None else given.over(own.over(self.limits))
+        kept = given
+        if narrow is not None:
+            whole, primary = narrow.narrow(whole), narrow.narrow(primary)
+            kept = narrow.narrow(given or Limits())
+        if caller is not NOBODY:
+            whole, primary = caller.narrow(whole), caller.narrow(primary)
+            kept = caller.kept(kept, primary)
+        return PrimaryLimits(whole, primary, kept)
+
+    # Children
+
+    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[Order]) -> list[Ticket]:
+        """Start runs below `parent`, all of them or none. Raises SpawnRefused before the first is made."""
+        checked = [self._check_order(parent, order) for order in orders]
+        return [self.spawn_child(tree, parent, each).ticket() for each in checked]
+
+    def _check_order(self, parent: Run, order: Order) -> CheckedOrder:
+        """Return what a child is made of. Raises SpawnRefused for what its parent, depth or budget forbids."""
+        name = order.profile if isinstance(order.profile, str) else order.profile.name
+        if parent.is_stopping:
+            raise SpawnRefused(f"Cannot spawn subagent '{name}': its parent is stopping.")
+        call = caller_limits.CALL.get()
+        if parent.depth >= parent.max_depth or (call is not None and not call.caller.may_spawn):
+            limit = min(parent.depth, parent.max_depth)
+            raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
+        try:
+            plan = self._planner.plan(
+                order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
+            )
+            base = parent.folders.path if order.asked_by_model else self._state.project
+            return self.check_plan(parent, order, plan, base=base, name=name)
+        except ConfigError as error:
+            raise SpawnRefused(str(error)) from None
+
+    def check_plan(self, parent: Run, order: Order, plan: Plan, *, base: str, name: str) -> CheckedOrder:
+        """Return what a child of this plan is made of. Raises ConfigError for a wrong path, or without budget."""
+        call = caller_limits.CALL.get()
+        readable = self._resolve_paths(order.task, base=base)
+        above = parent.account if call is None else call.shared(parent.account)
+        account = open_account(name, (plan.profile.limits,), above, plan, self._prices)
+        return CheckedOrder(order, plan, readable, account)
+
+    def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder, *, continued: Continued | None = None) -> Run:
+        """Start one run. Raises NoSlot if the tree is full and the order does not queue."""
+        order, limits = checked.order, checked.plan.profile.limits
+        slot = SlotHolder(tree.slots)
+        if order.queue and tree.slots.limit != 0:
+            slot.acquire_or_enqueue()
+        elif not slot.try_acquire():
+            raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
+        depth = parent.depth + 1
+        max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, depth + limits.depth)
+        seconds = _choose_timeout(order, limits, self._timeouts)
+        max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
+        run = self._make_run(
+            tree,
+            checked,
+            parent=parent,
+            slot=slot,
+            max_depth=max_depth,
+            max_turns=_set(self.limits.turns) if limits.turns is UNSET else limits.turns,
+            seconds=seconds,
+            continued=continued,
+        )
+        if limits.stall is not UNSET or parent.stall_timer is not None:
+            run.set_stall_timer(limits.stall, self._clock, tree.write)
+        self._open(tree, run, order, continued)
+        return run
+
+    # Both
+
+    def _make_run(
+        self,
+        tree: Tree,
+        checked: CheckedOrder,
+        *,
+        parent: Run | None,
+        slot: SlotHolder,
+        max_depth: int,
+        max_turns: int | None,
+        seconds: float | None,
+        continued: Continued | None,
+    ) -> Run:
+        plan, task = checked.plan, checked.order.task
+        ref = _make_ref(tree, parent, plan, task)
+        policy = self._policy if parent is None else parent.policy
+        run = Run(
+            ref=ref,
+            plan=plan,
+            task=task,
+            parent=parent,
+            folders=make_folders(self._state, ref, parent, plan, task, checked.readable),
+            policy=narrowed(policy, plan.profile.approvals, self._state.project),
+            slot=slot,
+            account=checked.account,
+            depth=0 if parent is None else parent.depth + 1,
+            max_depth=max_depth,
+            max_turns=max_turns,
+            seconds=seconds,
+            background=checked.order.background,
+            queues=parent is not None and checked.order.queue,
+            history=None if continued is None else continued.history(task.text),
+        )
+        tree.add_run(run)
+        return run
+
+    def _open(self, tree: Tree, run: Run, order: Order, continued: Continued | None) -> None:
+        """Write `run.spawned` before anything else can be said of the run, then start driving it."""
+        if continued is not None:
+            order = msgspec.structs.replace(order, continues=continued.run, origin=continued.tree)
+        spawned, call = _make_spawned_event(tree, run, order), caller_limits.CALL.get()
+        if self._is_reported and run.parent is None and call is not None:  # so screens here do not show the tree
+            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
+        written = tree.open(run, spawned)
+        for note in run.plan.notes:
+            tree.write(run, note)
+        if run.parent is not None:
+            _LOG.info("Spawned sub-agent %d with label '%s'", run.ref.run, run.ref.label)
+        if order.files:
+            self._files.keep(tree.id, run.ref.run)
+        self._driver.start(tree, run, self.make_services(tree, run), written)
+
+    def make_services(self, tree: Tree, run: Run) -> RunServices:
+        return RunServices(
+            tree=tree,
+            run=run,
+            approvals=self._approvals,
+            prices=self._prices,
+            files=self._files,
+            spawn_children=self.spawn_children,
+        )
+
+    def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
+        return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []
+
+
+def _set(value: T | UnsetType) -> T:
+    """Return a limit that has a value, since the defaults are applied."""
+    assert not isinstance(value, UnsetType)
+    return value
+
+
+def _choose_timeout(order: Order, limits: Limits, timeouts: Timeouts) -> float | None:
+    """Return the timeout of a child: the one asked for, its profile's, or the default. A model's wish is clamped."""
+    own = timeouts.default if limits.seconds is UNSET else limits.seconds
+    asked = order.task.timeout_seconds
+    if asked is None:
+        return own
+    if not order.asked_by_model:
+        return asked
+    asked = clamp_asked(asked, (timeouts.minimum, timeouts.maximum))
+    return asked if own is None or limits.seconds is UNSET else min(asked, own)
+
+
+def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
+    number, agent = len(tree.runs), plan.profile.name
+    if parent is None:
+        path, wanted = "/main", "main"
+    else:
+        path, wanted = f"{parent.ref.path}/{agent}-{number}", " ".join(task.text.split())[:LABEL_CHARACTERS]
+    label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
+    subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
+    return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
+
+
+def _make_spawned_event(tree: Tree, run: Run, order: Order) -> RunSpawned:
+    """Return the first event of a run: all there is to know of it before it begins."""
+    plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
+    own = None if parent is not None and run.account is parent.account else run.account
+    return RunSpawned(
+        parent=None if parent is None else parent.ref.run,
+        label=ref.label,
+        depth=run.depth,
+        task=task.text,
+        subagent_id=ref.subagent_id,
+        workspace=run.folders.path,
+        profile=plan.profile_json,
+        tools=plan.tools_json,
+        task_context=task.context,
+        model=plan.model_name,
+        call_id=order.call_id,
+        background=order.background,
+        queued=run.slot.is_queued,
+        timeout_seconds=run.seconds,
+        max_turns=run.max_turns,
+        max_tokens=None if own is None else own.tokens,
+        max_cost=None if own is None else own.cost,
+        stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
+        trace_id=tree.trace_id,
+        span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
+        limits=order.limits,
+        context_paths=tuple(task.context_paths),
+        include_parent_workspace=task.include_parent_workspace,
+        include_temp_workspace=task.include_temp_workspace,
+        continues=order.continues,
+        origin=order.origin,
+        traceparent="" if parent is not None else tree.traceparent,
+    )
+
+
+# Folders
+
+
+def make_folders(
+    state: StateFolder, ref: RunRef, parent: Run | None, plan: Plan, task: Task, readable: list[str]
+) -> RunFolders:
+    """Return the folders of a run. The primary shares the project unless its profile says otherwise; a child has a
+    folder of its own and may read its parent's."""
+    above = state.project if parent is None else parent.folders.path
+    started = plan.runtime.started
+    sandboxed = started is not None and bool(started.sandbox)
+    kind = plan.profile.workspace or default_workspace(state, sandboxed=sandboxed, primary=parent is None)
+    own = state.run_folder(ref.tree, ref.run)
+    folders_above = None if parent is None else parent.folders
+    snapshots = state.snapshots(ref.tree)
+    others = (snapshots, *readable) if task.include_temp_workspace else tuple(readable)
+    if kind == "shared":
+        return RunFolders(own, above, others, parent=folders_above)
+    if task.include_parent_workspace:
+        others = (above, *others)
+    workspace = f"{own}/workspace"
+    if parent is None:
+        snapshots = ""  # it has no siblings
+    if kind == "scratch":
+        return RunFolders(own, workspace, others, None, snapshots, parent=folders_above)
+    source_workspace, source = _find_source(state, parent, kind)
+    copy = Workspace(kind, ref.tree, ref.run, own, workspace, source, state.project, source_workspace)
+    return RunFolders(own, workspace, others, copy, snapshots, parent=folders_above)
+
+
+def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> WorkspaceName:
+    """Return the kind of workspace of a profile that names none. In a sandbox nobody works in the project itself."""
+    if not sandboxed:
+        return "shared" if primary else "scratch"
+    if state.in_repository:
+        return "worktree"
+    return "copy" if primary else "scratch"
+
+
+def _find_source(state: StateFolder, parent: Run | None, kind: str) -> tuple[Workspace | None, str]:
+    """Return the folder a copy starts from: the parent's. A worktree starts from the nearest that is the project's."""
+    above = parent
+    while above is not None:
+        copy, folders = above.folders.workspace_copy, above.folders
+        if copy is not None:
+            return copy, copy.path
+        is_scratch = folders.path == f"{folders.own}/workspace"
+        if is_scratch and kind == "copy":
+            return None, folders.path
+        above = above.parent
+    return None, state.project

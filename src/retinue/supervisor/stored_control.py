@@ -1,0 +1,168 @@
+"""Control of trees without a living process: reads the log, and applies changes. Starts, steers and asks nothing.
+
+`LocalControl` answers from it for every tree that does not run in its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from retinue.core.approvals import Answered, Approval, Decision
+from retinue.core.caller import Caller
+from retinue.core.control import (
+    NO_OVERRIDES,
+    Changes,
+    ClientHandle,
+    ClientOptions,
+    ResumeOverrides,
+    RunHandle,
+    SpawnBelow,
+    TreeInfo,
+)
+from retinue.core.errors import ConfigError, NotFound, RetinueError
+from retinue.core.events import Delta, Event
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
+from retinue.core.ports import LogReader, Receipt, Row
+from retinue.core.profiles import Profile, Task
+from retinue.core.results import ChangedFile, Result
+from retinue.log import lookup
+from retinue.log.runs import Runs, RunView
+from retinue.supervisor import apply_changes
+from retinue.supervisor.run_services import describe_view
+
+NO_PROCESS = "no process runs this: {what} needs one"
+
+
+class StoredControl:
+    """Control of the trees of a log. `state` is the folder with the workspaces of their runs."""
+
+    def __init__(self, log: LogReader, state: str) -> None:
+        self._log = log
+        self._state = state
+
+    # Looking
+
+    async def wait(self, tree: str, run: int = 0) -> Result[Any]:
+        result = await self.result(tree, run)
+        if result is None:
+            raise ConfigError(f"{tree}/{run} was interrupted: `retinue resume {tree}` resumes it")
+        return result
+
+    async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
+        view = await self._find_view(tree, run)
+        return None if view.ended is None else view.result(tree)
+
+    async def describe_run(self, tree: str, run: int = 0) -> Row:
+        return describe_view(await self._find_view(tree, run), tree)
+
+    async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
+        found = []
+        for stored in await self._log.list_trees():
+            status = await self._log.read_status(stored.tree)
+            pid = None if status.ended or status.writer == os.getpid() else status.writer
+            if pid is not None or not live:
+                found.append(describe_tree(Runs.of(stored.tree, await self._log.read(stored.tree)), pid=pid))
+        return found
+
+    async def find_run(self, name: str) -> RunRef:
+        found = await lookup.find_run(self._log, name)
+        view = await self._find_view(found.tree, found.run)
+        return RunRef(found.tree, found.run, view.path, view.label, view.agent, view.spawned.subagent_id)
+
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
+        """Yield what is written: that is all there will be."""
+        for event in await self._read(tree):
+            if event.seq > after:
+                yield event
+
+    async def _find_view(self, tree: str, run: int) -> RunView:
+        view = Runs.of(tree, await self._read(tree)).runs.get(run)
+        if view is None:
+            raise NotFound(f"{tree} has no run {run}")
+        return view
+
+    async def _read(self, tree: str) -> Sequence[Event]:
+        events = await self._log.read(tree)
+        if not events:
+            raise NotFound(f"there is no tree '{tree}' in the log")
+        return events
+
+    # Changes
+
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        return await asyncio.to_thread(apply_changes.describe, await self._find_copied(tree, run))
+
+    async def diff(self, tree: str, run: int = 0, *, live: bool = False) -> str:
+        copied = await self._find_copied(tree, run)
+        shown = await asyncio.to_thread(apply_changes.diff, copied, "-p", "-M", live=live)
+        return shown.decode("utf-8", "backslashreplace")
+
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        return await asyncio.to_thread(apply_changes.take_over, await self._find_copied(tree, run))
+
+    async def _find_copied(self, tree: str, run: int) -> apply_changes.Copied:
+        view = await self._find_view(tree, run)
+        copied = apply_changes.copied(self._state, tree, run)
+        if copied is None:
+            raise RetinueError(apply_changes.no_copy(view.path, view.spawned))
+        return copied
+
+    # Commands that need a process
+
+    async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
+        """Do nothing: no run is started here."""
+
+    async def spawn(
+        self,
+        profile: Profile | str,
+        task: Task,
+        *,
+        limits: Limits | None = None,
+        narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
+        caller: Caller | None = None,
+    ) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="a new run"))
+
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        raise ConfigError(NO_PROCESS.format(what="a client"))
+
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="resuming a tree"))
+
+    async def continue_run(
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        raise ConfigError(NO_PROCESS.format(what="continuing a run"))
+
+    async def send(self, tree: str, run: int, text: str) -> Receipt:
+        return Receipt("too_late", why="no such run is at work here")
+
+    async def cancel(self, tree: str, run: int = 0) -> bool:
+        return False
+
+    async def kill(self, tree: str) -> None:
+        """Do nothing: no run is at work here."""
+
+    async def pending(self, tree: str | None = None) -> list[Approval]:
+        return []
+
+    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
+        return "unknown"
+
+    @asynccontextmanager
+    async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
+        yield  # nothing asks here
+
+    async def close(self) -> None:
+        """Do nothing: the log belongs to whoever opened it."""
+
+
+def describe_tree(view: Runs, *, pid: int | None = None, root: int = 0) -> TreeInfo:
+    rows = [describe_view(each, view.tree) for each in view.runs.values()]
+    return TreeInfo(tree=view.tree, live=pid is not None, runs=rows, pid=pid, root=root)

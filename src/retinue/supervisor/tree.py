@@ -1,0 +1,214 @@
+"""One tree: its runs, its slots, its order of events, and the registry of the trees that live in this process.
+
+Writing an event gives it its number, folds it into the tree's view and appends it to the log. Where secrets are known,
+every event is redacted first, so log, results, screens and files are clean alike.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from retinue.core import events, secrets
+from retinue.core.events import Body, Event, RunSpawned
+from retinue.core.ports import Clock, Log
+from retinue.log.runs import FOLDS, Runs
+from retinue.supervisor.run import Run
+from retinue.supervisor.slots import Slots
+
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_random = random.Random()  # not the module's own, which a program may seed
+os.register_at_fork(after_in_child=_random.seed)
+B = TypeVar("B", bound=Body)
+
+
+def new_tree_id() -> str:
+    """Return twelve random characters: unique across processes and machines without asking any, and different from the
+    first one on, since people type only the beginning."""
+    bits = _random.getrandbits(60)
+    high = bits >> 30
+    return (
+        _PAIRS[bits & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits >> 20 & 1023]
+        + _PAIRS[high & 1023] + _PAIRS[high >> 10 & 1023] + _PAIRS[high >> 20 & 1023]
+    )  # fmt: skip
+
+
+class Tree:
+    """The unit of limits, cancelling and order. `root` is the run the tree ends with: its primary, or a run that goes
+    on in a finished tree."""
+
+    __slots__ = (
+        "_append", "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        *,
+        concurrent: int | None = None,
+        trace: Callable[[], str] | None = None,
+        restored: Runs | None = None,
+        seq: int = 0,
+    ) -> None:
+        """Make a new tree, or one that an earlier process has begun: the view `restored`, up to the event `seq`."""
+        self.id = new_tree_id() if restored is None else restored.tree
+        self.traceparent = "" if trace is None else trace()
+        self.trace_id = self.traceparent[3:35] or random.getrandbits(128).to_bytes(16, "big").hex()
+        self.runs: list[Run] = []
+        self.view = Runs(self.id) if restored is None else restored
+        self.slots = Slots(concurrent)
+        self.log = log
+        self.root: Run | None = None
+        self.seq = seq
+        self._labels: dict[str, int] = {}
+        self._append = log.appender(self.id)
+        self._now = clock.wall
+        if restored is not None:
+            self.trace_id = restored.runs[0].spawned.trace_id
+            self._labels = {view.label: 1 for view in restored.runs.values()}
+
+    def add_run(self, run: Run) -> None:
+        """Add a run below its parent."""
+        self.runs.append(run)
+        if run.parent is not None:
+            run.parent.add_child(run)
+
+    def find_run(self, number: int) -> Run | None:
+        return self.runs[number] if 0 <= number < len(self.runs) else None
+
+    def end_with(self, root: Run) -> None:
+        """Let the tree end when this run ends."""
+        self.root = root
+
+    def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
+        """Write the first event of a run."""
+        self.seq += 1
+        ref = run.ref
+        event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        run.attach_view(self.view.spawn(event, body))
+        return self._append(event, True)
+
+    def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
+        """Write an event of a run. Nothing is written of a run after its ending."""
+        view = run.view
+        if view.ended is not None:
+            return None
+        self.seq = seq = self.seq + 1
+        if run.stall_timer is not None:
+            run.stall_timer.record_activity()
+            view.last_seq = seq
+        ref, now, append = run.ref, self._now, self._append  # a call of an attribute would look for a method first
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
+        fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
+        if fold is not None:
+            fold(view, event, body)
+        return append(event, wait)
+
+    def unique_label(self, wanted: str) -> str:
+        """Return the label, or `label-2` and so on if the tree has it already."""
+        label = wanted
+        while label in self._labels:
+            self._labels[wanted] += 1
+            label = f"{wanted}-{self._labels[wanted]}"
+        self._labels[label] = 1
+        return label
+
+    def next_approval_id(self, run: Run) -> str:
+        """Return an id of ours: the number of the next event, which nothing a model or a peer says can be."""
+        return f"{self.id}/{run.ref.run}/{self.seq + 1}"
+
+    def release(self) -> None:
+        """Cut the reference cycles of an ended tree, so that its memory is free without a garbage collection."""
+        for run in self.runs:
+            run.release()
+
+
+# The fields of each kind of event that hold words of users, models, tools or peers; other kinds hold none. A profile
+# and its tools are redacted when the plan is made, once for all its runs.
+_TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
+    events.RunSpawned: ("label", "task", "subagent_id", "task_context", "context_paths"),
+    events.Thinking: ("text",),
+    events.Message: ("text",),
+    events.ToolCall: ("args", "raw", "name", "display_name", "call_id"),
+    events.ToolResult: ("text", "content", "name", "call_id"),
+    events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
+    events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
+    events.Inbox: ("text",),
+    events.Warned: ("text",),
+    events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
+}
+
+
+class RedactingTree(Tree):
+    """A tree whose events lose every known secret before they are folded, written and shown."""
+
+    __slots__ = ()
+
+    def open(self, run: Run, body: RunSpawned) -> Awaitable[None] | None:
+        return super().open(run, redact(body))
+
+    def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
+        return super().write(run, redact(body), wait)
+
+
+def redact(body: B) -> B:
+    """Return the body, or a copy of it without secrets."""
+    names = _TEXT_FIELDS.get(type(body))
+    if names is None:
+        return body
+    changes = None
+    for name in names:
+        value = getattr(body, name)
+        if value:
+            cleaned = secrets.clean(value) if type(value) is str else secrets.clean_value(value)
+            if cleaned is not value:
+                changes = {**(changes or {}), name: cleaned}
+    return body if changes is None else msgspec.structs.replace(body, **changes)
+
+
+def make_tree(
+    log: Log,
+    clock: Clock,
+    *,
+    concurrent: int | None = None,
+    trace: Callable[[], str] | None = None,
+    restored: Runs | None = None,
+    seq: int = 0,
+) -> Tree:
+    """Return a tree; one that redacts only where secrets are known, so that nobody else pays for it."""
+    kind = RedactingTree if secrets.known() else Tree
+    return kind(log, clock, concurrent=concurrent, trace=trace, restored=restored, seq=seq)
+
+
+class TreeRegistry(Mapping[str, Tree]):
+    """The trees that live in this process, by id, and their log."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._trees: dict[str, Tree] = {}
+
+    def __getitem__(self, tree: str) -> Tree:
+        return self._trees[tree]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._trees)
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    def add(self, tree: Tree) -> None:
+        self._trees[tree.id] = tree
+
+    def remove(self, tree: Tree) -> None:
+        self._trees.pop(tree.id, None)
+
+    def find_run(self, tree: str, number: int) -> Run | None:
+        """Return a run of a live tree."""
+        found = self._trees.get(tree)
+        return None if found is None else found.find_run(number)

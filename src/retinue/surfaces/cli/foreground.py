@@ -1,0 +1,100 @@
+"""One tree of a command, run to its end: here or detached from the terminal. Prints the answer, gives the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from retinue.core.errors import ConfigError
+from retinue.core.profiles import Profile
+from retinue.core.results import Result, unconfirmed_texts
+from retinue.surfaces.cli import output
+from retinue.surfaces.cli.detach import detach
+from retinue.surfaces.cli.live import Begin, Shown, drive
+from retinue.surfaces.cli.startup import StartUp, make_printer
+from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer.printer import Printer
+from retinue.surfaces.printer.summary import format_summary
+
+EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
+FAILED = 1
+
+
+def run_tree(
+    args: argparse.Namespace,
+    start: StartUp,
+    begin: Begin,
+    *,
+    after: int = 0,
+    profile: Profile | None = None,
+) -> int:
+    """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
+    if args.detach and args.no_control and not args.yes:
+        raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
+    away = detach() if args.detach else None
+    if isinstance(away, int):
+        return away
+    printer = make_printer(args, color=False if away else None)
+    driving = drive(
+        start.parts,
+        begin,
+        printer=printer,
+        terminal=start.asks,
+        control=not args.no_control,
+        after=after,
+        announce=None if away is None else away.announce,
+        profile=profile,
+    )
+    return print_answer(asyncio.run(driving), printer, as_json=args.json)
+
+
+def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
+    """Print the summary on stderr and the answer on stdout; return the exit code."""
+    result = shown.result
+    code = EXIT_CODES.get(result.status, FAILED)
+    if not shown.stuck:
+        if printer.level != "quiet":
+            view = shown.runs.runs.get(result.run)
+            if shown.log_error is None and view is not None and view.ended is not None:  # else some is not known
+                printer.show_text(format_summary(shown.runs, color=printer.color))
+            more = f"more: retinue show {result.tree} · retinue tail {result.tree}"
+            printer.show_text(colors.paint_faint(more, color=printer.color))
+        for name, count in _find_changes(result):
+            files = f"{count} file{'' if count == 1 else 's'}"
+            printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
+        if result.status != "done":
+            output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
+        if shown.log_error is not None:
+            output.print_error(shown.log_error)
+            code = code or FAILED
+    if as_json:
+        output.print_json(result.to_json())
+    elif result.status == "done" and result.final_response:
+        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
+    sys.stdout.flush()
+    if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
+        os._exit(code)
+    return code
+
+
+def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:
+    """Yield the runs whose changes can be applied, with how many files each changed. Changes below a run that worked in
+    a copy went into that copy."""
+    if result.changed_count:
+        yield f"{result.tree}/{result.run}", result.changed_count
+        return
+    for child in result.children:
+        yield from _find_changes(child)
+
+
+def _add_hint(result: Result[Any]) -> str:
+    unconfirmed = unconfirmed_texts(name=result.name, primary=True)
+    return (
+        "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
+        if result.error_details == unconfirmed[1]
+        else ""
+    )

@@ -1,0 +1,168 @@
+"""Starting a supervisor from a command line: the one way of run, resume, continue, watch and mcp serve.
+
+Turns parsed options into the parts of a supervisor: asks whether the project's retinue.yaml is trusted, merges files,
+options and environment, warns, and checks the model and the sandbox before any model is called. `foreground.py` then
+runs one tree; watch and mcp serve run many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from retinue import build
+from retinue.build.sandboxes import build_image, find_container_engine
+from retinue.config import trust as answers
+from retinue.config.location import suggest
+from retinue.config.models import explain_missing_model
+from retinue.config.project import SETTINGS_FILE, Project
+from retinue.core.errors import ConfigError, NotFound
+from retinue.core.limits import Limits
+from retinue.core.profiles import Profile, RuntimeName
+from retinue.surfaces.cli import output, prompts, trust
+from retinue.surfaces.cli.options import DETACHED_WAIT_SECONDS, parse_limits, parse_model
+from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.printer import Level, Printer
+
+NO_SANDBOX: RuntimeName = "inherited"
+CONTAINER: RuntimeName = "container"
+HINT = "; or run without a sandbox, with your own authority: --runtime inherited"
+CONTAINER_CHOICE = "  c  run it in a container of {engine}, in this project from now on (written to {file})\n"
+CHOICES = """\
+  o  run it without a sandbox, with your own authority, this once
+  i  the same in this project from now on (written to {file})
+  q  quit
+"""
+BUILDING_IMAGE = "building the image from this machine's own files; nothing is downloaded"
+DELEGATED = "inside a container: subagents are requested from the host through {outbox} (delegated)"
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """What a command starts a supervisor from. `limits` and `model` are those of the command line; `asks` says that a
+    person at this terminal can be asked."""
+
+    parts: build.Parts
+    project: Project
+    limits: Limits
+    model: str | None
+    asks: bool
+
+    @property
+    def settings_file(self) -> Path:
+        return self.project.settings.file or self.project.folder / SETTINGS_FILE
+
+
+def prepare(
+    args: argparse.Namespace,
+    *,
+    folder: Path | None = None,
+    limits: Limits | None = None,
+    interactive: bool = True,
+    traced: bool = True,
+) -> StartUp:
+    """Read the project around a folder (the current one) and merge the options into it.
+
+    `limits` replace those of the options. `interactive` is False for a command whose stdin is not a person's, and for
+    one that serves others; `traced` puts new trees into the trace of the environment."""
+    if interactive and args.config is None and not args.yes:
+        trust.ask_trust()
+    detached = getattr(args, "detach", False)
+    wait = args.wait_approvals
+    limits = parse_limits(args) if limits is None else limits
+    parts, project = build.load_project_parts(
+        folder or Path.cwd(),
+        config=args.config,
+        model=parse_model(args),
+        mode="yes" if args.yes else None,
+        limits=limits,
+        wait_approvals=DETACHED_WAIT_SECONDS if wait is None and detached else wait,
+        traced=traced,
+        runtime=args.runtime,
+        default_runtime="isolated",
+        outbox=args.delegation_directory,
+    )
+    output.check_folder(project.folder)
+    for warning in project.warnings:
+        output.print_warning(warning)
+    asks = interactive and not detached and prompts.at_terminal()
+    return StartUp(parts=parts, project=project, limits=limits, model=parse_model(args), asks=asks)
+
+
+def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
+    """Raise ConfigError if neither the project nor one of the profiles names a model."""
+    if start.parts.model is None and all(profile.model is None for profile in profiles):
+        raise ConfigError(explain_missing_model(start.settings_file))
+
+
+def choose_profile(project: Project, name: str | None) -> Profile:
+    """Return the profile of that name, active or not; without a name the primary of `retinue run`."""
+    if name is None:
+        return build.MAIN
+    for profile in project.all_profiles:
+        if profile.name.casefold() == name.casefold():
+            return profile
+    there = [profile.name for profile in project.all_profiles]
+    raise NotFound(f"unknown profile '{name}'; there is {', '.join(there)}{suggest(name, there)}")
+
+
+def make_printer(args: argparse.Namespace, *, color: bool | None = None) -> Printer:
+    """Return the printer of live events, as detailed as the options say."""
+    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
+    return Printer(sys.stderr, level=level, color=color)
+
+
+def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
+    """Check that the sandbox a run asks for can be built. At a terminal the user may choose another, or none."""
+    wanted = profile.runtime or start.parts.runtime
+    try:
+        build.make_placement(start.parts).runtime(wanted)
+    except ConfigError as error:
+        text = f"runtime '{wanted}' is not possible here: {error}"
+        if not start.asks or profile.runtime is not None:
+            raise ConfigError(text + HINT) from None
+        output.print_warning(text)
+        return replace(start, parts=_ask_runtime(start.parts, None if wanted == CONTAINER else find_container_engine()))
+    return start
+
+
+def _ask_runtime(parts: build.Parts, engine: str | None) -> build.Parts:
+    """Ask which runtime to use instead. A choice for this project is written to its file once it works."""
+    file = parts.rules_file or parts.project / SETTINGS_FILE
+    offered = "" if engine is None else CONTAINER_CHOICE.format(engine=engine, file=safe.escape_line(str(file)))
+    print(offered + CHOICES.format(file=safe.escape_line(str(file))), end="", file=sys.stderr)
+    answer = (prompts.ask("Which? [q]") or "q").lower()
+    if answer == "c" and engine is not None:
+        contained = replace(parts, runtime=CONTAINER)
+        _make_container_ready(contained)
+        _write_runtime(contained, file)
+        return contained
+    if answer not in ("o", "i"):
+        raise ConfigError("nothing was run")
+    bare = replace(parts, runtime=NO_SANDBOX)
+    if answer == "i":
+        _write_runtime(bare, file)
+    return bare
+
+
+def _make_container_ready(parts: build.Parts) -> None:
+    """Check that containers work, and build the default image if that is missing; raises ConfigError."""
+    try:
+        build.make_placement(parts).runtime(CONTAINER)
+    except ConfigError:
+        if parts.image is not None:
+            raise
+        output.print_error(BUILDING_IMAGE)
+        build_image()
+        build.make_placement(parts).runtime(CONTAINER)
+
+
+def _write_runtime(parts: build.Parts, file: Path) -> None:
+    from retinue.config.edit import set_runtime  # loads ruamel.yaml
+
+    before, after = set_runtime(file, parts.runtime)
+    if parts.keeps_trust:
+        answers.carry_answer(file, before, after)

@@ -1,0 +1,466 @@
+"""The contract of the log port. A log is right if it passes: subclass the suites and give them a `backend` fixture.
+
+`LogContract` is for every log, `DurableLogContract` for those that outlive their process: they have several writers,
+can lose the right to write, and hold data that somebody may have damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Protocol
+
+import pytest
+
+from retinue.core.errors import LogError, LogHeld, LogLost, LogVersionError, NotFound
+from retinue.core.events import Delta, Event, Message, RunSpawned, ToolCall, Unknown, UsageReported, encode
+from retinue.core.ports import Log, LogReader
+from retinue.core.usage import Usage
+from retinue.log import feed
+from retinue.log.reading import follow_lines, iterate_events, wait_for_event
+from retinue.log.runs import Runs
+from tests.log.kit import fill, make_ended, make_event, make_spawned, write
+
+SPENT = UsageReported("model", Usage())
+
+
+class Backend(Protocol):
+    """One place where trees are stored, empty at first."""
+
+    def open(self) -> Log:
+        """Open it for writing, as a new process does."""
+        ...
+
+    def reader(self) -> LogReader:
+        """Open it for reading, as a command does; of a log in memory, the log that was opened."""
+        ...
+
+    def count_watched(self, log: Log) -> int:
+        """Count the trees for which the log keeps something because of its watchers."""
+        ...
+
+
+class DurableBackend(Backend, Protocol):
+    def take_over(self, log: Log) -> Log:
+        """Open for writing what the log writes, although it is still there: its right to write is lost."""
+        ...
+
+    def block_writes(self, log: Log) -> AbstractContextManager[None]:
+        """While it lasts, nothing can be committed."""
+        ...
+
+    def damage(self, tree: str) -> None:
+        """Make the second event of a tree unreadable."""
+        ...
+
+    def destroy(self, tree: str) -> None:
+        """Make the part of the log that a tree is in unreadable."""
+        ...
+
+    def set_version(self, version: int) -> None:
+        """Have everything that is stored look as if another version had written it."""
+        ...
+
+
+@asynccontextmanager
+async def opened(backend: Backend) -> AsyncIterator[Log]:
+    log = backend.open()
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def watch_all(log: Log, tree: str = "t1", *, after: int = 0) -> list[int]:
+    return [item.seq async for item in log.watch(tree, after=after) if isinstance(item, Event)]
+
+
+def seqs(events: list[Event]) -> list[int]:
+    return [event.seq for event in events]
+
+
+class LogContract:
+    """What every log does."""
+
+    # Appending and reading
+
+    async def test_appended_events_are_read_in_order(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 1500)
+            await fill(log, 3, tree="t2")
+            assert seqs(await log.read("t1")) == list(range(1, 1501))
+            assert seqs(await log.read("t2")) == [1, 2, 3]
+            assert await log.read("nosuch") == []
+
+    async def test_trees_that_share_commits_are_kept_apart(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            for seq in range(1, 101):
+                for tree in ("t1", "t2", "t3"):
+                    log.append(make_spawned(tree=tree) if seq == 1 else make_event(seq, tree=tree))
+            await write(log, make_ended(101, tree="t1"))
+            assert [seqs(await log.read(tree, after=98)) for tree in ("t1", "t2", "t3")] == [
+                [99, 100, 101],
+                [99, 100],
+                [99, 100],
+            ]
+
+    @pytest.mark.parametrize("after", [-1, 0, 1, 7, 1498, 1500, 1501])
+    async def test_a_cursor_reads_on_in_pages(self, backend: Backend, after: int) -> None:
+        async with opened(backend) as log:
+            for start in range(1, 1500, 300):
+                await write(
+                    log, *(make_spawned() if seq == 1 else make_event(seq) for seq in range(start, start + 300))
+                )
+            expected = list(range(max(after, 0) + 1, 1501))
+            assert seqs(await log.read("t1", after=after)) == expected
+            assert seqs(await log.read("t1", after=after, limit=400)) == expected[:400]
+            assert seqs([event async for event in iterate_events(log, "t1", after=after)]) == expected
+            lines = await log.read_lines("t1", after=after, limit=2)
+            assert [stored.seq for stored in lines] == expected[:2]
+            assert all(stored.line == encode(make_event(stored.seq)) for stored in lines if stored.seq > 1)
+
+    @pytest.mark.requirement("P9")
+    async def test_an_unknown_event_passes_through_and_breaks_no_fold(self, backend: Backend) -> None:
+        unknown = make_event(2, Unknown("run.dreamt", {"of": ["sheep", 1.5], "deep": {"er": None}}))
+        async with opened(backend) as log:
+            await write(log, make_spawned(), unknown, make_ended(3))
+            seen = [item async for item in log.watch("t1") if isinstance(item, Event)]
+            lines = await log.read_lines("t1")
+            assert [stored.line for stored in lines] == [
+                encode(event) for event in (make_spawned(), unknown, make_ended(3))
+            ]
+        assert [event.kind for event in seen] == ["run.spawned", "run.dreamt", "run.ended"]
+        assert Runs.of("t1", seen).runs[0].status == "done"
+
+    async def test_events_of_one_kind_are_read_from_all_trees(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await write(
+                log, make_spawned(), make_event(2, ToolCall("c", "x", {"kind": "usage"})), make_spawned(3, run=1)
+            )
+            await write(log, make_spawned(tree="t2"), make_event(2, SPENT, tree="t2"))
+            await write(log, make_event(4, SPENT), make_ended(5))
+            spent = [event async for event in log.read_kind(UsageReported.kind)]
+            assert sorted((event.tree, event.seq) for event in spent) == [("t1", 4), ("t2", 2)]
+            spawned = [event async for event in log.read_kind(RunSpawned.kind)]
+            assert [event.run for event in spawned if event.tree == "t1"] == [0, 1]
+
+    # Trees
+
+    async def test_trees_are_listed_newest_first_whatever_their_ids(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            assert await log.list_trees() == []
+            for tree, at in (("zz", 1.0), ("aa", 3.0), ("mm", 2.0), ("bb", 3.0)):
+                await write(log, make_spawned(tree=tree, at=at))
+            assert [stored.tree for stored in await log.list_trees()] == ["bb", "aa", "mm", "zz"]
+            found = await log.find_tree("mm")
+            assert found is not None and (found.tree, found.spawned_at, found.first) == (
+                "mm",
+                2.0,
+                make_spawned(tree="mm", at=2.0),
+            )
+            assert await log.find_tree("m") is None
+
+    async def test_the_status_of_a_tree_is_that_of_its_newest_event(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(), make_event(2, at=107.5))
+            status = await log.read_status("t1")
+            assert (status.last_seq, status.last_at, status.ended) == (2, 107.5, False)
+            await write(log, make_spawned(3, run=1), make_ended(4, run=1))
+            assert not (await log.read_status("t1")).ended
+            await write(log, make_ended(5, at=109.0))
+            assert await log.read_status("t1") == await backend.reader().read_status("t1")
+            status = await log.read_status("t1")
+            assert (status.last_seq, status.last_at, status.ended) == (5, 109.0, True)
+            with pytest.raises(NotFound, match="there is no tree 'nosuch'"):
+                await log.read_status("nosuch")
+
+    async def test_a_tree_that_is_continued_ends_again(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3)
+            await log.claim("t1")
+            await write(log, make_spawned(4, run=1))
+            assert not (await log.read_status("t1")).ended
+            watching = asyncio.create_task(watch_all(log))
+            await asyncio.sleep(0)
+            await write(log, make_ended(5, run=1))
+            assert (await log.read_status("t1")).ended
+            assert await watching == [1, 2, 3, 4, 5]
+
+    async def test_the_writer_of_a_tree_is_known_while_it_is_there(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3, end=False)
+            [stored] = await log.list_trees()
+            found = await log.find_tree("t1")
+            assert found is not None
+            assert {stored.writer, found.writer, (await log.read_status("t1")).writer} == {os.getpid()}
+        reader = backend.reader()
+        [stored] = await reader.list_trees()
+        assert (stored.writer, (await reader.read_status("t1")).writer) == (None, None)
+
+    async def test_a_tree_that_is_not_there_cannot_be_claimed(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            with pytest.raises(NotFound, match="there is no tree 'nosuch'"):
+                await log.claim("nosuch")
+
+    # Watching
+
+    async def test_a_watcher_of_a_tree_to_come_sees_it_begin_or_leaves_nothing(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            log.watch("never", after=0)
+            for name in ("nosuch", "soon"):
+                watching = log.watch(name)
+                waiting = asyncio.ensure_future(anext(watching))
+                await asyncio.sleep(0)
+                if name == "soon":
+                    await fill(log, 3, tree=name)
+                    first = await waiting
+                    assert isinstance(first, Event)
+                    assert [first.seq, *[item.seq async for item in watching if isinstance(item, Event)]] == [1, 2, 3]
+                    continue
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                await watching.aclose()
+                assert backend.count_watched(log) == 0
+            assert [stored.tree for stored in await log.list_trees()] == ["soon"]
+
+    async def test_a_watcher_may_come_before_the_first_event_and_after_the_last(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            watching = asyncio.create_task(watch_all(log))
+            await asyncio.sleep(0)
+            await fill(log, 10)
+            assert await watching == list(range(1, 11))
+            assert await watch_all(log) == list(range(1, 11))
+
+    @pytest.mark.requirement("P5")
+    @pytest.mark.parametrize("after", [0, 1, 7, 2500, 4999])
+    async def test_a_watcher_that_comes_back_misses_nothing(self, backend: Backend, after: int) -> None:
+        async with opened(backend) as log:
+            await fill(log, 2500, end=False)
+
+            async def write_the_rest() -> None:
+                for seq in range(2501, 5000):
+                    log.append(make_event(seq))
+                    if seq % 100 == 0:
+                        await asyncio.sleep(0)
+                log.append(make_ended(5000))
+
+            writing = asyncio.create_task(write_the_rest())
+            seen = await watch_all(log, after=after)
+            await writing
+            assert seen == list(range(after + 1, 5001))
+
+    async def test_events_committed_while_a_watcher_reads_are_not_missed(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 5, end=False)
+            seen: list[int] = []
+            async for item in log.watch("t1"):
+                assert isinstance(item, Event)
+                seen.append(item.seq)
+                if item.seq < 100:
+                    await write(log, make_event(5 + item.seq) if item.seq < 99 else make_ended(104))
+            assert seen == list(range(1, 105))
+
+    @pytest.mark.requirement("P6")
+    async def test_a_slow_watcher_blocks_nobody_and_only_loses_deltas_which_are_counted(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 5, end=False)
+            watching = log.watch("t1", deltas=True)
+            first = await anext(watching)
+            assert isinstance(first, Event) and first.seq == 1
+            extra = 100
+            for _ in range(feed.DELTAS_KEPT + extra):
+                log.show(Delta("t1", 0, "/main", "main", "x"))
+            await write(log, *(make_event(seq) for seq in range(6, 10_000)), make_ended(10_000))
+            rest = [item async for item in watching]
+            assert [item.seq for item in rest if isinstance(item, Event)] == list(range(2, 10_001))
+            deltas = [item for item in rest if isinstance(item, Delta)]
+            assert (deltas[0].kind, deltas[0].dropped) == ("dropped", extra)
+            assert len(deltas) == feed.DELTAS_KEPT + 1
+
+    async def test_following_misses_nothing_and_ends_with_the_tree(self, backend: Backend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned())
+            reader, seen = backend.reader(), list[bytes]()
+
+            async def follow() -> None:
+                async for stored in follow_lines(reader, "t1"):
+                    seen.append(stored.line)
+
+            following = asyncio.create_task(follow())
+            more = [make_event(seq, Message(f"m{seq}")) for seq in range(2, 50)]
+            for event in more:
+                await write(log, event)
+            assert not following.done()
+            log.append(make_ended(50))
+            await following
+            assert seen == [encode(event) for event in (make_spawned(), *more, make_ended(50))]
+            assert [stored.seq async for stored in follow_lines(reader, "t1", after=49)] == [50]
+            assert [stored.seq async for stored in follow_lines(reader, "t1", after=50)] == []
+            found = await wait_for_event(reader, "t1", lambda event: event.seq == 7, seconds=10)
+            assert found == more[5]
+            assert await wait_for_event(reader, "t1", lambda event: event.seq == 51, seconds=10) is None
+
+    # Removing
+
+    async def test_trees_are_removed_unless_they_are_held_kept_or_have_grown(self, backend: Backend) -> None:
+        asked: list[str] = []
+
+        def discard(tree: str) -> bool:
+            asked.append(tree)
+            return tree != "kept"
+
+        async with opened(backend) as log:
+            for tree in ("gone", "kept", "grown", "left"):
+                await fill(log, 3, tree=tree)
+            held = await backend.reader().remove_trees({"gone": 3}, discard=discard)
+            assert (held.removed, len(held.held), asked) == ([], 1, [])
+        reader = backend.reader()
+        wanted = {"gone": 3, "kept": 3, "grown": 2, "nosuch": 1}
+        trial = await reader.remove_trees(wanted, discard=discard, dry_run=True)
+        assert (trial.removed, len(await reader.list_trees())) == (["gone"], 4)
+        asked.clear()
+        done = await reader.remove_trees(wanted, discard=discard)
+        assert (done.removed, done.held, done.problems, asked) == (["gone"], [], [], ["gone", "kept"])
+        assert {stored.tree for stored in await reader.list_trees()} == {"kept", "grown", "left"}
+        assert await reader.read("gone") == [] and await reader.find_tree("gone") is None
+        assert [seqs(await reader.read(tree)) for tree in ("kept", "grown", "left")] == [[1, 2, 3]] * 3
+        assert await reader.check_health()
+
+
+class DurableLogContract:
+    """What a log does that outlives its process."""
+
+    async def test_a_log_is_read_by_others_while_it_is_written(self, backend: DurableBackend) -> None:
+        async with opened(backend) as first, opened(backend) as second:
+            await write(first, make_spawned(tree="old", at=1.0))
+            await write(second, make_spawned(tree="new", at=3.0))
+            await write(first, make_spawned(tree="mid", at=2.0))
+            for reader in (backend.reader(), first, second):
+                assert [stored.tree for stored in await reader.list_trees()] == ["new", "mid", "old"]
+                assert await reader.read("mid") == [make_spawned(tree="mid", at=2.0)]
+            assert {event.tree async for event in second.read_kind(RunSpawned.kind)} == {"new", "mid", "old"}
+
+    async def test_only_trees_that_their_writer_has_written_are_live(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(tree="dead"))
+        async with opened(backend) as log:
+            await write(log, make_spawned(tree="live", at=200.0))
+            reader = backend.reader()
+            assert {stored.tree: stored.writer for stored in await reader.list_trees()} == {
+                "live": os.getpid(),
+                "dead": None,
+            }
+            assert [(await reader.read_status(tree)).is_live for tree in ("live", "dead")] == [True, False]
+
+    async def test_following_ends_when_nobody_is_left_to_write(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await write(log, make_spawned(), make_event(2, Message("last words")))
+        reader = backend.reader()
+        assert [stored.seq async for stored in follow_lines(reader, "t1")] == [1, 2]
+        assert not (await reader.read_status("t1")).ended
+
+    async def test_an_interrupted_tree_ends_for_watchers_unless_it_is_resumed(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 5, end=False)
+        async with opened(backend) as log:
+            await log.claim("t1")
+            assert await watch_all(log) == [1, 2, 3, 4, 5]
+            log.append(make_event(6))  # not yet committed
+            watching = asyncio.create_task(watch_all(log))
+            await asyncio.sleep(0)
+            log.append(make_ended(7))
+            assert await watching == [1, 2, 3, 4, 5, 6, 7]
+
+    async def test_a_second_writer_of_a_tree_is_refused(self, backend: DurableBackend) -> None:
+        async with opened(backend) as first, opened(backend) as second:
+            await fill(first, 3, end=False)
+            await fill(second, 3, tree="t2", end=False)
+            for log, tree in ((second, "t1"), (first, "t2")):
+                with pytest.raises(LogHeld) as held:
+                    await log.claim(tree)
+                assert held.value.pid == os.getpid()
+            await first.close()
+            await second.claim("t1")
+            await write(second, make_event(4), make_ended(5))
+            assert await watch_all(second) == [1, 2, 3, 4, 5]
+            await write(second, make_ended(4, tree="t2"))
+            assert seqs(await second.read("t2")) == [1, 2, 3, 4]
+        assert seqs(await backend.reader().read("t1")) == [1, 2, 3, 4, 5]
+
+    async def test_a_writer_that_has_lost_its_right_writes_nothing_and_tries_nothing_again(
+        self, backend: DurableBackend
+    ) -> None:
+        first = backend.open()
+        await fill(first, 3, end=False)
+        second = backend.take_over(first)
+        await second.claim("t1")
+        await write(second, make_event(4, Message("mine")))
+        for seq in (4, 5):
+            with pytest.raises(LogLost, match="may no longer write"):
+                await write(first, make_event(seq, Message("stale")))
+        await write(second, make_ended(5))
+        await second.close()
+        with pytest.raises(LogLost, match="2 events are lost"):
+            await first.close()
+        events = await backend.reader().read("t1")
+        assert seqs(events) == [1, 2, 3, 4, 5]
+        assert events[3].body == Message("mine") and events[4] == make_ended(5)
+
+    async def test_a_batch_that_cannot_be_written_is_told_and_written_later(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3, end=False)
+            with backend.block_writes(log), pytest.raises(LogError, match="cannot write the log") as error:
+                await write(log, make_event(4))
+            assert not isinstance(error.value, LogLost)
+            await write(log, make_ended(5))
+            assert seqs(await log.read("t1")) == [1, 2, 3, 4, 5]
+
+    async def test_events_that_were_never_written_are_told_of_at_the_end(self, backend: DurableBackend) -> None:
+        log = backend.open()
+        await fill(log, 3, end=False)
+        with backend.block_writes(log):
+            log.append(make_event(4), True)  # as of a run that was cancelled before it began
+            with pytest.raises(LogError):
+                await write(log, make_ended(5))
+            with pytest.raises(LogError, match="2 events are lost"):
+                await log.close()
+
+    async def test_a_damaged_event_is_an_error_of_its_tree(self, backend: DurableBackend) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3)
+            await fill(log, 3, tree="t2")
+        backend.damage("t1")
+        reader = backend.reader()
+        with pytest.raises(LogError, match="not an event"):
+            await reader.read("t1")
+        assert seqs(await reader.read("t2")) == [1, 2, 3]
+
+    async def test_a_part_that_cannot_be_read_hides_no_other(self, backend: DurableBackend) -> None:
+        async with opened(backend) as first, opened(backend) as second:
+            await fill(first, 3)
+            await fill(second, 3, tree="t2")
+            assert await first.check_health()
+        backend.destroy("t1")
+        problems: list[LogError] = []
+        reader = backend.reader()
+        assert [stored.tree for stored in await reader.list_trees(problems.append)] == ["t2"]
+        assert len(problems) == 1 and "\n" not in str(problems[0])
+        assert [event.tree async for event in reader.read_kind(RunSpawned.kind, problems.append)] == ["t2"]
+        assert len(problems) == 2
+        assert await reader.check_health(problems.append) == ""
+        assert len(problems) == 3
+
+    @pytest.mark.parametrize("version", [1, 99])
+    async def test_another_version_is_refused_in_one_sentence(self, backend: DurableBackend, version: int) -> None:
+        async with opened(backend) as log:
+            await fill(log, 3)
+        backend.set_version(version)
+        age = "an older" if version == 1 else "a newer"
+        problems: list[LogError] = []
+        assert await backend.reader().list_trees(problems.append) == []
+        [problem] = problems
+        assert isinstance(problem, LogVersionError) and f"was written by {age} retinue" in str(problem)
+        with pytest.raises(LogVersionError, match=f"was written by {age} retinue"):
+            backend.open()

@@ -1,0 +1,225 @@
+"""The log in SQLite files keeps the contract of logs, and what is its own: files, locks, commits, the format."""
+
+import asyncio
+import gc
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from retinue.core.errors import LogError
+from retinue.core.events import Message, encode, encode_kept
+from retinue.core.ports import Log, LogReader
+from retinue.log import locks, schema, sqlite
+from retinue.log.sqlite import SqliteLog
+from retinue.log.sqlite_reader import SqliteReader
+from tests.log.contract import DurableLogContract, LogContract
+from tests.log.kit import fill, make_ended, make_event, make_spawned, write, write_files
+
+
+class Files:
+    """A folder of log files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self) -> Log:
+        return SqliteLog(self._folder)
+
+    def reader(self) -> LogReader:
+        return SqliteReader(self._folder)
+
+    def count_watched(self, log: Log) -> int:
+        assert isinstance(log, SqliteLog)
+        return len(log._own._feeds)
+
+    def take_over(self, log: Log) -> Log:
+        assert isinstance(log, SqliteLog)
+        log.path.with_suffix(".lock").unlink()
+        taken = SqliteLog(self._folder)
+        assert taken.path == log.path
+        return taken
+
+    @contextmanager
+    def block_writes(self, log: Log) -> Iterator[None]:
+        assert isinstance(log, SqliteLog)
+        blocker = apsw.Connection(str(log.path))
+        log._own._db.set_busy_timeout(1)
+        blocker.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            blocker.execute("ROLLBACK")
+            blocker.close()
+
+    def damage(self, tree: str) -> None:
+        name = b'{"seq":2,"tree":"%b"' % tree.encode()
+        db = apsw.Connection(str(self._file_of(tree)))
+        for batch, lines in db.execute("SELECT id, lines FROM batches").fetchall():
+            db.execute("UPDATE batches SET lines = ? WHERE id = ?", (lines.replace(name, b"?" + name), batch))
+        db.close()
+
+    def destroy(self, tree: str) -> None:
+        self._file_of(tree).write_bytes(b"nonsense" * 1000)
+
+    def set_version(self, version: int) -> None:
+        for file in SqliteReader(self._folder).list_files():
+            db = apsw.Connection(str(file))
+            db.execute(f"PRAGMA user_version = {version}")
+            db.close()
+
+    def _file_of(self, tree: str) -> Path:
+        file = SqliteReader(self._folder).find_file(tree)
+        assert file is not None
+        return file
+
+
+class TestSqliteLog(LogContract, DurableLogContract):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Files:
+        return Files(tmp_path / "logs")
+
+
+async def test_one_file_has_one_writer_and_is_taken_again_when_free(tmp_path: Path) -> None:
+    first = SqliteLog(tmp_path)
+    second = SqliteLog(tmp_path)
+    assert (first.path.name, second.path.name) == ("0001.db", "0002.db")
+    await fill(first, 3)
+    await first.close()
+    third = SqliteLog(tmp_path)
+    assert third.path.name == "0001.db"
+    await fill(third, 4, tree="t2")
+    assert [event.seq for event in await third.read("t2")] == [1, 2, 3, 4]
+    assert [event.seq for event in await third.read("t1")] == [1, 2, 3]
+    await second.close()
+    await third.close()
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_two_trees_of_another_file_are_claimed_with_one_lock(tmp_path: Path) -> None:
+    first, second = SqliteLog(tmp_path), SqliteLog(tmp_path)
+    await fill(first, 3, end=False)
+    await fill(first, 3, tree="t2", end=False)
+    await first.close()
+    await asyncio.gather(second.claim("t1"), second.claim("t2"))
+    await write(second, make_ended(4))
+    await write(second, make_ended(4, tree="t2"))
+    await write(second, make_spawned(tree="t3"))
+    assert locks.read_holder(tmp_path / "0001.db") is not None
+    await second.close()
+    assert [locks.read_holder(tmp_path / name) for name in ("0001.db", "0002.db")] == [None, None]
+    reader = SqliteReader(tmp_path)
+    assert [len(await reader.read(tree)) for tree in ("t1", "t2", "t3")] == [4, 4, 1]
+    assert reader.find_file("t3") == tmp_path / "0002.db"
+
+
+async def test_a_waiter_that_is_not_awaited_makes_no_noise_when_writing_fails(tmp_path: Path) -> None:
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told["message"]))
+    log = SqliteLog(tmp_path)
+    await fill(log, 3, end=False)
+    with Files(tmp_path).block_writes(log):
+        log.append(make_event(4), True)  # as of a run that was cancelled before it began
+        with pytest.raises(LogError):
+            await write(log, make_ended(5))
+    await log.close()
+    gc.collect()
+    assert said == []
+
+
+async def test_many_events_take_few_commits(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    await fill(log, 5000)
+    assert log.commits <= 3
+    await log.close()
+
+
+async def test_reading_a_tree_touches_no_batch_of_another(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    await write(log, make_spawned())
+    for seq in range(1, 30):
+        await write(log, make_event(seq, tree="t2"))
+    await write(log, make_ended(2))
+    await log.close()
+    db = apsw.Connection(str(log.path))
+    db.execute("UPDATE batches SET lines = x'00' WHERE id IN (SELECT batch FROM places WHERE tree = 't2')")
+    db.close()
+    reader = SqliteReader(tmp_path)
+    assert [event.seq for event in await reader.read("t1")] == [1, 2]
+    assert (await reader.read_status("t1")).ended
+
+
+async def test_a_cursor_reads_no_batch_before_it(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path)
+    await write(log, make_spawned())
+    for seq in range(2, 30):
+        await write(log, make_event(seq))
+    await log.close()
+    db = apsw.Connection(str(log.path))
+    db.execute("UPDATE batches SET lines = x'00' WHERE id < 20")
+    db.close()
+    assert [stored.seq for stored in await SqliteReader(tmp_path).read_lines("t1", after=20)] == list(range(21, 30))
+
+
+async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
+    await write_files(tmp_path, make_spawned(), make_ended(2))
+    newer = encode_kept([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
+    db = schema.open_writer(tmp_path / "logs/0001.db")
+    schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer)
+    db.close()
+    [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
+    assert stored.line == encode(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'
+
+
+async def test_what_is_not_a_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0001.db").write_bytes(b"not a database, but long enough to be looked at" * 40)
+    with pytest.raises(LogError, match=r"0001\.db"):
+        SqliteLog(tmp_path)
+    (tmp_path / "0001.db").unlink()
+    other = apsw.Connection(str(tmp_path / "0001.db"))
+    other.execute("CREATE TABLE x (y)")
+    other.close()
+    with pytest.raises(LogError, match="is not a log of retinue"):
+        SqliteLog(tmp_path)
+    assert sqlite.lock_free_file(tmp_path)[0].name == "0001.db"
+
+
+async def test_each_broken_file_is_named(tmp_path: Path) -> None:
+    await write_files(tmp_path, make_spawned(), make_ended(2))
+    (tmp_path / "logs/0002.db").write_bytes(b"nonsense" * 1000)
+    (tmp_path / "logs/0003.db").touch()
+    apsw.Connection(str(tmp_path / "logs/0004.db")).execute("CREATE TABLE other (x)")
+    problems: list[LogError] = []
+    reader = SqliteReader(tmp_path / "logs")
+    assert [stored.tree for stored in await reader.list_trees(problems.append)] == ["t1"]
+    for number, problem in zip((2, 3, 4), problems, strict=True):
+        assert f"000{number}.db" in str(problem)
+
+
+async def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
+    await write_files(tmp_path, make_spawned(), make_ended(2))
+    db = apsw.Connection(str(tmp_path / "logs/0001.db"))
+    db.execute("UPDATE batches SET lines = CAST(lines || x'0a7b7d' AS BLOB)")
+    db.close()
+    with pytest.raises(LogError, match=r"0001\.db holds a line that is not an event"):
+        await SqliteReader(tmp_path / "logs").read("t1")
+
+
+async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match=os.fspath(tmp_path / "file")):
+        SqliteLog(tmp_path / "file" / "logs")
+
+
+def test_a_lock_is_taken_once(tmp_path: Path) -> None:
+    lock = locks.try_lock(tmp_path / "0001.db")
+    assert lock is not None and locks.try_lock(tmp_path / "0001.db") is None
+    os.close(lock)
+    again = locks.try_lock(tmp_path / "0001.db")
+    assert again is not None
+    os.close(again)

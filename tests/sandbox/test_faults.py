@@ -1,0 +1,175 @@
+"""A sandbox that is killed, stopped or lies at any frame: the run goes on or fails, and nothing is done twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from retinue.build import Parts, make_supervisor
+from retinue.core.approvals import Allow, Approval
+from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolCall, ToolResult
+from retinue.core.profiles import Profile, Task
+from retinue.protocol import tool_server as frames
+from retinue.sandbox import tool_server_session
+from retinue.sandbox.channel import Channel
+from retinue.sandbox.isolated import Isolated
+from retinue.sandbox.process import Process
+from retinue.testing import scripted
+from tests.sandbox.test_hostile import SERVES, NoWallAtAll
+from tests.supervisor.tree.kit import bodies, call
+from tests.tools.code_mode.kit import NAME, report, served
+
+Fault = Literal["killed", "stopped", "lies"]
+FRAMES = 22  # of the script below, both ways, when nothing goes wrong
+SAMPLE = 4
+SEED = 20261116
+LIES = [
+    frames.Result(999, "x"),
+    frames.Previewed(999, "x"),
+    frames.Output(999, "x"),
+    frames.CallTool(999, 1, "x", {}),
+    frames.Hello(1),
+]
+PROGRAM = "from tools import weather\nprint(await weather.report('Rome'), file=open('log', 'a'))"
+SCRIPT: list[Any] = [
+    call("write", path="made", content="x\n"),
+    call("read", path="made"),
+    {"tools": [
+        {"name": "shell", "args": {"command": "echo first >> log", "timeout": 5}},
+        {"name": "glob", "args": {"pattern": "*"}},
+        {"name": "read", "args": {"path": "made"}},
+    ]},
+    call(NAME, code=PROGRAM, executionTimeout=5),
+    call("shell", command="echo last >> log", timeout=5),
+    call("shell", command="cat log", timeout=5),
+    {"text": "over"},
+]  # fmt: skip
+
+
+class Wire:
+    """All frames of one run, counted. The fault happens before the frame with this number is passed on."""
+
+    def __init__(self, fault: Fault | None = None, at: int = 0) -> None:
+        self.fault, self.at = fault, at
+        self.count = 0
+        self.pids: list[int] = []
+
+    def pass_frame(self, deliver: Callable[[Any], None]) -> None:
+        self.count += 1
+        if self.count != self.at or self.fault is None:
+            return
+        if self.fault == "lies":
+            deliver(LIES[self.at % len(LIES)])
+        else:
+            os.kill(self.pids[-1], signal.SIGKILL if self.fault == "killed" else signal.SIGSTOP)
+
+
+async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoWallAtAll]:
+    """Play the script in a sandbox with this wire; its events, what stands in its log file, and the sandbox."""
+
+    class CountedChannel(Channel):
+        def __init__(self, *args: Any, on_frame: Callable[[Any], None], **options: Any) -> None:
+            self._deliver = on_frame
+            super().__init__(*args, on_frame=self._take, **options)
+
+        def _take(self, frame: Any) -> None:
+            if not isinstance(frame, frames.Output):
+                wire.pass_frame(self._deliver)
+            if not self.closed:
+                self._deliver(frame)
+
+        def send(self, frame: frames.Frame) -> None:
+            try:
+                wire.pass_frame(self._deliver)
+            except frames.ProtocolError as error:
+                self._end(error)
+            super().send(frame)
+
+    class CountedProcess(Process):
+        def start(self) -> None:
+            super().start()
+            wire.pids.append(self._process.pid)
+
+    class Counted(Isolated):
+        process = CountedProcess
+
+    async def allow(question: Approval) -> Allow:
+        return Allow()
+
+    monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
+    for name, seconds in (("CANCEL_ASK_SECONDS", 1.0), ("START_SECONDS", 5.0), ("FILE_SECONDS", 5.0)):
+        monkeypatch.setattr(tool_server_session, name, seconds)
+    wall = NoWallAtAll(SERVES)
+    owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
+    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(wall))
+    tools = ["write", "read", "shell", "glob", NAME, served(report)]
+    profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
+    node = owner.spawn(profile, Task("go"))
+    events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+    log = Path(node.folders.path, "log")
+    written = log.read_text() if log.exists() else ""
+    await owner.close()
+    return events, written, wall
+
+
+def check(fault: Fault, events: list[Event], written: str, wall: NoWallAtAll) -> None:
+    [ended] = bodies(events, RunEnded)
+    calls, results = bodies(events, ToolCall), bodies(events, ToolResult)
+    counted = Counter(body.call_id for body in results)
+    assert set(counted.values()) <= {1}
+    if fault == "lies":
+        assert (ended.status, wall.starts) == ("failed", 1)
+        assert "the tool server broke the protocol" in (ended.error_details or "")
+        return
+    assert (ended.status, ended.final_response) == ("done", "over")
+    assert set(counted) == {body.call_id for body in calls}
+    assert wall.starts <= 2
+    by_id = {body.call_id: body for body in results}
+    for call_id, line in (("call_3_1", "first"), ("call_4_1", "fine in Rome"), ("call_5_1", "last")):
+        times = written.splitlines().count(line)
+        assert times == 1 if by_id[call_id].success else times <= 1, (call_id, written)
+    for name in ("call_1_1", "call_3_1", "call_4_1", "call_5_1"):
+        assert by_id[name].success or by_id[name].outcome == UNKNOWN_AFTER_CRASH or "not run" in by_id[name].text
+    for name in ("call_2_1", "call_3_2", "call_3_3"):  # these may run twice, so nobody is left in doubt
+        assert by_id[name].success or (not by_id["call_1_1"].success and "No such file" in by_id[name].text)
+
+
+async def test_the_script_has_so_many_frames_and_leaves_its_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wire = Wire()
+    events, written, wall = await play(wire, monkeypatch, tmp_path)
+    assert (wire.count, wall.starts) == (FRAMES, 1)
+    assert sorted(written.splitlines()) == ["fine in Rome", "first", "last"]
+    assert bodies(events, RunEnded)[0].status == "done"
+
+
+def _moments() -> list[Any]:
+    """Every frame with every fault: a few of them always, all in `make soak`."""
+    chance = random.Random(SEED)
+    faults: tuple[Fault, ...] = ("killed", "stopped", "lies")
+    moments = []
+    for fault in faults:
+        sample = set(chance.sample(range(1, FRAMES + 1), SAMPLE))
+        for at in range(1, FRAMES + 1):
+            marks = [] if at in sample else [pytest.mark.soak]
+            moments.append(pytest.param(fault, at, marks=marks, id=f"{fault}-{at}"))
+    return moments
+
+
+@pytest.mark.parametrize(("fault", "at"), _moments())
+async def test_a_fault_at_any_frame_costs_the_calls_in_flight_at_most(
+    fault: Fault, at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wire = Wire(fault, at)
+    check(fault, *await play(wire, monkeypatch, tmp_path))
+    assert wire.count >= at
+    for pid in wire.pids:
+        assert not Path("/proc", str(pid)).exists()
