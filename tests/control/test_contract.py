@@ -16,7 +16,7 @@ from retinue.core.limits import Limits
 from retinue.core.messages import ToolTurn, UserTurn
 from retinue.core.profiles import Profile, Task
 from retinue.log.threads import fold_thread
-from retinue.supervisor.local_control import CLIENT_LEFT
+from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.testing import scripted
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 

@@ -90,6 +90,11 @@ class Parts:
     mcp_servers: Sequence[McpServer] = ()
     best_effort: bool = False
 
+    @property
+    def is_unattended(self) -> bool:
+        """True if nothing asks: the approval mode is `yes`."""
+        return self.policy is None and (self.mode or self.rules.mode) == "yes"
+
 
 def find_profile(parts: Parts, name: str) -> Profile:
     """Return the active profile of that name, or the generic one; raises NotFound."""

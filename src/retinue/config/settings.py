@@ -18,7 +18,7 @@ caps: {memory_mib: 4096, processes: 512, cpu_seconds: 14400, file_mib: 2048, ope
 approval_timeout: 600            # seconds a question waits, then it is a no; null (and the default) is for ever
 expose_paths: [/usr/share]       # what sandboxed runs may read beside their own folders
 container_image: localhost/retinue:py3.11-x86_64    # of runtime container; it is never pulled
-container_flags: [--cpus=2]      # for podman or docker run; the flags of the wall come after them
+container_flags: [--cpus=2]      # for podman or docker run; those of the sandbox come after them
 mcp_servers:                     # where tools come from beside our own: config/servers.py
   files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}
 approvals:
@@ -36,7 +36,7 @@ orchestrator:
     subagent_host_launch_prefix: [nice]          # words before the command that starts a sandbox
     subagent_delegation_directory: /outbox       # in a container, for delegated: the folder shared with its host
     subagent_reports: strict     # a run whose events do not reach the root fails; best_effort: it goes on unseen
-    subagent_runtime_fallback_mode: inherited    # where a wall cannot be built; without it such a run is refused
+    subagent_runtime_fallback_mode: inherited    # where a sandbox cannot be built; without it such a run is refused
 profiles:
   explorer:
     model: scripted:script.yaml

@@ -24,6 +24,10 @@ from retinue.core.ports import Receipt, Row
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 
+MCP_CLIENT = "mcp-client"  # the agent of a run that stands for an MCP client
+ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
+RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
+
 
 class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a new run is a child of. `call_id` is the tool call that asks for it; without `queue` a full tree
@@ -152,7 +156,7 @@ class Control(Protocol):
         ...
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        """Return the trees, the newest first; with `live` only those at work."""
+        """Return the trees, the newest first; with `live` only those at work in the process of this Control."""
         ...
 
     async def find_run(self, name: str) -> RunRef:

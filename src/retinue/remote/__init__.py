@@ -1,1 +1,1 @@
-"""Runs that live elsewhere, seen as runs of our tree."""
+"""Remote runs: the port, the validator of what peers report, and the adapters."""

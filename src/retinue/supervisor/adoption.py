@@ -20,6 +20,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Decision, Deny
+from retinue.core.control import ONLY_WATCHED
 from retinue.core.errors import Unconfirmed
 from retinue.core.events import (
     ApprovalAsked,
@@ -50,7 +51,6 @@ from retinue.workspaces.run_folders import RunFolders, StateFolder
 CONFIRM_SECONDS = 5.0
 NO_JSON = msgspec.Raw(b"null")
 UNCONFIRMED = "the peer has not said that the run has the words"
-ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
 NOBODY_ASKED = "nobody could be asked"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never taken for written
 

@@ -8,26 +8,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from retinue.core.context import Context
+from retinue.core.control import MCP_CLIENT
 from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult
 from retinue.core.limits import Limits
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.profiles import Profile, Task
+from retinue.supervisor.restore_plans import CLIENT_DESCRIPTION, CLIENT_LEFT
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 
-NAME = "mcp-client"
-ABOUT = "An MCP client: run 0 of the tree of what it delegates"
-LEFT = "The client has left."
 GIVEN_UP = "given up by the client"
-
-
-async def _end_at_once(task: str, ctx: Context) -> str:
-    return LEFT
-
-
-GONE = Profile(NAME, call=_end_at_once, description=ABOUT)  # for trees of the log, whose client will not come back
 
 
 class Client:
@@ -35,7 +27,7 @@ class Client:
 
     def __init__(self, supervisor: Supervisor, about: str, limits: Limits) -> None:
         self._leaving = asyncio.Event()
-        profile = Profile(NAME, call=self._stay, description=ABOUT)
+        profile = Profile(MCP_CLIENT, call=self._stay, description=CLIENT_DESCRIPTION)
         caller = supervisor.caller.as_client()  # what is left to the single call holds for what that makes
         self.run: Run = supervisor.spawn(profile, Task(about), limits=limits, caller=caller)
         self.tree = supervisor.trees[self.run.ref.tree]
@@ -43,7 +35,7 @@ class Client:
 
     async def _stay(self, task: str, ctx: Context) -> str:
         await self._leaving.wait()
-        return LEFT
+        return CLIENT_LEFT
 
     @property
     def is_here(self) -> bool:

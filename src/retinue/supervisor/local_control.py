@@ -32,12 +32,11 @@ from retinue.core.messages import RunRef
 from retinue.core.ports import Order, Receipt, Row
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
+from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import describe_view
 from retinue.supervisor.stored_control import StoredControl, describe_tree
 from retinue.supervisor.supervisor import Supervisor
-
-CLIENT_LEFT = "The client has left."
 
 
 class LocalControl:
@@ -172,7 +171,8 @@ class LocalControl:
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         at_work = self.supervisor.trees
-        found = [info for info in await self._stored.list_trees(live=live) if info.tree not in at_work]
+        stored = [] if live else await self._stored.list_trees()
+        found = [info for info in stored if info.tree not in at_work]
         for tree in at_work.values():
             root = 0 if tree.root is None else tree.root.ref.run
             found.append(describe_tree(tree.view, pid=os.getpid(), root=root))

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.control import ResumeOverrides
+from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound, ToolError
 from retinue.core.events import (
     UNKNOWN_AFTER_CRASH,
@@ -48,7 +48,7 @@ from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.restore_plans import PlanRestorer, make_ended_plan, restore_workspace_kind
+from retinue.supervisor.restore_plans import PlanRestorer, end_client, make_ended_plan, restore_workspace_kind
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
@@ -60,7 +60,6 @@ from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_cont
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
 QUEUEING_TOOL = "spawn_subagents"
-RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
 
 class Restorer:
@@ -381,7 +380,7 @@ class TreeRestorer:
         known_now = {**history.outcomes, **outcomes}
         history = msgspec.structs.replace(history, outcomes=known_now, set_up=known.set_up)
         run.restore_history(history, inbox=tuple(known.thread.waiting))
-        if known.started and run.plan.profile.call is not None:
+        if known.started and run.plan.profile.call not in (None, end_client):
             tree.write(run, Warned(LOST_FUNCTION, code=UNKNOWN_AFTER_CRASH))
             run.mark_stopping("disconnected")
         return restore_services(parts.spawner.make_services(tree, run), known.open)

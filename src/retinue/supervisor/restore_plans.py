@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from retinue.core.control import ResumeOverrides
+from retinue.core.context import Context
+from retinue.core.control import MCP_CLIENT, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -28,6 +29,16 @@ AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 WEB = frozenset(("web_fetch", "web_search"))
 UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
 T = TypeVar("T")
+
+
+async def end_client(task: str, ctx: Context) -> str:
+    """End the run of a client that was gone when its tree was resumed. Safe to call again: it does nothing."""
+    return CLIENT_LEFT
+
+
+CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
+CLIENT_LEFT = "The client has left."
+GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=CLIENT_DESCRIPTION)
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -64,7 +75,7 @@ class PlanRestorer:
     ) -> None:
         self._planner = planner
         self._tree = tree
-        self._profiles = overrides.profiles
+        self._profiles = (*overrides.profiles, GONE_CLIENT)
         self._model = primary.model, overrides.model
         self._runtime = overrides.runtime
 

@@ -18,15 +18,18 @@ META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
+# Prints when the host is loaded: that is after the first answer, so after the server has claimed its descriptors.
 NOISE = """
-import os, sys, threading
+import os, sys, threading, time
 def noise():
+    while "retinue.surfaces.mcp.host" not in sys.modules:
+        time.sleep(0.001)
     print("from a library")
     sys.stdout.flush()
     os.write(1, b"from C code\\n")
     os.system("echo from a child")
 if "mcp" in sys.argv:
-    threading.Timer(0.6, noise).start()
+    threading.Thread(target=noise).start()
 """
 
 
@@ -44,7 +47,7 @@ def test_what_answers_the_handshake_loads_nothing_heavy() -> None:
 @pytest.mark.requirement("CPE-10")
 async def test_stdout_is_protocol_whatever_prints(project: Project, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOISE)
-    agents: dict[str, Any] = {"*": [{"text": "done", "delay": 1.0}]}
+    agents: dict[str, Any] = {"*": ["done"]}
     spawn = {"name": "spawn_subagents", "arguments": {"tasks": [{"task": "t"}]}, "_meta": META}
     calls: list[dict[str, Any]] = [
         {"id": 1, "method": "server/discover", "params": {"_meta": META}},

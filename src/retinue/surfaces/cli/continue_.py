@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.core.control import ResumeOverrides
+from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.supervisor.apply_changes import copied
-from retinue.supervisor.restore import RAN_ELSEWHERE
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -55,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     overrides = make_overrides(args, start)
     start = keep_runtime(args, start, tree)
     if found.run == 0:
-        return run_tree(args, start, lambda supervisor: supervisor.continue_run(tree.tree, 0, text, overrides))
+        return run_tree(args, start, lambda control: control.continue_run(tree.tree, 0, text, overrides))
     return run_in_tree(
         args,
         start,
         project,
         tree,
-        lambda supervisor: supervisor.continue_run(tree.tree, found.run, text, overrides),
+        lambda control: control.continue_run(tree.tree, found.run, text, overrides),
         lambda client, unattended: client.continue_run(
             tree.tree, found.run, text, ResumeOverrides(model=start.model, unattended=unattended)
         ),

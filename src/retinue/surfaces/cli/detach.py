@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
+from retinue.core.control import RunHandle
 from retinue.files.private import make_private_folder, open_private_file
-from retinue.supervisor.run import Run
 
 FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
@@ -21,16 +22,16 @@ class DetachedProcess:
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
-    def announce(self, node: Run) -> None:
+    def announce(self, state: Path, run: RunHandle) -> None:
         """Leave the terminal and tell the first process the id of the tree."""
-        folder = make_private_folder(node.folders.own)
+        folder = make_private_folder(state / "runs" / run.tree / str(run.number))
         sys.stdout.flush()
         sys.stderr.flush()
         for fd, name in FILES:
             file = open_private_file(folder / name, append=True)
             os.dup2(file, fd)
             os.close(file)
-        os.write(self._pipe, node.ref.tree.encode())
+        os.write(self._pipe, run.tree.encode())
         os.close(self._pipe)
 
 

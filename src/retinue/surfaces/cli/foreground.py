@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from retinue.core.errors import ConfigError
@@ -38,15 +39,16 @@ def run_tree(
     away = detach() if args.detach else None
     if isinstance(away, int):
         return away
+    state = start.parts.state
     printer = make_printer(args, color=False if away else None)
     driving = drive(
         start.parts,
         begin,
         printer=printer,
         terminal=start.asks,
-        control=not args.no_control,
+        serve=not args.no_control,
         after=after,
-        announce=None if away is None else away.announce,
+        announce=None if away is None or state is None else partial(away.announce, state),
         profile=profile,
     )
     return print_answer(asyncio.run(driving), printer, as_json=args.json)

@@ -117,10 +117,10 @@ async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], di
     log = build.open_log(None)
     shown = await drive(
         build.Parts(Path.cwd()),
-        lambda supervisor: supervisor.spawn(*replay.primary),
+        lambda control: control.spawn(*replay.primary),
         printer=printer,
-        control=False,
-        make=lambda parts: make_replay_supervisor(replay, log, parts.project),
+        serve=False,
+        make=lambda parts: make_replay_supervisor(replay, log, parts.project).control,
     )
     return shown.result, fold_records(await log.read(shown.result.tree))
 

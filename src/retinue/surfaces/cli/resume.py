@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         keep_runtime(args, start, found),
         project,
         found,
-        lambda supervisor: supervisor.resume(found.tree, make_overrides(args, start)),
+        lambda control: control.resume(found.tree, make_overrides(args, start)),
         lambda client, unattended: client.resume(found.tree, ResumeOverrides(model=start.model, unattended=unattended)),
     )
 

@@ -18,7 +18,6 @@ from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing
 from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
-from retinue.supervisor import client_run as clients
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli.foreground import print_answer, run_tree
 from retinue.surfaces.cli.live import Begin, Shown
@@ -30,7 +29,7 @@ Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
     """Return what the command line changes in a tree that exists."""
-    profiles = (build.MAIN, clients.GONE, *start.project.all_profiles)
+    profiles = (build.MAIN, *start.project.all_profiles)
     return ResumeOverrides(profiles=profiles, limits=start.limits, model=start.model, runtime=args.runtime)
 
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     start = check_sandbox(start, profile)
     task = Task(text, model=start.model)
     limits = start.limits
-    return run_tree(args, start, lambda supervisor: supervisor.spawn(profile, task, limits=limits), profile=profile)
+    return run_tree(args, start, lambda control: control.spawn(profile, task, limits=limits), profile=profile)
 
 
 def read_task(text: str) -> str:

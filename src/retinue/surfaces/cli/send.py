@@ -6,12 +6,12 @@ import argparse
 import asyncio
 from typing import Any
 
+from retinue.core.control import ONLY_WATCHED
 from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.core.ports import LogReader
 from retinue.log.listing import load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
 from retinue.log.reading import wait_for_event
-from retinue.supervisor.adoption import ONLY_WATCHED
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import parse_seconds

@@ -18,10 +18,10 @@ KILLED = 130
 
 
 class Stoppable(Protocol):
-    """The supervisor, or whoever has many trees to stop."""
+    """Control, or a process with many trees to stop."""
 
     async def cancel(self, tree: str, run: int = 0, /) -> bool: ...
-    def kill(self, tree: str) -> None: ...
+    async def kill(self, tree: str, /) -> None: ...
 
 
 class StopAll:
@@ -34,7 +34,7 @@ class StopAll:
         self._stop()
         return True
 
-    def kill(self, tree: str) -> None:
+    async def kill(self, tree: str, /) -> None:
         self._kill()
 
 
@@ -43,8 +43,8 @@ class Signals:
 
     Signals that were ignored when we started stay ignored."""
 
-    def __init__(self, supervisor: Stoppable) -> None:
-        self._supervisor = supervisor
+    def __init__(self, control: Stoppable) -> None:
+        self._control = control
         self._tree, self._run = "", 0
         self._say: Callable[[str], None] = lambda _: None
         self._count = 0
@@ -70,10 +70,10 @@ class Signals:
         self._count += 1
         if self._count == 1:
             self._say(CANCELLING)
-            self._tasks.start(self._supervisor.cancel(self._tree, self._run))
+            self._tasks.start(self._control.cancel(self._tree, self._run))
         elif self._count == 2:
             self._say(KILLING)
-            self._supervisor.kill(self._tree)
+            self._tasks.start(self._control.kill(self._tree))
             self.killed.set()
         else:
             os._exit(KILLED)

@@ -42,8 +42,8 @@ DELEGATED = "inside a container: subagents are requested from the host through {
 
 @dataclass(frozen=True)
 class StartUp:
-    """What a command starts a supervisor from. `limits` and `model` are those of the command line; `asks` says that a
-    person at this terminal can be asked."""
+    """The parts and project that a command starts a supervisor from. `limits` and `model` are those of its options;
+    `asks` says that a person at this terminal can be asked."""
 
     parts: build.Parts
     project: Project

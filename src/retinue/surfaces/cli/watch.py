@@ -15,7 +15,7 @@ from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
-from retinue.surfaces.cli.live import open_control
+from retinue.surfaces.cli.live import serve_control
 from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals, StopAll
@@ -101,7 +101,7 @@ class _Host:
             )
             watcher = Watcher(supervisor.control, hosting)
             if not args.no_control:
-                await open_control(servers, supervisor, parts.state, self._say)
+                await serve_control(servers, supervisor.control, parts, self._say)
             with Signals(StopAll(self._stop.set, self._kill)) as signals:
                 signals.aim("", self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")

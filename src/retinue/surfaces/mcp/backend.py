@@ -18,7 +18,7 @@ from retinue import build
 from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import narrower
-from retinue.core.control import ResumeOverrides
+from retinue.core.control import MCP_CLIENT, ResumeOverrides
 from retinue.core.errors import ToolError
 from retinue.core.events import Delta, Event
 from retinue.core.limits import Limits, Timeouts, clamp_asked
@@ -32,7 +32,7 @@ from retinue.supervisor import caller_limits, client_run
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
 
-CLIENT_NAME = client_run.NAME
+CLIENT_NAME = MCP_CLIENT
 ANSWERED_BY = "mcp client"
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
 
@@ -130,7 +130,7 @@ class Backend:
         assert parts.state is not None
         self.state: Path = parts.state
         self.timeouts: Timeouts = parts.timeouts
-        self._profiles = (build.MAIN, client_run.GONE, *profiles)
+        self._profiles = (build.MAIN, *profiles)
         self._supervisor = build.make_supervisor(parts)
         self._server: ControlServer | None = None
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from retinue.build.models import LatePrices, ModelSource
+from retinue.build.supervisor import make_clock
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.usage import Usage
-from retinue.supervisor.timers import SystemClock
 from retinue.surfaces.cli.checkup.check import Check, Look
 
 
@@ -61,7 +61,7 @@ def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]
 
 def _check_model(look: Look, model: str, limits: list[Limits], prices: LatePrices) -> Iterator[Check]:
     try:
-        ModelSource(look.folder, SystemClock())(model)
+        ModelSource(look.folder, make_clock())(model)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _find_cure(model))
         return
