@@ -36,7 +36,7 @@ MECHANISMS = {
         {
             "log/retention.py": 1,
             "sandbox/bubblewrap.py": 1,
-            "sandbox/escape_attempts.py": 1,
+            "sandbox/escapes.py": 1,
             "sandbox/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,
             "surfaces/printer/editor.py": 1,
@@ -46,7 +46,7 @@ MECHANISMS = {
     ),
     "processes/": (
         r"killpg|start_new_session|setsid\(",
-        {"surfaces/cli/detach.py": 1},  # leaves the terminal and ends nothing
+        {"surfaces/cli/foreground.py": 1},  # leaves the terminal and ends nothing
     ),
     "concurrency.py": (
         r"\bcreate_task\(|ensure_future\(",

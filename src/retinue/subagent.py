@@ -59,12 +59,12 @@ _log.addHandler(logging.NullHandler())
 
 
 def in_memory() -> None:
-    """The store that keeps no file. One that returns a folder keeps the log there."""
+    """Return the store that keeps no file. One that returns a folder keeps the log there."""
 
 
 @dataclass(frozen=True)
 class SubagentConfig:
-    """What a subagent is. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
+    """The configuration of a subagent. Without `max_turns` it has 100, without `timeout_ms` all the time it wants."""
 
     name: str
     _: KW_ONLY
@@ -90,14 +90,14 @@ class SubagentConfig:
         return replace(self, nickname=nickname)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain values; `model` only when there is one."""
+        """Return the fields as plain values; `model` only when there is one."""
         fields = asdict(self)
         if self.model is None:
             del fields["model"]
         return fields
 
     def profile(self, *, model: str | Model | None = None, tools: Sequence[Any] | None = ()) -> Profile:
-        """The profile this config stands for; its own model wins over `model`."""
+        """Return the profile this config stands for; its own model wins over `model`."""
         seconds = None if self.timeout_ms is None else self.timeout_ms / 1000
         return Profile(
             self.name,
@@ -110,8 +110,8 @@ class SubagentConfig:
 
 
 class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one subagent came to. `failed_tool` is there for old readers and never filled: an error of the model
-    or the transport does not say which tool failed."""
+    """The result of one subagent. `failed_tool` is there for old readers and never filled: an error of the model or the
+    transport does not say which tool failed."""
 
     name: str
     final_response: str
@@ -129,13 +129,13 @@ class SubagentResult(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(**{name: getattr(result, name) for name in cls.__struct_fields__ if name != "failed_tool"})
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain values, the last two only when they say something."""
+        """Return the fields as plain values, the last two only when they say something."""
         fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return fields
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What a parent gets of a call: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
+    """The result of a call for its parent: `output` for its model, `data` (a SubagentResult as JSON) for programs."""
 
     success: bool
     output: str
@@ -179,13 +179,13 @@ class SubagentTool:
             self._client = lambda: _client_of(retinue, self.profile.tools, _NO_DEADLINE)
 
     def with_hooks(self, hooks: Hooks) -> SubagentTool:
-        """The same tool, whose progress goes to `hooks` instead."""
+        """Return the same tool, whose progress goes to `hooks` instead."""
         changed = copy.copy(self)
         changed._hooks = hooks
         return changed
 
     def with_stores(self, store: Store) -> SubagentTool:
-        """The same tool, whose calls from outside a run each keep their log where `store` says."""
+        """Return the same tool, whose calls from outside a run each keep their log where `store` says."""
         changed = copy.copy(self)
         changed._client = lambda: _opened(store, self.profile.tools, self._options)
         return changed
@@ -193,7 +193,7 @@ class SubagentTool:
     async def execute(
         self, ctx: Context | None, input: Mapping[str, Any], *, cancel: asyncio.Event | None = None
     ) -> ToolResult:
-        """Runs the subagent to its ending, below `ctx`, the run around this call, or a client.
+        """Run the subagent to its ending, below `ctx`, the run around this call, or a client.
 
         A failed run is a ToolResult; what makes no run is a ToolError, except a full tree, which is a ToolResult too.
         Setting `cancel` cancels the subagent, and so does cancelling this call or the run it belongs to."""
@@ -230,7 +230,7 @@ class SubagentTool:
 
 
 class SubagentFactory:
-    """What subagents share: one open Retinue, a model, tools, hooks, and the limits of one tree.
+    """The parts that subagents share: one open Retinue, a model, tools, hooks, and the limits of one tree.
 
     Enter it with `async with`; leaving cancels what still runs. With `retinue` that one is used and left open."""
 
@@ -269,7 +269,7 @@ class SubagentFactory:
         await self._stack.aclose()
 
     def create(self, config: SubagentConfig) -> SubagentTool:
-        """A tool of this factory: its calls from outside a run are children of the factory's one client."""
+        """Return a tool of this factory: its calls from outside a run are children of the factory's one client."""
         tool = SubagentTool(config, **self._shared)
         tool._client = self._here
         return tool
@@ -301,7 +301,7 @@ async def _cancel_on(event: asyncio.Event, run: RunHandle) -> None:
 
 
 async def _observe(run: RunHandle, hooks: Hooks) -> None:
-    """Tells the hooks what the run does, as it does it. Hooks that fail are logged and never hurt the run."""
+    """Tell the hooks what the run does, as it does it. Hooks that fail are logged and never hurt the run."""
     progress = Progress(run.tree, run=run.number)
     async for event in run.events():
         update = progress.apply(event)

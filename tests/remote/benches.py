@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from retinue import build
+from retinue.build import supervisor as supervisors
+from retinue.build.parts import Parts
 from retinue.core.approvals import Decision
 from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
 from retinue.core.profiles import Profile, Task
@@ -30,7 +31,7 @@ PROFILE = Profile("explorer", "You explore.", model=scripted({}), runtime="deleg
 
 
 def make_supervisor(folder: Path, adapter: RemoteAdapter | None = None, **parts: Any) -> Supervisor:
-    return build.make_supervisor(build.Parts(**{"project": folder, "adapter": adapter, "wait_approvals": 60, **parts}))
+    return supervisors.make_supervisor(Parts(**{"project": folder, "adapter": adapter, "wait_approvals": 60, **parts}))
 
 
 class ScriptedBench:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from retinue import Event, Profile, Result
-from retinue.build import Parts, make_supervisor
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
 from retinue.sandbox import box, cgroups
 from retinue.sandbox import container_image as image
-from retinue.sandbox import container_labels as labels
-from retinue.sandbox.container import engine
+from retinue.sandbox.container import MAKER_LABEL, engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.escape import try_all
 from tests.sandbox.scenes import Facts, project
@@ -98,7 +98,7 @@ def remains() -> list[str]:
 
 def containers() -> list[str]:
     """Those of this process that the engine knows."""
-    said = engine().call("ps", "--all", "--quiet", "--filter", f"label={labels.MAKER}={labels.maker()}")
+    said = engine().call("ps", "--all", "--quiet", "--filter", f"label={MAKER_LABEL}={name_maker()}")
     return said.stdout.split()
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import retinue
 from retinue import Event, Limits, Profile, Result
-from retinue.build import Parts, find_profile, make_supervisor
+from retinue.build.parts import Parts, find_profile
+from retinue.build.supervisor import make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.control import RunHandle

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import retinue
-from retinue.build import Parts, make_placement
+from retinue.build.parts import Parts
+from retinue.build.sandboxes import make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
-from retinue.core.events import ToolCall, ToolResult
+from retinue.core.events import ToolResult
 from retinue.sandbox import container_image as image
-from retinue.sandbox import container_labels as labels
-from retinue.sandbox.container import engine
+from retinue.sandbox.container import MAKER_LABEL, engine, name_maker, sweep_orphans
 from tests.sandbox.places import make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
 
@@ -66,20 +66,21 @@ async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_pat
     for folder in (tmp_path, tmp_path.parent, project):
         folder.chmod(0o755)
     (project / "notes").write_text("words")
-    agents = {"main": [call("shell", command="pwd; until [ -e go ]; do sleep 0.02; done"), {"text": "x"}]}
+    waits = call("shell", command="until [ -e go ]; do sleep 0.02; done")
+    agents = {"main": [call("shell", command="pwd"), waits, {"text": "x"}]}
     async with retinue.open(mode="yes", project=project, path=project / ".retinue", runtime="container") as r:
         run = await r.spawn(main(agents, workspace="scratch"), "go")
-        await until(run, ToolCall)
+        await until(run, ToolResult)  # the first call starts the container
         found = [
             engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
-            for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{labels.MAKER}={labels.maker()}")
+            for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{MAKER_LABEL}={name_maker()}")
         ]
         (Path(r.control.supervisor.trees[run.tree].runs[0].folders.path) / "go").touch()
         result = await run.result()
         events = [event async for event in run.events()]
     assert result.status == "done", result.error_details
     assert len(found[0]) == 1 and found[0] == found[1] == found[2]
-    [told] = bodies(events, ToolResult)
+    [told, _] = bodies(events, ToolResult)
     assert told.text.startswith(str(project))
 
 
@@ -87,13 +88,13 @@ def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
     make_image()
     gone = subprocess.Popen(["true"])
     gone.wait()
-    numbering, _, _ = labels.maker().partition(".")
-    makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": labels.maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
+    numbering, _, _ = name_maker().partition(".")
+    makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": name_maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
     names = {word: f"retinue-{os.getpid()}-{word}" for word in makers}
     for word, maker in makers.items():
-        engine().call("create", "--name", names[word], f"--label={labels.MAKER}={maker}", image.NAME, "sleep", "9")
+        engine().call("create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", image.NAME, "sleep", "9")
     try:
-        labels.sweep(engine())
+        sweep_orphans(engine())
         left = [word for word in makers if engine().call("container", "inspect", names[word]).returncode == 0]
         assert left == ["ours", "elsewhere"]
     finally:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retinue.build import Parts
-from retinue.sandbox.escape_attempts import TRIES, OneByOne, planted
+from retinue.build.parts import Parts
+from retinue.sandbox.escapes import TRIES, OneByOne, planted
 from retinue.surfaces.cli.escape import NotTried, play, print_table, try_all
 from tests.sandbox.places import PLACES, Place
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retinue import Profile
-from retinue.build import Parts
+from retinue.build.parts import Parts
 from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
@@ -144,7 +144,7 @@ def test_a_missing_program_is_recognised(tmp_path: Path, monkeypatch: pytest.Mon
     path = program(tmp_path / "opt/bin/turner")
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin")
     text = said.format(name="turner", path=path)
-    assert hint(text).startswith(f"[turner is on this machine, at {path}, but not behind the wall")
+    assert hint(text).startswith(f"[turner is on this machine, at {path}, but not in the sandbox")
     assert f"`expose_paths: [{tmp_path}/opt]`" in hint(text)
     assert "container_image" in image_hint(text)
     monkeypatch.setenv("PATH", "/usr/bin")

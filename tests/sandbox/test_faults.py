@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pytest
 
-from retinue.build import Parts, make_supervisor
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Allow, Approval
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task

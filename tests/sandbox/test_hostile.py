@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from retinue.build import Parts, make_supervisor
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolResult
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.box import Box, Opening
 from retinue.sandbox.isolated import Isolated
+from retinue.sandbox.process import OUT_OF_MEMORY, Process
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -154,6 +156,29 @@ async def test_a_sandbox_is_started_again_three_times_and_then_the_run_fails() -
         "its sandbox was lost 4 times; the last time its process ended with code 3 (oh ?[31mno)" in ended.error_details
     )
     assert [body.outcome for body in bodies(events, ToolResult)] == [UNKNOWN_AFTER_CRASH] * 4
+
+
+class StarvedProcess(Process):
+    """Ends as if the kernel had ended it for want of memory."""
+
+    def _how(self) -> str:
+        return OUT_OF_MEMORY
+
+
+class Starved(Isolated):
+    process = StarvedProcess
+
+
+async def test_a_sandbox_that_uses_up_its_memory_each_time_ends_the_run_limited() -> None:
+    owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
+    profile = Profile("main", model=scripted({"main": [ECHO] * 9}), runtime="isolated", workspace="scratch")
+    with use_sandbox(Starved(NoWallAtAll(DIES))):
+        node = owner.spawn(profile, Task("go"))
+        events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
+        await owner.close()
+    [ended] = bodies(events, RunEnded)
+    assert ended.status == "limited"
+    assert "its memory of" in (ended.error_details or "") and "is used up" in (ended.error_details or "")
 
 
 async def test_a_start_that_fails_means_that_the_call_was_not_run() -> None:

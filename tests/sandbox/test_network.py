@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from retinue import Allow, Event, Profile, build
+from retinue import Allow, Event, Profile
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval
 from retinue.core.events import RunStarted, ToolResult, Warned
 from retinue.core.profiles import RuntimeName, Task
@@ -18,8 +20,8 @@ from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.tools.web.kit import Web
 
 
-async def play(parts: build.Parts, profile: Profile) -> list[Any]:
-    owner = build.make_supervisor(parts)
+async def play(parts: Parts, profile: Profile) -> list[Any]:
+    owner = make_supervisor(parts)
     try:
         return [event async for event in LocalControl(owner).handle_of(owner.spawn(profile, Task("go"))).events()]
     finally:
@@ -50,9 +52,7 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
 @needs_bubblewrap
 async def test_the_socket_of_a_running_run_has_no_name_that_a_killed_process_could_leave(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    owner = build.make_supervisor(
-        build.Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes")
-    )
+    owner = make_supervisor(Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes"))
     node = owner.spawn(main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go"))
     async for event in owner.watch(node.ref.tree):
         if isinstance(event, Event) and isinstance(event.body, ToolResult):
@@ -84,7 +84,7 @@ async def test_the_full_network_is_the_host_s_and_said_plainly(tmp_path: Path, r
         "none": [look, {"text": "x"}],
         "more": [look, {"text": "x"}],
     }
-    parts = build.Parts(tmp_path, network="full", runtime=runtime, mode="yes", profiles=profiles)
+    parts = Parts(tmp_path, network="full", runtime=runtime, mode="yes", profiles=profiles)
     async with server:
         events = await play(parts, main(agents, workspace="shared"))
     words = {event.path: event.body.sandbox for event in events if isinstance(event.body, RunStarted)}
@@ -120,7 +120,7 @@ async def test_in_mode_walled_a_run_with_the_full_network_is_asked_about(tmp_pat
     agents = {"main": [call("shell", command="echo x"), {"text": "x"}]}
     for network, questions in (("none", []), ("full", ["shell"])):
         asked.clear()
-        parts = build.Parts(tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=person)
+        parts = Parts(tmp_path, network=network, runtime="isolated", mode="sandboxed", approver=person)
         await play(parts, main(agents, workspace="scratch"))
         assert asked == questions
 
@@ -141,6 +141,6 @@ async def test_without_a_wall_the_setting_cannot_hold_and_that_is_said(
     tmp_path: Path, network: Any, fields: dict[str, Any], warned: bool
 ) -> None:
     async with Web({}) as web:
-        events = await play(build.Parts(tmp_path, network=network, dialer=web), main({"main": ["x"]}, **fields))
+        events = await play(Parts(tmp_path, network=network, dialer=web), main({"main": ["x"]}, **fields))
     told = [body for body in bodies(events, Warned) if body.code == "network"]
     assert [("has no sandbox" in body.text) for body in told] == [True] * warned

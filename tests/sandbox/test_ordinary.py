@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from retinue.sandbox import ordinary_user as ordinary
-from retinue.sandbox.escape_attempts import TRIES
+from retinue.sandbox.escapes import TRIES
 from tests.remote.outbox.test_kills import running
 from tests.sandbox.falls import FALLS
 from tests.sandbox.places import ROOT, USERS_CONTAINER, Place, needs_bubblewrap, needs_users_containers

@@ -11,7 +11,9 @@ import pytest
 
 import retinue
 from retinue import ConfigError, Profile
-from retinue.build import Parts, load_project_parts, make_placement
+from retinue.build.parts import Parts
+from retinue.build.project import load_project_parts
+from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.build import Parts
+from retinue.build.parts import Parts
 from retinue.core.events import ToolResult
 from retinue.core.profiles import RuntimeName
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers

@@ -196,7 +196,7 @@ async def test_what_is_no_file_is_left_out_and_said(tmp_path: Path) -> None:
             listening.bind("sock")
         finally:
             os.chdir(here)
-        result, events = await seen(project, {"main": [{"text": "done"}]}, kind="copy")
+        result, events = await seen(project, {"main": [shell("true"), {"text": "done"}]}, kind="copy")
     [warning] = bodies(events, Warned)
     assert warning.text == "not in the workspace: fifo (a FIFO), sock (a socket)"
     assert result.status == "done" and result.warning == warning.text

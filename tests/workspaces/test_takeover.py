@@ -290,7 +290,7 @@ async def test_a_child_that_conflicts_or_has_no_copy_is_said_without_a_question(
     agents = parent("1", "agent:2")
     agents["main"].insert(1, shell("echo other > a.txt"))
     agents["main"].insert(2, call("subagent_plain", task="go"))
-    agents["plain"] = [{"text": "done"}]
+    agents["plain"] = [shell("echo note > note.txt"), {"text": "done"}]  # a workspace is made by the first call
     asked = Asked()
     _, events = await seen(project, agents, profiles=[CODER, plain], mode="ask", approver=asked)
     first, second = [body for body in bodies(events, ToolResult, run=0) if body.name == "apply_subagent"]

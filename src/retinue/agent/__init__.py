@@ -1,1 +1,1 @@
-"""What a run does: the loop, how a profile becomes one, and agents that are a callable instead of a model."""
+"""The agent loop, the life of a tool call, and the planner that turns a profile into a plan."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.program_calls import ProgramCalls
+from retinue.agent.tool_calls import FinishedCall, run_tool_call
 from retinue.core import secrets
+from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.plans import HostTool, Plan
 from retinue.core.ports import Folders, Link, LocalTool, Made, Outcome, RunSession, SandboxSession, Tool
@@ -24,6 +25,14 @@ from retinue.tools.local import LOCAL
 LENT_BYTES = 2 * 1024 * 1024
 SHOWN_SECONDS = 0.05
 SHOWN_BYTES = 4096
+MAX_PROGRAM_CALLS = 1000
+MAX_ARGUMENT_DEPTH = 64
+MAX_RESULT_BYTES = 2 * 1024 * 1024
+UNKNOWN_TOOL = "There is no tool '{name}' that a program of this run can call."
+TOO_MANY_CALLS = f"A program can make {MAX_PROGRAM_CALLS} calls, and this one has made them."
+TOO_DEEP = f"Arguments can be nested {MAX_ARGUMENT_DEPTH} levels deep."
+TOO_LARGE = f"The result of {{name}} is {{size}} bytes; a program can be given {MAX_RESULT_BYTES}."
+NO_JSON = "The result of {name} is no JSON: {error}"
 
 
 class SandboxedTool:
@@ -197,3 +206,69 @@ class CallClock:
             self._timer.cancel()
             self._timer = None
             self._left -= self._loop.time() - self._since
+
+
+class ProgramCalls:
+    """Makes the calls of the program that the call `outer` runs, of these tools.
+
+    Each is a call of the run, with an id of ours, and has the same life as any other. A program can name only the MCP
+    tools it was given; all else it says is data. Whoever runs the program awaits the calls, and cancels those that are
+    open when it has ended."""
+
+    def __init__(self, outer: Call, tools: Mapping[str, Tool], folders: Folders, link: Link) -> None:
+        self._outer, self._tools = outer, tools
+        self._folders, self._link = folders, link
+        self._count = 0
+
+    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
+        """Make one call. Raises what ends the run, and nothing else."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return Made(error=UNKNOWN_TOOL.format(name=name[:200]))
+        if self._count >= MAX_PROGRAM_CALLS:
+            return Made(error=TOO_MANY_CALLS)
+        if _is_deep(args):
+            return Made(error=TOO_DEEP)
+        self._count += 1
+        call_id = self._link.claim_call_id(f"{self._outer.id}.{self._count}")
+        call = Call(call_id, name, args, within=self._outer.id)
+        spec = msgspec.structs.replace(tool.spec, host=True)
+        try:
+            done = await run_tool_call(call, tool, self._folders, self._link, spec)
+        except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
+            self._link.withdraw(call)
+            raise
+        return _to_made(name, done)
+
+
+def _is_deep(args: Any) -> bool:
+    """Tell whether it is nested deeper than copying and writing it should have to follow."""
+    level = [args]
+    for _ in range(MAX_ARGUMENT_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _to_made(name: str, done: FinishedCall) -> Made:
+    made = _read_value(name, done.outcome)
+    return msgspec.structs.replace(made, note=f"{name}: {done.changed}") if done.changed else made
+
+
+def _read_value(name: str, outcome: Outcome) -> Made:
+    """Return what the program gets: the tool's structured content where it has any, else its text."""
+    if not outcome.success:
+        return Made(error=outcome.text[:INLINE_BYTES])
+    try:
+        value = msgspec.json.encode(outcome.text if outcome.data is None else outcome.data, enc_hook=str)
+    except (TypeError, ValueError, RecursionError) as error:  # ValueError: half a character too
+        return Made(error=NO_JSON.format(name=name, error=error))
+    if len(value) > MAX_RESULT_BYTES:
+        return Made(error=TOO_LARGE.format(name=name, size=len(value)))
+    return Made(msgspec.Raw(value))

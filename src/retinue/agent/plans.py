@@ -24,11 +24,10 @@ from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
 from retinue.models.redacting import RedactingModel
 from retinue.tools import answer, web
-from retinue.tools.apply import ApplySubagent
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, Lent
 from retinue.tools.local import LOCAL
-from retinue.tools.spawn import GetAgent, ListAgents, SpawnSubagents, SubagentTool
+from retinue.tools.spawn import ApplySubagent, GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
 GENERIC = Profile(
     "subagent",
@@ -81,17 +80,17 @@ class ProfilePlanner:
 
     def plan(self, profile: Profile | str, *, task: Task, parent: Plan | None, given: bool = False) -> Plan:
         if isinstance(profile, str):
-            profile, given = self._named(profile, parent), False
+            profile, given = self._find_profile(profile, parent), False
         given = given or parent is None or any(entry is profile for entry in parent.profile.tools or ())
         key = (profile, parent, task.model, given, 0 if self._servers is None else self._servers.version)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= CACHED_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._make(profile, task, parent, given=given)
+            plan = self._plans[key] = self._make_plan(profile, task, parent, given=given)
         return plan
 
-    def _named(self, name: str, parent: Plan | None) -> Profile:
+    def _find_profile(self, name: str, parent: Plan | None) -> Profile:
         if name == GENERIC.name and name not in self._profiles:
             return GENERIC
         known = {**self._profiles, **{child.name.lower(): child for child in (parent.children if parent else ())}}
@@ -100,8 +99,8 @@ class ProfilePlanner:
             raise NotFound(f"unknown profile {name!r}; there is {', '.join(sorted(known)) or 'none'}")
         return found
 
-    def _make(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
-        tools, host = self._tools(profile, parent, given=given)
+    def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
+        tools, host = self._make_tools(profile, parent, given=given)
         parse = None
         if profile.output is not None and profile.call is None:
             output = answer.make_output(profile.output)
@@ -113,10 +112,10 @@ class ProfilePlanner:
         if profile.network is not None:
             network = meet(network, parse_hosts(profile.network))
         runtime, floor, fallback = self._runtimes(profile, parent, network)
-        model, model_name = (None, "") if profile.call is not None else self._model(profile, task, parent)
-        notes = self._web(profile, tools, host, network, model)
+        model, model_name = (None, "") if profile.call is not None else self._choose_model(profile, task, parent)
+        notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
-        lacks = self._lacks(profile, parent)
+        lacks = self._find_missing_tools(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
         if secrets.known() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
@@ -135,9 +134,9 @@ class ProfilePlanner:
             specs=specs,
             by_name=tools,
             host=host,
-            children=self._children(profile, parent, tools),
+            children=self._list_children(profile, parent, tools),
             profile_json=secrets.clean_value(
-                msgspec.Raw(msgspec.json.encode(_describe(profile, system, runtime.name)))
+                msgspec.Raw(msgspec.json.encode(_describe_profile(profile, system, runtime.name)))
             ),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             runtime=runtime,
@@ -147,7 +146,7 @@ class ProfilePlanner:
             notes=tuple(warnings),
         )
 
-    def _model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
+    def _choose_model(self, profile: Profile, task: Task, parent: Plan | None) -> tuple[Model, str]:
         wanted: str | Model | None = task.model or profile.model
         if wanted is None and parent is not None and parent.model is not None:
             return parent.model, parent.model_name
@@ -163,7 +162,7 @@ class ProfilePlanner:
             return self._models(wanted), wanted
         return self._models(wanted), getattr(wanted, "name", type(wanted).__name__)
 
-    def _tools(
+    def _make_tools(
         self, profile: Profile, parent: Plan | None, *, given: bool
     ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
         host: dict[str, HostTool] = {}
@@ -171,21 +170,21 @@ class ProfilePlanner:
         if profile.tools is None:
             tools |= {name: make_local_tool(name) for name in LOCAL}
             tools |= {name: Lent(spec) for name, spec in WEB.items()}
-            tools |= self._spawning()
+            tools |= self._make_spawn_tools()
             if parent is None:
-                self._add_served(None, tools, host)
+                self._add_server_tools(None, tools, host)
             else:
                 host |= parent.host
                 tools |= {name: parent.by_name[name] for name in parent.host}
         for entry in profile.tools or ():
-            self._add(profile, entry, tools, host)
+            self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
-            tools, host = _within(parent, tools, host)
+            tools, host = _narrow_to_parent(parent, tools, host)
         if profile.leaf:
             tools = {n: t for n, t in tools.items() if n not in SPAWNING and not isinstance(t, SubagentTool)}
         return tools, host
 
-    def _add(self, profile: Profile, entry: Any, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+    def _add_tool(self, profile: Profile, entry: Any, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         if isinstance(entry, Profile):
             made = SubagentTool(entry)
             tools[made.spec.name] = made
@@ -195,7 +194,7 @@ class ProfilePlanner:
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
         elif entry.startswith(PREFIX) and self._servers is not None:
-            self._add_served(entry, tools, host)
+            self._add_server_tools(entry, tools, host)
         elif entry in WEB:
             tools[entry] = Lent(WEB[entry])
         elif entry in LOCAL:
@@ -203,24 +202,25 @@ class ProfilePlanner:
         elif entry in SPAWNING:
             tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
-            tools[entry] = SubagentTool(self._named(entry.removeprefix("subagent_"), None))
+            tools[entry] = SubagentTool(self._find_profile(entry.removeprefix("subagent_"), None))
         else:
             known = ", ".join([*LOCAL, *WEB, *SPAWNING, "subagent_NAME", f"{PREFIX}SERVER__TOOL"])
             raise NotFound(f"profile {profile.name!r}: unknown tool {entry!r}; there is {known}")
 
-    def _add_served(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
+    def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         """The tools of MCP servers that an entry means; all there are for None."""
         for name, served in self._servers.find(entry).items() if self._servers is not None else ():
             tools[name] = Lent(served.spec)
             host[name] = served
 
-    def _lacks(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
-        """What of MCP servers it should have and has not; who has what its parent has was told of it there."""
+    def _find_missing_tools(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
+        """Return the tools of MCP servers that the profile names and that are not there. A run that has its parent's
+        tools was told at its parent."""
         if self._servers is None or (profile.tools is None and parent is not None):
             return ()
         return self._servers.lacks(profile.tools)
 
-    def _web(
+    def _bind_web_tools(
         self, profile: Profile, tools: dict[str, Tool], host: dict[str, HostTool], network: Hosts, model: Model | None
     ) -> tuple[str, ...]:
         """Binds the web tools to what this run may reach, takes away what cannot work, and says what it lacks."""
@@ -240,11 +240,11 @@ class ProfilePlanner:
             notes.append(NONE_OF.format(tools=" nor ".join(profile.wants)))
         return tuple(notes)
 
-    def _spawning(self) -> dict[str, Tool]:
+    def _make_spawn_tools(self) -> dict[str, Tool]:
         tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
         return tools | {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
 
-    def _children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
+    def _list_children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """The profiles `spawn_subagents` may name: the active ones and those given by value."""
         if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
             return ()
@@ -257,14 +257,15 @@ def _reads_files(model: str) -> bool:
 
 
 def _is_web(tool: Tool) -> bool:
-    """Whether it is one of ours, and not a function that has its name."""
+    """Tell whether a tool is one of our web tools, and not a function with the same name."""
     return tool.spec is web.FETCH or tool.spec.tier == web.SEARCH.tier
 
 
-def _within(
+def _narrow_to_parent(
     parent: Plan, tools: dict[str, Tool], host: dict[str, HostTool]
 ) -> tuple[dict[str, Tool], dict[str, HostTool]]:
-    """Those the parent has too. A name alone does not make a tool the same: host-side ones are the parent's own."""
+    """Keep the tools that the parent has too. A name alone does not make a tool the same: those of the host are the
+    parent's own."""
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
         if _is_web(tool):
@@ -278,12 +279,12 @@ def _within(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _network(said: Sequence[str]) -> Any:
+def _describe_network(said: Sequence[str]) -> Any:
     return said if isinstance(said, str) else list(said)
 
 
-def _describe(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
-    """What the log keeps of a profile: its words to the model too, where they are more than its instructions."""
+def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
+    """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
     return {
         "name": profile.name,
         "instructions": profile.instructions,
@@ -297,5 +298,5 @@ def _describe(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
         "source": profile.source,
         **({} if profile.approvals is None else {"approvals": profile.approvals}),
         **({} if system == profile.instructions else {"system": system}),
-        **({} if profile.network is None else {"network": _network(profile.network)}),
+        **({} if profile.network is None else {"network": _describe_network(profile.network)}),
     }

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retinue.build.logs import is_telemetry_wanted
 from retinue.build.parts import Parts
 from retinue.core.limits import Limits, Timeouts
+from retinue.core.ports import Setup
 from retinue.core.profiles import RuntimeName
+from retinue.core.rules import Rules
 
 if TYPE_CHECKING:
     from retinue.config.project import Project
+    from retinue.config.settings import Settings
+
+OUTBOX_VARIABLE = "RETINUE_DELEGATION_DIRECTORY"
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def load_project_parts(
@@ -22,25 +29,25 @@ def load_project_parts(
 
     `changes` are fields of Parts that the caller sets; None means unset. They win over the files, except that limits
     and rules are merged."""
+    from retinue.config.models import find_default_model
     from retinue.config.project import load_project
-    from retinue.config.resolve import make_setup, merge_rules, resolve_model, resolve_outbox, resolve_runtime
     from retinue.config.skills import render_skill_prompt
 
     project = load_project(start, config=config)
     settings = project.settings
     given = {name: value for name, value in changes.items() if value is not None}
     limits: Limits = given.pop("limits", Limits())
-    outbox = resolve_outbox(given.pop("outbox", None), settings, project.folder, os.environ)
+    outbox = _resolve_outbox(given.pop("outbox", None), settings, project.folder, os.environ)
     values: dict[str, Any] = {
         "state": project.folder / ".retinue",
         "profiles": project.profiles,
-        "model": resolve_model(settings, os.environ),
+        "model": settings.model or find_default_model(os.environ),
         "limits": limits.over(settings.limits),
-        "rules": merge_rules(given.pop("rules", None), settings),
+        "rules": _merge_rules(given.pop("rules", None), settings),
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,
         "approval_timeout": settings.approval_timeout,
-        "setup": make_setup(settings),
+        "setup": _make_setup(settings),
         "workspace_max_mib": settings.workspace_max_mib,
         "caps": settings.caps.to_caps(),
         "timeouts": Timeouts(
@@ -48,7 +55,7 @@ def load_project_parts(
             settings.coordination.subagent_min_timeout,
             settings.coordination.subagent_max_timeout,
         ),
-        "runtime": resolve_runtime(settings, outbox, os.environ, default=default_runtime),
+        "runtime": _resolve_runtime(settings, outbox, os.environ, default=default_runtime),
         "outbox": outbox,
         "best_effort": settings.coordination.subagent_reports == "best_effort",
         "fallback": settings.coordination.subagent_runtime_fallback_mode,
@@ -62,3 +69,39 @@ def load_project_parts(
         "mcp_servers": settings.mcp_servers,
     }
     return Parts(project=project.folder, **{**values, **given}), project
+
+
+def _merge_rules(option: Rules | None, settings: Settings) -> Rules:
+    """Return both sets of rules. The option's mode wins."""
+    base = settings.rules
+    if option is None:
+        return base
+    return Rules(option.mode or base.mode, base.allow + option.allow, base.ask + option.ask, base.deny + option.deny)
+
+
+def _make_setup(settings: Settings) -> Setup | None:
+    """Return the command that prepares each copied workspace."""
+    command = settings.workspace_setup
+    return None if command is None else Setup(command, settings.workspace_setup_timeout)
+
+
+def _resolve_outbox(option: Path | None, settings: Settings, project: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder shared with the host: the option, else the environment, else retinue.yaml."""
+    named = option or environ.get(OUTBOX_VARIABLE)
+    if named:
+        return Path(named).absolute()
+    setting = settings.coordination.subagent_delegation_directory
+    return None if setting is None else project / setting
+
+
+def _resolve_runtime(
+    settings: Settings, outbox: Path | None, environ: Mapping[str, str], *, default: RuntimeName
+) -> RuntimeName:
+    """Return the runtime where the command line names none: that of retinue.yaml, else `delegated` in a container with
+    an outbox, else the default."""
+    coordination = settings.coordination
+    if coordination.subagent_runtime_mode is not None:
+        return coordination.subagent_runtime_mode
+    has_sandbox = coordination.subagent_runtime_fallback_mode is not None or coordination.subagent_host_launch_prefix
+    in_container = "container" in environ or any(map(os.path.exists, CONTAINER_MARKS))
+    return "delegated" if in_container and outbox is not None and not has_sandbox else default

@@ -23,7 +23,7 @@ from retinue.workspaces.tree_workspaces import Workspaces
 if TYPE_CHECKING:
     import subprocess
 
-    from retinue.sandbox.escape_attempts import Attempts
+    from retinue.sandbox.escapes import Attempts
     from retinue.sandbox.proxy_socket import Proxies
 
 NO_OUTBOX = (
@@ -106,7 +106,7 @@ def _probe_folder() -> Iterator[Path]:
 @contextmanager
 def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Parts]]:
     """Prepare what `retinue doctor --escape` tries against a sandbox, and the parts of the run that tries it."""
-    from retinue.sandbox.escape_attempts import CAPS, planted
+    from retinue.sandbox.escapes import CAPS, planted
 
     with planted(runtime) as attempts:
         yield (

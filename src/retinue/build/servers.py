@@ -54,7 +54,7 @@ class NoReporting:
         return log
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.inherited(os.environ))
+        supervisor.bind_caller(travel.read_process_limits(os.environ))
 
     async def close(self) -> None:
         """Nothing was opened."""

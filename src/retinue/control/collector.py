@@ -187,7 +187,7 @@ class Collector(Listener):
         server = self._server(request)
         body = await connection.read_json_body(request, collected.BODY_BYTES)
         try:
-            event = collected.decode(body)
+            event = collected.decode_event(body)
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         self._take(server, event, len(body))

@@ -7,15 +7,53 @@ itself has a collector of its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from retinue.control.collector import Collector
 from retinue.control.publisher import HookedLog, Publisher
-from retinue.control.relay import Relay
-from retinue.control.server_limits import Downward
+from retinue.control.server_limits import Downward, mint
 from retinue.core.limits import Limits
-from retinue.core.ports import Clock, CommitHook, Log
+from retinue.core.messages import RunRef
+from retinue.core.ports import Clock, CommitHook, Log, Outcome
 from retinue.protocol import inherited_limits as travel
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
+
+
+class Relay:
+    """The collector's port in a process that is itself reported: opens nothing, passes on the address it got.
+
+    `publisher` knows the ids under which the runs of this process are reported."""
+
+    def __init__(self, down: Downward, address: str, publisher: Publisher) -> None:
+        self._down = down
+        self._address = address
+        self._publisher = publisher
+
+    def environment(self, server: str) -> Mapping[str, str]:
+        return {**self._down.variables(), ADDRESS: self._address, CPE_ADDRESS: self._address}
+
+    def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
+        return mint(name)
+
+    def meta(self, ref: RunRef) -> Mapping[str, Any]:
+        parent_id, root_id = self._publisher.ids_of(ref.tree, ref.run)
+        return travel.to_meta(self._down.left(ref, parent_id=parent_id, root_id=root_id))
+
+    def returned(self, run_id: str, outcome: Outcome | None) -> None:
+        """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
+        reported end of a run counts."""
+        if outcome is None:
+            self._publisher.end(run_id, "cancelled", "")
+        elif not outcome.success:
+            self._publisher.end(run_id, "failed", outcome.text)
+
+    def gone(self, server: str) -> None:
+        """Do nothing: the open calls of the server fail, and `returned` reports those."""
+
+    async def close(self) -> None:
+        """Nothing was opened."""
 
 
 class Reporting:
@@ -40,7 +78,7 @@ class Reporting:
         return self.publisher
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.inherited(os.environ))
+        supervisor.bind_caller(travel.read_process_limits(os.environ))
         self._down.supervisor = supervisor
         if self.publisher is not None:
             self.publisher.runs = supervisor

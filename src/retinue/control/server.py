@@ -11,15 +11,15 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from retinue.concurrency import TaskOwner
+from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.address_files import AddressFile
 from retinue.control.commands import CommandHandlers
-from retinue.control.line_stream import send_lines
 from retinue.core.control import Control
 from retinue.core.errors import NotFound, RetinueError
 from retinue.core.secrets import forget, hide
@@ -32,6 +32,10 @@ FOLDER = "control"
 MAX_CONNECTIONS = 256
 GRACE_SECONDS = 1.0
 MAX_REMEMBERED = 4096
+HEARTBEAT_SECONDS = 5.0
+STUCK_SECONDS = 30.0
+BUFFERED_BYTES = 64 * 1024
+LINES_PER_TURN = 64
 
 
 class ControlServer(Listener):
@@ -76,7 +80,7 @@ class ControlServer(Listener):
                     lines = await open_stream(protocol.decode_query(request.query, stream.request))
                 else:
                     lines = await open_stream(decode_body(await connection.read_json_body(request), stream.request))
-                await send_lines(lines, connection)
+                await _send_lines(lines, connection)
             else:
                 reply = await self._call(request, connection)
                 connection.send_response(200, encode_body(reply))
@@ -138,3 +142,36 @@ class _KeyedCalls:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _send_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+    """Send the lines of a stream command. Returns when there are no more, or the peer is gone.
+
+    A peer that reads slowly holds up nobody but itself. One that takes nothing for too long is dropped; a watcher then
+    comes back with `after=` the last event it has seen. An empty line is a heartbeat."""
+    connection.start_response(200, {"Content-Type": "application/x-ndjson"})
+    with suppress(OSError, RetinueError):  # the peer is gone or stuck, or the lines end: it sees an unfinished response
+        await run_until_first(
+            [_write_lines(lines, connection), _send_heartbeats(connection), connection.wait_for_peer()]
+        )
+
+
+async def _write_lines(lines: AsyncIterator[bytes], connection: ServerConnection) -> None:
+    written = 0
+    async with aclosing(lines):  # type: ignore[type-var]
+        async for line in lines:
+            connection.send_chunk(line + b"\n")
+            written += 1
+            if connection.unsent_bytes > BUFFERED_BYTES:
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await connection.drain()
+            elif written % LINES_PER_TURN == 0:
+                await asyncio.sleep(0)  # runs get their turn while a fast peer reads a long history
+    connection.end_response()
+
+
+async def _send_heartbeats(connection: ServerConnection) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        if not connection.unsent_bytes:
+            connection.send_chunk(b"\n")

@@ -54,17 +54,17 @@ Decision = Allow | Deny
 
 
 def denial(decision: Deny) -> str:
-    """What the model reads when it was told no."""
+    """Return what the model reads when it was told no."""
     return f"The user denied this call: {decision.reason}" if decision.reason else "The user denied this call."
 
 
 def edited(args: dict[str, Any]) -> str:
-    """What the model reads before the result of a call whose arguments were changed."""
+    """Return what the model reads before the result of a call whose arguments were changed."""
     return f"[The user changed the arguments of this call to {_plain(args).decode()}]"
 
 
 def digest_of(tree: str, *, run: int, call_id: str, tool: str, args: dict[str, Any]) -> str:
-    """Stands for exactly this action of this run."""
+    """Return a digest that stands for exactly this action of this run."""
     return hashlib.sha256(_plain([tree, run, call_id, tool, args])).hexdigest()[:32]
 
 

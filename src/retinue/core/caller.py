@@ -15,10 +15,10 @@ from retinue.core.limits import Limits
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who made a call, as far as it travels. `depth` is how many levels may stand below that run, `deadline` the second
-    since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing is said. `parent_id` is
-    the run id under which its caller is reported, `root_id` that of the first of its line, and `run_id` the one that
-    the call gives to the run it makes."""
+    """The run elsewhere that made a call, as far as that travels. `depth` is how many levels may stand below that run,
+    `deadline` the second since 1970 at which it ends, `tokens` and `cost` what it may still spend; None where nothing
+    is said. `parent_id` is the run id under which its caller is reported, `root_id` that of the first of its line, and
+    `run_id` the one that the call gives to the run it makes."""
 
     depth: int | None = None
     deadline: float | None = None
@@ -30,11 +30,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
 
     def as_client(self) -> Caller:
-        """For a primary that stands for the caller itself, and so takes no level of its own."""
+        """Return the caller of a primary that stands for the caller itself, and so takes no level of its own."""
         return self if self.depth is None else msgspec.structs.replace(self, depth=self.depth + 1)
 
     def narrow(self, own: Limits) -> Limits:
-        """The limits of a tree that this call makes, whose primary takes one of the levels that are left."""
+        """Return the limits of a tree that this call makes, whose primary takes one of the levels that are left."""
         return Limits(
             turns=own.turns,
             seconds=own.seconds,
@@ -46,17 +46,18 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def kept(self, given: Limits | None, narrowed: Limits) -> Limits:
-        """The limits that a tree was given with its task, so that it stays within these also when it goes on later."""
+        """Return the limits that a tree was given with its task, so that it stays within these also when it goes on
+        later."""
         return Limits(depth=narrowed.depth).over(given or Limits())
 
     def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
-        """How long a run of that many seconds, which begins now, may take."""
+        """Return how long a run of that many seconds, which begins now, may take."""
         limit = None if own is msgspec.UNSET else own
         return limit if self.deadline is None else _less(limit, max(0.0, self.deadline - now))
 
     @property
     def trace(self) -> Callable[[], str] | None:
-        """Says which trace a tree made for it belongs to, if that is known."""
+        """A function that returns the trace of a tree made for the caller, if that is known."""
         return (lambda: self.traceparent) if self.traceparent else None
 
     @property
@@ -68,14 +69,14 @@ NOBODY = Caller()
 
 
 def _less(own: Any, given: Any) -> Any:
-    """The smaller of two limits, where unset and None are none."""
+    """Return the smaller of two limits, where unset and None are no limit."""
     if given is None:
         return own
     return given if own is None or own is msgspec.UNSET else min(own, given)
 
 
 def narrower(own: Caller, given: Caller) -> Caller:
-    """Of two that both hold: from each the smaller number. Where it comes from is what the second says, if it does."""
+    """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
     return Caller(
         depth=_less(own.depth, given.depth),
         deadline=_less(own.deadline, given.deadline),

@@ -54,7 +54,7 @@ def read_command(text: str) -> CommandLine:
 
 
 def exact(words: tuple[str, ...]) -> str:
-    """The one way to write this command: what a pattern that allows is held against."""
+    """Return the one way to write this command: what a pattern that allows is held against."""
     return shlex.join(words)
 
 
@@ -73,7 +73,7 @@ def _name(word: str) -> str:
 
 
 def _evaluates(words: list[str]) -> bool:
-    """Whether a word of it is itself a command line, which is not read here."""
+    """Return whether a word of it is itself a command line, which is not read here."""
     name = _name(words[0])
     given = any(word.startswith("-") and not word.startswith("--") and "c" in word for word in words[1:])
     return name in _EVALUATING or (name in _SHELLS and given)

@@ -52,21 +52,21 @@ class Context:
         return self.link.ref.label
 
     def emit(self, text: str) -> None:
-        """Shows the user what is going on, as a message of this run."""
+        """Show the user what is going on, as a message of this run."""
         self._say(Message(str(text), host=True))
 
     def warn(self, text: str) -> None:
-        """Tells the user what they should know; it stays in the run's result."""
+        """Tell the user what they should know; it stays in the run's result."""
         self._say(Warned(str(text)))
 
     def aside(self, schedule: Callable[..., Any]) -> Context:
-        """The same for a thread beside the loop: what is said there is scheduled on the loop."""
+        """Return a context for a thread beside the event loop: its messages are scheduled on the loop."""
         other = copy(self)
         other._say = partial(schedule, self.link.emit)
         return other
 
     async def approve(self, action: str, **args: Any) -> bool:
-        """Asks the user. False means no, also to just these arguments; without an approver the run ends."""
+        """Ask the user. False means no, also to just these arguments; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
         decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), _no_preview)

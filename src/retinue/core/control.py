@@ -42,10 +42,10 @@ class SpawnBelow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumeOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaces the past when a tree is resumed or a run continued: `profiles` that the log cannot keep, `limits`
-    over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on. `seconds` is the
-    timeout of a continued run; `files` keeps its log and status as files. `unattended`
-    accepts another process that asks nobody."""
+    """Values that replace those of the log when a tree is resumed or a run continued: `profiles` that the log cannot
+    keep, `limits` over those it has, the `model` instead of the primary's, the `runtime` of its runs from now on.
+    `seconds` is the timeout of a continued run; `files` keeps its log and status as files. `unattended` accepts another
+    process that asks nobody."""
 
     profiles: Sequence[Profile] = ()
     limits: Limits = Limits()
@@ -83,7 +83,7 @@ class TreeInfo(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a run changed in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
+    """The changes of a run in its copied workspace: the files, as many as fit in a list, of `count` in all. `target` is
     the folder they would be applied to; `applied` the one they were applied to already."""
 
     files: tuple[ChangedFile, ...]

@@ -1,4 +1,4 @@
-"""What can go wrong, by who has to act on it. A run that fails is a Result, not one of these."""
+"""Errors, by who has to act on them. A run that fails is a Result, not one of these."""
 
 from __future__ import annotations
 

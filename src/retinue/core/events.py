@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from retinue.core.limits import Limits
-from retinue.core.results import ChangedFile
+from retinue.core.results import ChangedFile, Ending
 from retinue.core.usage import Usage
 
 
@@ -90,7 +90,7 @@ class RunResumed(Body, frozen=True, gc=False, tag="run.resumed"):
 
 
 class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
-    """What came before this is what the model sees in this turn."""
+    """A turn begins. The model sees in it what came before this event."""
 
     kind: ClassVar[str] = "turn.started"
     turn: int
@@ -154,7 +154,7 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
-    """What the model sees of a tool's outcome; `file` has the whole text where `text` was cut. The `outcome`
+    """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
     `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the walls that stood around the first
     call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
@@ -204,7 +204,8 @@ class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
 
 
 class Inbox(Body, frozen=True, gc=False, tag="inbox"):
-    """Words for the run, delivered at its next turn: a steer, or a notice that a background child ended."""
+    """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
+    that its answer is missing. `source` is that of `UserTurn`."""
 
     kind: ClassVar[str] = "inbox"
     text: str
@@ -213,7 +214,7 @@ class Inbox(Body, frozen=True, gc=False, tag="inbox"):
 
 
 class UsageReported(Body, frozen=True, gc=False, tag="usage"):
-    """What one model call spent; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
+    """The usage of one model call; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
     call that was cancelled before its provider had told all."""
 
     kind: ClassVar[str] = "usage"
@@ -249,7 +250,7 @@ class Gap(Body, frozen=True, gc=False, tag="gap"):
 class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
     that did not finish; `structured` is the payload of `final_answer`. `changed_files` are the first of the
-    `changed_count` files that it changed in its copy of a folder."""
+    `changed_count` files that it changed in its copy of a folder. `code` is that of `Ending`."""
 
     kind: ClassVar[str] = "run.ended"
     status: str
@@ -261,6 +262,18 @@ class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     file: str = ""
     changed_files: tuple[ChangedFile, ...] = ()
     changed_count: int = 0
+    code: str = ""
+
+    @property
+    def ending(self) -> Ending:
+        """The ending that the event tells of."""
+        return Ending(
+            status=self.status,  # type: ignore[arg-type]
+            text=self.final_response,
+            error=self.error_details,
+            structured=self.structured,
+            code=self.code,  # type: ignore[arg-type]
+        )
 
 
 class Unknown:
@@ -324,7 +337,8 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 def _foreign(value: object) -> object:
-    """What the encoder does not know: a body of an unknown kind, or a value of a host or provider, by its text."""
+    """Encode what the encoder does not know: a body of an unknown kind, or a value of a host or provider, by its
+    text."""
     return {"kind": value.kind, **value.fields} if isinstance(value, Unknown) else str(value)
 
 
@@ -336,12 +350,12 @@ _BODY = b',"body":{'  # never inside a text, where quotes are escaped
 
 
 def encode(event: Event) -> bytes:
-    """One line of JSON, without the newline: the envelope's fields, then the body's own."""
+    """Encode an event as one line of JSON, without the newline: the envelope's fields, then the body's own."""
     return line_of(_kept(event))
 
 
 def encode_kept(events: Sequence[Event]) -> bytes:
-    """What the log keeps of them: a line each, with the body in one piece, which is six times as fast to make."""
+    """Encode events as the log keeps them: a line each, with the body in one piece, which is six times as fast."""
     try:
         return _ENCODER.encode_lines(events)[:-1]
     except Exception:  # noqa: BLE001 - one of them is not as it should be; the others must not suffer
@@ -349,7 +363,7 @@ def encode_kept(events: Sequence[Event]) -> bytes:
 
 
 def line_of(kept: bytes) -> bytes:
-    """The line of an event as `encode` makes it, from what the log keeps."""
+    """Return the line of an event as `encode` makes it, from what the log keeps."""
     head, _, body = kept.partition(_BODY)
     return b"%b,%b" % (head, body[:-1])
 
@@ -370,7 +384,7 @@ def _kept(event: Event) -> bytes:
 
 
 def whole(value: Any) -> Any:
-    """The value with every half of a character pair in it replaced."""
+    """Return the value with every half of a character pair in it replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -386,7 +400,7 @@ def decode_raw(value: msgspec.Raw | Any) -> Any:
 
 
 def decode(line: bytes) -> Event:
-    """The event of one line; raises `msgspec.MsgspecError` for what is not one."""
+    """Decode the event of one line; raises `msgspec.MsgspecError` for what is not one."""
     try:
         return _decode(line)
     except (UnicodeDecodeError, RecursionError) as error:

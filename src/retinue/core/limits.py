@@ -87,8 +87,8 @@ class Timeouts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one run's processes may use: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how
-    many files each has open, and bytes of its whole workspace."""
+    """Caps of one run's processes: bytes of memory, how many at once, seconds of CPU each, bytes of one file, how many
+    files each has open, and bytes of its whole workspace."""
 
     memory: int = 4096 * MIB
     processes: int = 512
@@ -102,7 +102,7 @@ _NOTHING_SET = Limits()
 
 
 def amount(value: object) -> Decimal:
-    """An amount of money, exactly as a person wrote it: 0.1 is 0.1."""
+    """Return an amount of money, exactly as a person wrote it: 0.1 is 0.1."""
     if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
         exact = Decimal(str(value))
         if exact.is_finite() and exact >= 0:
@@ -111,5 +111,5 @@ def amount(value: object) -> Decimal:
 
 
 def clamp_asked(seconds: float, bounds: tuple[float, float] = MODEL_ASKED_SECONDS) -> float:
-    """A timeout asked by a model, inside the bounds; one set by a person never comes here."""
+    """Return a timeout asked by a model, inside the bounds; one set by a person never comes here."""
     return min(max(seconds, bounds[0]), bounds[1])

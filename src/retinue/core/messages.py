@@ -1,4 +1,4 @@
-"""What a model is asked and what it answers: the thread of one run."""
+"""Messages to a model and its replies: the thread of one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.core.usage import NO_USAGE, Usage
 
 
 class RunRef(msgspec.Struct, frozen=True, gc=False):
-    """Which run this is about; minted by the supervisor."""
+    """The names of one run; made by the supervisor."""
 
     tree: str
     run: int
@@ -60,8 +60,12 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
+REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
+
+
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
-    """Text for the model: the task, a steer, a notice. `source` says whose words these are."""
+    """Text for the model: the task, a steer, a notice. `source` says whose words these are: `task`, `user`, `asker`,
+    `notice`, or `reminder` for the loop's own."""
 
     text: str
     source: str = "task"
@@ -77,7 +81,7 @@ class AssistantTurn(msgspec.Struct, frozen=True, gc=False, tag="assistant"):
 
 
 class ToolTurn(msgspec.Struct, frozen=True, gc=False, tag="tool"):
-    """What one tool call gave back."""
+    """The result of one tool call."""
 
     call_id: str
     name: str
@@ -148,7 +152,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 def last_text(thread: list[Turn]) -> str | None:
-    """The newest assistant message that has text; None when there is none."""
+    """Return the newest assistant message that has text; None when there is none."""
     for turn in reversed(thread):
         if isinstance(turn, AssistantTurn) and turn.text:
             return turn.text

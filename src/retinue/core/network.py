@@ -1,4 +1,4 @@
-"""What may be reached: hosts (`docs.python.org`, `*.example.com`, `example.com:8443`, `*`), `none`, or `full`.
+"""Network targets: hosts (`docs.python.org`, `*.example.com`, `example.com:8443`, `*`), `none`, or `full`.
 
 A host without a port stands for ports 80 and 443. What two lists allow together is a list again, so a child's is never
 wider than its parent's. Pure: which address a name leads to is found out, and judged, by whoever dials.
@@ -44,7 +44,7 @@ FULL: Hosts = (Host("*", ANY_PORT),)  # the network as the host has it: private 
 
 
 def parse_hosts(texts: Sequence[str]) -> Hosts:
-    """A list of hosts, or one of the words for nothing and for everything."""
+    """Return a list of hosts, or one of the words for nothing and for everything."""
     if not isinstance(texts, str):
         return tuple(dict.fromkeys(parse_host(text) for text in texts))
     if texts not in WORDS:
@@ -57,7 +57,7 @@ def is_full(hosts: Hosts) -> bool:
 
 
 def parse_host(text: str) -> Host:
-    """The entry; a ConfigError says what is wrong with it."""
+    """Return the entry; a ConfigError says what is wrong with it."""
     word = text.strip().lower()
     if word in WORDS:  # who writes that in a list means the word
         raise ConfigError(f"'{text}' is no host: that word stands alone, `network: {word}`")
@@ -79,7 +79,7 @@ def parse_host(text: str) -> Host:
 
 
 def canonical(name: str) -> str | None:
-    """The one spelling of a host: lower case, ASCII, an address as its four numbers; None for what is no host.
+    """Return the one spelling of a host: lower case, ASCII, an address as its four numbers; None for what is no host.
 
     Numbers in disguise (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
     if ":" in name:
@@ -101,7 +101,7 @@ def canonical(name: str) -> str | None:
 
 
 def allows(hosts: Hosts, name: str, port: int) -> bool:
-    """Whether a canonical host may be reached at this port."""
+    """Return whether a canonical host may be reached at this port."""
     return any(
         _covers(host.name, name) and (host.port in (port, ANY_PORT) or (host.port is None and port in WEB_PORTS))
         for host in hosts
@@ -109,7 +109,7 @@ def allows(hosts: Hosts, name: str, port: int) -> bool:
 
 
 def meet(one: Hosts, other: Hosts) -> Hosts:
-    """What both allow."""
+    """Return what both allow."""
     both = (_meet(a, b) for a in one for b in other)
     return tuple(dict.fromkeys(host for host in both if host is not None))
 
@@ -124,7 +124,7 @@ def _meet(a: Host, b: Host) -> Host | None:
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Whether everything that `name` (a host or a pattern) means is meant by the pattern too."""
+    """Return whether everything that `name` (a host or a pattern) means is meant by the pattern too."""
     if pattern in ("*", name):
         return True
     return pattern.startswith("*.") and name.endswith(pattern[1:]) and name != pattern[2:]

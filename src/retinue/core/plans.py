@@ -43,7 +43,8 @@ class Plan:
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):
-    """What a run that goes on has behind it: the thread up to the turn it stopped in, and of that turn what is known.
+    """The history of a run that is resumed or continues another: the thread up to the turn it stopped in, and of that
+    turn what is known.
 
     Without a `reply` the turn is begun again. With one, the calls that have no outcome are run, and the turn `ended`
     or ends then. `seconds` is how long the run has been at work; `set_up` says that its workspace was made ready."""
@@ -77,7 +78,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sandbox(Protocol):
-    """Where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a container.
+    """The place where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a
+    container.
 
     `started` is what `run.started` says. Cancelling a run stops everything it started there within `grace` seconds."""
 

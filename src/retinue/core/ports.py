@@ -22,9 +22,9 @@ from retinue.core.usage import Usage
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a tool gave back. `data` is for programs (never written to the log); `file` holds text that was cut. `code`
-    says for programs how a call went that has no ordinary result; `sandbox` names the walls that stood around the
-    first call of a sandbox."""
+    """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
+    `code` says for programs how a call went that has no ordinary result; `sandbox` names the walls that stood around
+    the first call of a sandbox."""
 
     text: str
     success: bool = True
@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, frozen=True, gc=False):
 
 
 class Made(msgspec.Struct, frozen=True, gc=False):
-    """What a program gets for a call it made: a value as JSON, or the words of what went wrong. `note` is for the
+    """The answer to a call that a program made: a value as JSON, or the words of what went wrong. `note` is for the
     model, which did not see the call."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -61,7 +61,7 @@ class Model(Protocol):
 
 
 class Folders(Protocol):
-    """Where a run may read and write, as its tools see it."""
+    """The folders that a run may read and write, as its tools see them."""
 
     @property
     def workspace(self) -> Path:
@@ -79,7 +79,7 @@ class Folders(Protocol):
         ...
 
     def spill(self, name: str) -> Path:
-        """A new file of the run's own for text that does not fit inline."""
+        """Return a new file of the run's own for text that does not fit inline."""
         ...
 
 
@@ -235,15 +235,15 @@ class Link(Protocol):
         ...
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
-        """Writes what the model will see of the outcome."""
+        """Write what the model will see of the outcome."""
         ...
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
-        """One model call, lent by the host, which writes what came of it."""
+        """Return one model call, lent by the host, which writes what came of it."""
         ...
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
-        """Runs a tool that lives on the host."""
+        """Run a tool that lives on the host."""
         ...
 
     def withdraw(self, call: Call) -> None:
@@ -265,27 +265,27 @@ class Link(Protocol):
         ...
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
-        """Makes child runs, all or none; raises SpawnRefused."""
+        """Make child runs, all or none; raises SpawnRefused."""
         ...
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
-        """The results of these children, when all have ended."""
+        """Return the results of these children, when all have ended."""
         ...
 
     def agents(self) -> list[Row]:
-        """The runs below this one."""
+        """Return the runs below this one."""
         ...
 
     def profiles(self) -> Sequence[Profile]:
-        """The profiles a child may be made of."""
+        """Return the profiles a child may be made of."""
         ...
 
     def inbox(self) -> Sequence[UserTurn]:
-        """What has come in since the last turn."""
+        """Return what has come in since the last turn."""
         ...
 
     async def children_done(self) -> bool:
-        """Waits until something came in or no background child is left; False when there was none."""
+        """Wait until something came in or no background child is left; False when there was none."""
         ...
 
 
@@ -305,12 +305,12 @@ class RuleBook(Protocol):
     """Keeps a rule that a person gave for the whole project, and has the policy follow it from now on."""
 
     def keep(self, rule: str) -> None:
-        """Raises ConfigError when it cannot be kept."""
+        """Raise ConfigError when it cannot be kept."""
         ...
 
 
 class Prices(Protocol):
-    """What a model call costs."""
+    """Prices of model calls."""
 
     def price(self, model: str, usage: Usage) -> Decimal | None:
         """US dollars; None when nobody here knows, which is not the same as nothing."""
@@ -346,7 +346,7 @@ class StoredTree(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_reported(self) -> bool:
-        """Whether another process shows the tree too, as runs of a tree of its own."""
+        """True if another process shows the tree too, as runs of a tree of its own."""
         return isinstance(self.first.body, RunSpawned) and bool(self.first.body.reported)
 
     @property
@@ -489,7 +489,7 @@ class CommitHook(Protocol):
 
 
 class RunStopper(Protocol):
-    """What a CommitHook may ask of the supervisor."""
+    """The part of the supervisor that a CommitHook may use."""
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
@@ -501,37 +501,39 @@ class RunStopper(Protocol):
 
 
 class Collector(Protocol):
-    """Where MCP servers that we start report the subagents they run, and what travels down to them.
+    """The receiver of what MCP servers that we start report of their subagents; it also knows what travels down to
+    them.
 
     The MCP client asks it for these; it adopts what arrives as runs of the calling run's tree."""
 
     def environment(self, server: str) -> Mapping[str, str]:
-        """What a server gets beside its own variables: an address of its own to report to, and how deep it may go."""
+        """Return what a server gets beside its own variables: an address of its own to report to, and how deep it may
+        go."""
         ...
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
-        """Mints the `runId` of one call of a subagent tool of that server, made by that run. `give_up` ends the call,
+        """Mint the `runId` of one call of a subagent tool of that server, made by that run. `give_up` ends the call,
         for when the run it made is stopped here."""
         ...
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
-        """The `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
+        """Return the `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
         ...
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
-        """The call has come back, with None when it was given up: what is still open below it ends."""
+        """Return the call has come back, with None when it was given up: what is still open below it ends."""
         ...
 
     def gone(self, server: str) -> None:
-        """The server has ended: so have the runs it reported, and nobody reports at its address any more."""
+        """Return the server has ended: so have the runs it reported, and nobody reports at its address any more."""
         ...
 
 
 class Hosting(Protocol):
-    """What a tool that lives with the supervisor may do for the run that called it, by the run's link."""
+    """Services for tools that run with the supervisor, by the link of the run that called them."""
 
     def spill(self, link: Link, name: str) -> Path:
-        """A new file of the run's own."""
+        """Return a new file of the run's own."""
         ...
 
     def alive(self, link: Link) -> None:
@@ -539,7 +541,7 @@ class Hosting(Protocol):
         ...
 
     async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        """A question for a person, whatever the rules and the mode; None when nobody can be asked."""
+        """Return a question for a person, whatever the rules and the mode; None when nobody can be asked."""
         ...
 
 
@@ -550,20 +552,20 @@ class ToolServers(Protocol):
     def version(self) -> int: ...
 
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
-        """Waits until every server that a run of the profile (None: any run) has tools from is there or has failed.
+        """Wait until every server that a run of the profile (None: any run) has tools from is there or has failed.
         `say` is told what is waited for, and what is odd about what came."""
         ...
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
-        """The tools an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means all."""
+        """Return the tools an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means all."""
         ...
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
-        """What of these is not there: in our own words for the model, and in words for a person."""
+        """Return what of these is not there: in our own words for the model, and in words for a person."""
         ...
 
     def reports(self) -> Sequence[ServerReport]:
-        """How each server was found that was tried."""
+        """Return how each server was found that was tried."""
         ...
 
     async def close(self) -> None: ...
@@ -579,7 +581,7 @@ class ServerTool(Protocol):
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """What became of words for a run. `queued`: written at place `seq` of the tree's order, read at the run's next
+    """The receipt of a message to a run. `queued`: written at place `seq` of the tree's order, read at the run's next
     turn, which is its first `turn.started` after that place. `too_late`: it will have no next turn, and why.
     `elsewhere`: it is only watched here, and words do not reach it."""
 

@@ -1,4 +1,4 @@
-"""What an agent is (Profile) and what it is asked (Task). Values only; who runs them is decided elsewhere."""
+"""Profiles (agents) and tasks. Values only; how they run is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 def check_name(name: object, *, what: str = "profile name") -> str:
-    """The name, if it can stand in paths, headers and tool names."""
+    """Return the name, if it can stand in paths, headers and tool names."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise ConfigError(
             f"{what} {name!r} must be 1 to 64 letters, digits, '-' or '_', and start with a letter or digit"
@@ -36,7 +36,7 @@ def check_name(name: object, *, what: str = "profile name") -> str:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What an agent is.
+    """An agent: its name, instructions, model, tools, limits and the rest.
 
     `tools` are names, functions made by `@tool`, or other profiles (each then offered as `subagent_{name}`);
     None means what the parent has. `output` is a type or a JSON schema the run answers with through `final_answer`.
@@ -80,7 +80,7 @@ class Profile:
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """What an agent is asked. `context` goes into the system prompt; `context_paths` are readable, never writable."""
+    """A task for an agent. `context` goes into the system prompt; `context_paths` are readable, never writable."""
 
     text: str
     context: str = ""

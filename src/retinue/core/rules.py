@@ -54,7 +54,7 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
-    """What a file or a profile says of approvals. Deny goes before ask, ask before allow, allow before the mode."""
+    """The approval rules of a file or a profile. Deny goes before ask, ask before allow, allow before the mode."""
 
     mode: Mode | None = None
     allow: tuple[Rule, ...] = ()
@@ -63,8 +63,9 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What a call needs before it runs. `rule` is why, where it was not the mode and the tier alone; a `firm` ask is
-    not answered by what was said of other calls. `changed` says that a rule would allow the tool as it was."""
+    """The verdict about a call: allow, ask or deny. `rule` is why, where it was not the mode and the tier alone; a
+    `firm` ask is not answered by what was said of other calls. `changed` says that a rule would allow the tool as it
+    was."""
 
     what: Literal["allow", "ask", "deny"]
     rule: str = ""
@@ -76,17 +77,17 @@ ALLOW, ASK = Verdict("allow"), Verdict("ask")
 
 
 def is_a(tool: str, kinds: tuple[str, ...]) -> bool:
-    """Whether a tool is one of these by name or, for those that begin with `_`, by how its name ends."""
+    """Return whether a tool is one of these by name or, for those that begin with `_`, by how its name ends."""
     return tool in kinds or tool.endswith(tuple(kind for kind in kinds if kind[0] == "_"))
 
 
 def sealed(tool: str, seal: str) -> str:
-    """The tool as it is now, by name."""
+    """Return the tool as it is now, by name."""
     return f"{tool}@{seal}" if seal else tool
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule; a ConfigError says what is wrong with it."""
+    """Return the rule; a ConfigError says what is wrong with it."""
     found = _RULE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
@@ -108,7 +109,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def concerns(rule: Rule, tool: str) -> bool:
-    """Whether the rule is about this tool at all; `mcp__SERVER` is about all tools of the server."""
+    """Return whether the rule is about this tool at all; `mcp__SERVER` is about all tools of the server."""
     server = rule.tool.removeprefix(PREFIX)
     if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
         return True
@@ -116,14 +117,14 @@ def concerns(rule: Rule, tool: str) -> bool:
 
 
 def allows(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
-    """The rule (or rules, for a line of several commands) that lets the call pass; empty when none does."""
+    """Return the rule (or rules, for a line of several commands) that lets the call pass; empty when none does."""
     if is_a(tool, SHELLS):
         return _allows_command(rules, subject)
     return next((str(rule) for rule in rules if rule.pattern is None or _hit(rule, tool, args, subject)), "")
 
 
 def stops(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
-    """The rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
+    """Return the rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
     for rule in rules:
         if rule.pattern is None:
             return str(rule)
@@ -138,15 +139,16 @@ def stops(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Se
 
 
 def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
-    """Whether one of these rules might be meant and nobody can tell: then the call is asked about, in every mode."""
+    """Return whether one of these rules might be meant and nobody can tell: then the call is asked about, in every
+    mode."""
     if not any(rule.pattern is not None and not rule.argument for rule in rules):
         return False
     return not subjects or (is_a(tool, SHELLS) and not all(read_command(subject).plain for subject in subjects))
 
 
 def derive(tool: str, subject: str | None, seal: str = "") -> Rule | None:
-    """The narrowest rule that lets exactly this call pass the next time; None when there is none that a person can
-    read and a file can hold."""
+    """Return the narrowest rule that lets exactly this call pass the next time; None when there is none that a person
+    can read and a file can hold."""
     rule: Rule | None = None
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
@@ -164,7 +166,7 @@ def derive(tool: str, subject: str | None, seal: str = "") -> Rule | None:
 
 
 def escape(text: str) -> str:
-    """The pattern that matches this text only."""
+    """Return the pattern that matches this text only."""
     return "".join(f"[{char}]" if char in _GLOB else char for char in text)
 
 

@@ -1,4 +1,4 @@
-"""What a scripted model says, as values. Files become these in `config`; tests and libraries build them directly."""
+"""Scripts of a scripted model, as values. Files become these in `config`; tests and libraries build them directly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reply says it has spent."""
+    """The usage that a reply reports."""
 
     input_tokens: int = 0
     output_tokens: int = 0

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 def learn(environ: Mapping[str, str]) -> None:
-    """Takes note of every variable whose name says that it is a key. A plain word or a path is none."""
+    """Take note of every variable whose name says that it is a key. A plain word or a path is none."""
     for name, value in environ.items():
         if _NAMED.search(name) and not value.isalpha() and not value.startswith("/"):
             hide(value.strip())
 
 
 def is_named(name: str) -> bool:
-    """Whether a variable of that name holds a secret."""
+    """Return whether a variable of that name holds a secret."""
     return _NAMED.search(name) is not None
 
 
@@ -47,12 +47,12 @@ def forget(value: str) -> None:
 
 
 def known() -> bool:
-    """Whether there is anything to look for."""
+    """Return whether there is anything to look for."""
     return bool(_known)
 
 
 def clean(text: str) -> str:
-    """The text without the values that are known; the same object when none is in it."""
+    """Return the text without the values that are known; the same object when none is in it."""
     for value in _known:
         if value in text:
             text = text.replace(value, HIDDEN)
@@ -65,7 +65,7 @@ def scrub(text: str) -> str:
 
 
 def clean_value(value: T) -> T:
-    """The same for JSON: texts at any depth, keys included; the same object when there is nothing to hide."""
+    """Return the same for JSON: texts at any depth, keys included; the same object when there is nothing to hide."""
     found: Any = value
     if isinstance(value, str):
         found = clean(value)
@@ -97,7 +97,7 @@ class Stream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What can be shown now."""
+        """Return what can be shown now."""
         if not _known:
             return piece
         text = clean(self._held + piece)
@@ -106,13 +106,13 @@ class Stream:
         return text[:cut]
 
     def rest(self) -> str:
-        """What was held back, when there is no more to come."""
+        """Return what was held back, when there is no more to come."""
         held, self._held = self._held, ""
         return held
 
 
 def _beginning(text: str, value: str) -> int:
-    """Where the text ends in a beginning of the value; its length when it does not."""
+    """Return where the text ends in a beginning of the value; its length when it does not."""
     at = max(0, len(text) - len(value) + 1)
     while (at := text.find(value[0], at)) >= 0:
         if value.startswith(text[at:]):

@@ -47,7 +47,7 @@ class McpServer(msgspec.Struct, frozen=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True):
-    """How a server was found: how many tools it offers and which revision it speaks, or the `error`."""
+    """The state of a server: how many tools it offers and which revision it speaks, or the `error`."""
 
     name: str
     words: str
@@ -58,7 +58,7 @@ class ServerReport(msgspec.Struct, frozen=True):
 
 
 def check_server_name(name: str) -> str:
-    """The name, if it can be a part of a tool's name."""
+    """Return the name, if it can be a part of a tool's name."""
     if not _NAME.match(name):
         raise ConfigError(
             f"server name {name!r} must be 1 to 32 letters, digits, '-' or single '_', with a letter or digit at "
@@ -68,19 +68,19 @@ def check_server_name(name: str) -> str:
 
 
 def server_of(entry: object) -> str:
-    """The server that an entry among a profile's tools is about; empty when it is about none."""
+    """Return the server that an entry among a profile's tools is about; empty when it is about none."""
     if not isinstance(entry, str) or not entry.startswith(PREFIX):
         return ""
     return entry.removeprefix(PREFIX).partition("__")[0]
 
 
 def variables(text: str) -> Iterator[str]:
-    """The variables that a text takes from the environment."""
+    """Return the variables that a text takes from the environment."""
     return (found[1] for found in _VARIABLE.finditer(text))
 
 
 def filled(text: str, environ: Mapping[str, str]) -> str:
-    """The text with the values of its variables; a ConfigError names one that is not set."""
+    """Return the text with the values of its variables; a ConfigError names one that is not set."""
     for name in variables(text):
         if name not in environ:
             raise ConfigError(f"the variable {name} is not set")

@@ -16,19 +16,20 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Where spans and metrics go: providers of OpenTelemetry. None is the one your program has made global; when it has
-    made none, one as the OTEL_* variables of the environment say."""
+    """The destination of spans and metrics: providers of OpenTelemetry. None is the one your program has made global;
+    when it has made none, one as the OTEL_* variables of the environment say."""
 
     tracer_provider: Any = None
     meter_provider: Any = None
 
 
 def traceparent_of(text: str) -> str:
-    """The `traceparent`, if it is one; anything else counts as none, as the standard wants it."""
+    """Return the `traceparent`, if it is one; anything else counts as none, as the standard wants it."""
     text = text.strip()
     return text if _TRACEPARENT.fullmatch(text) else ""
 
 
 def span_id_of(run_span_id: str, seq: int) -> str:
-    """The span id of what began with the event at this place of the tree's order, in the run with that span id."""
+    """Return the span id of what began with the event at this place of the tree's order, in the run with that span
+    id."""
     return blake2b(f"{run_span_id}:{seq}".encode(), digest_size=8).hexdigest()

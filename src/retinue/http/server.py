@@ -141,7 +141,7 @@ class ServerConnection:
 
     @property
     def has_responded(self) -> bool:
-        """Whether the status of the response was sent, so that it is too late for another."""
+        """True once the status of the response was sent, when it is too late for another."""
         return self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
 
     @property

@@ -39,7 +39,7 @@ class Listing:
 
     @property
     def ended(self) -> bool:
-        """Whether every run has ended."""
+        """True when every run has ended."""
         return all(run.ended is not None for run in self.runs.runs.values())
 
     def state_of(self, run: RunView) -> str:

@@ -33,17 +33,17 @@ _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def to_environment(caller: Caller) -> dict[str, str]:
-    found = {variable: _text(getattr(caller, name)) for name, (_, variable) in KEYS.items()}
+    found = {variable: _format_value(getattr(caller, name)) for name, (_, variable) in KEYS.items()}
     found[TRACE] = caller.traceparent
     return {name: value for name, value in found.items() if value}
 
 
 def from_environment(environ: Mapping[str, str]) -> Caller:
     found = {name: environ.get(variable) or None for name, (_, variable) in KEYS.items()}
-    return _caller(found, traceparent=environ.get(TRACE, ""))
+    return _make_caller(found, traceparent=environ.get(TRACE, ""))
 
 
-def inherited(environ: Mapping[str, str]) -> Caller:
+def read_process_limits(environ: Mapping[str, str]) -> Caller:
     """Return the limits of a whole process, without its trace, which only those follow who ask for it."""
     found = msgspec.structs.replace(from_environment(environ), traceparent="")
     return NOBODY if found == NOBODY else found
@@ -54,7 +54,7 @@ def to_meta(caller: Caller) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (key, _) in KEYS.items():
         value = getattr(caller, name)
-        found[key] = _text(value) if isinstance(value, Decimal) else value
+        found[key] = _format_value(value) if isinstance(value, Decimal) else value
     found |= {TRACE_KEY: caller.traceparent, PARENT_KEY: caller.parent_id, ROOT_KEY: caller.root_id}
     return {key: value for key, value in found.items() if value not in (None, "")}
 
@@ -63,31 +63,31 @@ def from_meta(meta: Mapping[str, Any] | None) -> Caller:
     if not isinstance(meta, Mapping):
         return NOBODY
     found = {name: meta.get(key) for name, (key, _) in KEYS.items()}
-    words = {name: _word(meta.get(key)) for name, key in (("parent_id", PARENT_KEY), ("root_id", ROOT_KEY))}
+    words = {name: _check_id(meta.get(key)) for name, key in (("parent_id", PARENT_KEY), ("root_id", ROOT_KEY))}
     trace = meta.get(TRACE_KEY)
-    return _caller(found, traceparent=trace if isinstance(trace, str) else "", **words)
+    return _make_caller(found, traceparent=trace if isinstance(trace, str) else "", **words)
 
 
-def _caller(found: Mapping[str, Any], *, traceparent: str, **words: str) -> Caller:
-    whole = {name: None if found[name] is None else _whole(found[name]) for name in ("depth", "tokens")}
+def _make_caller(found: Mapping[str, Any], *, traceparent: str, **words: str) -> Caller:
+    whole = {name: None if found[name] is None else _parse_whole(found[name]) for name in ("depth", "tokens")}
     return Caller(
         depth=whole["depth"],
-        deadline=None if found["deadline"] is None else _number(found["deadline"]),
+        deadline=None if found["deadline"] is None else _parse_number(found["deadline"]),
         tokens=whole["tokens"],
-        cost=None if found["cost"] is None else _money(found["cost"]),
+        cost=None if found["cost"] is None else _parse_amount(found["cost"]),
         traceparent=traceparent_of(traceparent),
         **words,
     )
 
 
-def _whole(value: Any) -> int:
+def _parse_whole(value: Any) -> int:
     """Return a whole number of 0 or more; 0 for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)
     return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else 0
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
     except (ValueError, OverflowError):
@@ -95,7 +95,7 @@ def _number(value: Any) -> float:
     return number if math.isfinite(number) and number > 0 else 0.0
 
 
-def _money(value: Any) -> Decimal:
+def _parse_amount(value: Any) -> Decimal:
     try:
         amount = Decimal(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
     except (InvalidOperation, ValueError):
@@ -103,9 +103,9 @@ def _money(value: Any) -> Decimal:
     return amount if amount is not None and amount.is_finite() and amount > 0 else Decimal(0)
 
 
-def _word(value: Any) -> str:
+def _check_id(value: Any) -> str:
     return value if isinstance(value, str) and 0 < len(value) <= LONGEST_ID else ""
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "" if value is None else f"{value:f}" if isinstance(value, Decimal | float) else str(value)

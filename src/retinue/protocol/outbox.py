@@ -20,7 +20,7 @@ from retinue.core.caller import Caller
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
-from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
+from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
 from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, from_meta
 
 VERSION = 1
@@ -98,6 +98,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     final_response: str = ""
     error_details: str | None = None
     structured: Any = None
+    code: str = ""
     partial: str = ""
     warning: str = ""
     events: int = 0
@@ -155,10 +156,12 @@ def encode_request(request: Request) -> bytes:
 
 def parse_request(data: bytes, name: str) -> Request:
     """Parse the request in a file of that id. Raises RequestError, which says what is wrong with it."""
-    fields = _object(data)
+    fields = _decode_object(data)
     forbidden = [key for key in fields if key not in _KEYS and _is_launch(key)]
     if forbidden:
-        raise RequestError(f"a request may not say {_quoted(forbidden)}: how a run is launched is decided on the host")
+        raise RequestError(
+            f"a request may not say {_quote_keys(forbidden)}: how a run is launched is decided on the host"
+        )
     if fields.get("version", VERSION) != VERSION:
         raise RequestError(f"the request speaks another version than {VERSION}")
     if fields.get("id", name) != name:
@@ -169,17 +172,17 @@ def parse_request(data: bytes, name: str) -> Request:
     depth = fields.get("depth", 0)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise RequestError("'depth' must be a whole number of 0 or more")
-    profile = _text(fields, "profile")
+    profile = _read_text(fields, "profile")
     try:
         check_name(profile)
     except RetinueError as error:
         raise RequestError(str(error)) from None
     return Request(
         id=name,
-        task=_text(fields, "task"),
+        task=_read_text(fields, "task"),
         profile=profile,
-        workspace=_path(_text(fields, "workspace"), "workspace"),
-        context_paths=_paths(fields.get("context_paths", [])),
+        workspace=_read_path(_read_text(fields, "workspace"), "workspace"),
+        context_paths=_read_paths(fields.get("context_paths", [])),
         timeout_seconds=None if timeout is None else float(timeout),
         depth=min(depth, 1000),
         **_spending_of(fields),
@@ -199,11 +202,11 @@ def encode_steer(run: int, text: str) -> bytes:
 
 
 def parse_steer(data: bytes) -> tuple[int, str]:
-    fields = _object(data)
+    fields = _decode_object(data)
     run = fields.get("run", 0)
     if fields.get("version", VERSION) != VERSION or isinstance(run, bool) or not isinstance(run, int) or run < 0:
         raise RequestError("words for a run need its number, and this version")
-    return run, _text(fields, "text")
+    return run, _read_text(fields, "text")
 
 
 def encode_response(response: Response) -> bytes:
@@ -231,12 +234,11 @@ def parse_response(data: bytes, name: str) -> Response:
 
 def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
     """Return the ending here of a run that was a primary on the host."""
+    if response.status == "failed" and response.code == "unconfirmed":
+        return make_unconfirmed_ending(name=agent, primary=primary)
     text, error = response.final_response, response.error_details
     if not primary and error is not None:
-        if (text, error) == unconfirmed_texts(name=agent, primary=True):
-            text, error = unconfirmed_texts(name=agent, primary=False)
-        else:
-            text, error = _as_subagent(text), _as_subagent(error)
+        text, error = _as_subagent(text), _as_subagent(error)
     if response.status != "done" and error is None:
         text, error = ending_texts(response.status, name=agent, primary=primary)  # type: ignore[arg-type]
     return Ending(response.status, text, error, response.structured)  # type: ignore[arg-type]
@@ -246,9 +248,14 @@ def _as_subagent(text: str) -> str:
     return f"Subagent {text.removeprefix('Run ')}" if text.startswith("Run ") else text
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _decode_object(data: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number, parse_int=_int)
+        fields = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_refuse_twin_keys,
+            parse_constant=_refuse_constant,
+            parse_int=_parse_int,
+        )
     except UnicodeDecodeError:
         raise RequestError("the request is not UTF-8") from None
     except RecursionError:
@@ -261,18 +268,18 @@ def _object(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_twin_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise RequestError("the request has a key twice")
     return found
 
 
-def _no_number(word: str) -> NoReturn:
+def _refuse_constant(word: str) -> NoReturn:
     raise RequestError(f"the request has {word}, which is not JSON")
 
 
-def _int(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > 20:
         raise RequestError("the request has a number that is too long")
     return int(digits)
@@ -305,7 +312,7 @@ def _is_launch(key: str) -> bool:
     return not _ALONE.isdisjoint(words) and _ALONE.union(_BESIDE).issuperset(words)
 
 
-def _quoted(keys: Sequence[str]) -> str:
+def _quote_keys(keys: Sequence[str]) -> str:
     shown = ", ".join(repr(key[:64]) for key in sorted(keys)[:5])
     return shown if len(keys) <= 5 else f"{shown} and {len(keys) - 5} more"
 
@@ -314,20 +321,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _text(fields: dict[str, Any], key: str) -> str:
+def _read_text(fields: dict[str, Any], key: str) -> str:
     value = fields.get(key)
     if not isinstance(value, str) or not value.strip():
         raise RequestError(f"{key!r} must be a text that is not empty")
     return value
 
 
-def _paths(value: object) -> tuple[str, ...]:
+def _read_paths(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MOST_PATHS:
         raise RequestError(f"'context_paths' must be a list of at most {MOST_PATHS} paths")
-    return tuple(_path(path, f"context_paths[{index}]") for index, path in enumerate(value))
+    return tuple(_read_path(path, f"context_paths[{index}]") for index, path in enumerate(value))
 
 
-def _path(path: object, key: str) -> str:
+def _read_path(path: object, key: str) -> str:
     if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_CHARACTERS:
         raise RequestError(f"{key!r} must be an absolute path")
     parts = path.split("/")[1:]

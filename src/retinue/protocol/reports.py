@@ -86,7 +86,7 @@ _SPELLINGS = {"subagentRunId": "subagentRunID", "toolCallId": "toolCallID", "par
               "rootRunId": "rootRunID"}  # fmt: skip
 
 
-def decode(body: bytes) -> Reported:
+def decode_event(body: bytes) -> Reported:
     """Decode the event of a request's body. Raises InvalidBody, which names the field that is wrong."""
     given = decode_body(body, dict[str, Any])
     for spelt, name in _SPELLINGS.items():
@@ -98,11 +98,11 @@ def decode(body: bytes) -> Reported:
         event = msgspec.convert(given, Reported)
     except msgspec.ValidationError as error:
         raise InvalidBody(str(error)) from None
-    _check(event)
+    _check_event(event)
     return event
 
 
-def _check(event: Reported) -> None:
+def _check_event(event: Reported) -> None:
     for name, value in (("subagentName", event.subagent_name), ("subagentRunID", event.run_id)):
         if not value.strip():
             raise InvalidBody(f"`{name}` is blank")
@@ -158,7 +158,7 @@ class Sender:
         self._usage: Usage | None = None
         self._cost: Decimal | None = None
 
-    def spend(self, usage: Usage, cost: Decimal | None) -> None:
+    def add_usage(self, usage: Usage, cost: Decimal | None) -> None:
         if usage == NO_USAGE:
             return
         if self._usage is None:
@@ -167,46 +167,46 @@ class Sender:
             self._usage += usage
             self._cost = None if cost is None or self._cost is None else self._cost + cost
 
-    def post(self, body: Body, at: float) -> bytes | None:
+    def encode_event(self, body: Body, at: float) -> bytes | None:
         """Encode an event; None for one that is not reported."""
-        event = self._event(body, at)
+        event = self._make_event(body, at)
         return None if event is None else encode_body(event)
 
-    def _event(self, body: Body, at: float) -> Reported | None:
+    def _make_event(self, body: Body, at: float) -> Reported | None:
         match body:
             case RunSpawned(task=task):
-                return self._made("subagent_start", at, payload=cut(task))
+                return self._number_event("subagent_start", at, payload=cut_payload(task))
             case Thinking(text=text, type=kind):
-                return self._made("thought_trace", at, payload=cut(text), reasoning_type=kind or None)
+                return self._number_event("thought_trace", at, payload=cut_payload(text), reasoning_type=kind or None)
             case ToolCall(call_id=call_id, name=name, args=args, timeout_seconds=timeout):
                 code = name == CODE_MODE and timeout is not None and 0 <= timeout <= 1e9
                 seconds = ceil(timeout) if code and timeout is not None else None
                 text = body.raw or encode_body(args).decode()
-                return self._made(
+                return self._number_event(
                     "tool_call",
                     at,
                     tool_name=name,
                     call_id=call_id or None,
-                    payload=cut(text),
+                    payload=cut_payload(text),
                     execution_timeout_seconds=seconds,
                 )
             case ToolResult(call_id=call_id, name=name, text=text, success=success):
                 named: dict[str, Any] = {"tool_name": name, "call_id": call_id or None}
-                return self._made("tool_result", at, **named, payload=cut(text), success=success)
+                return self._number_event("tool_result", at, **named, payload=cut_payload(text), success=success)
             case RunEnded(status=status, final_response=text, error_details=error):
                 said = text if status == "done" else error or text
-                return self._made("subagent_end", at, payload=cut(said) or None, status=status)
+                return self._number_event("subagent_end", at, payload=cut_payload(said) or None, status=status)
         return None
 
-    def _made(self, kind: Type, at: float, **fields: Any) -> Reported:
+    def _number_event(self, kind: Type, at: float, **fields: Any) -> Reported:
         self._seq += 1
         usage, cost, self._usage, self._cost = self._usage, self._cost, None, None
         return Reported(
             subagent_name=self._name,
             run_id=self.run_id,
-            timestamp=rfc3339(at),
+            timestamp=format_time(at),
             type=kind,
-            token_usage=None if usage is None else _tokens(usage),
+            token_usage=None if usage is None else _to_tokens(usage),
             parent_id=self._parent_id or None,
             root_id=self.root_id,
             seq=self._seq,
@@ -215,30 +215,30 @@ class Sender:
         )
 
 
-def ending(run_id: str, status: str, text: str, at: float) -> bytes:
+def encode_ending(run_id: str, status: str, text: str, at: float) -> bytes:
     """Encode the end of a run as its caller reports it, outside the count of the run's own events."""
     said = Reported(
         subagent_name=SOMEBODY,
         run_id=run_id,
-        timestamp=rfc3339(at),
+        timestamp=format_time(at),
         type="subagent_end",
         status=status,
-        payload=cut(text) or None,
+        payload=cut_payload(text) or None,
     )
     return encode_body(said)
 
 
-def _tokens(usage: Usage) -> _Tokens:
+def _to_tokens(usage: Usage) -> _Tokens:
     cached = (usage.cache_read_tokens or None, usage.cache_write_tokens or None)
     return _Tokens(usage.input_tokens, usage.output_tokens, usage.total_tokens, *cached)
 
 
-def rfc3339(at: float) -> str:
-    """UTC, always with milliseconds."""
+def format_time(at: float) -> str:
+    """Return a time as RFC3339: UTC, always with milliseconds."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def cut(text: str) -> str:
+def cut_payload(text: str) -> str:
     """Return the text, or its beginning with a mark that says how much is missing."""
     if len(text) <= PAYLOAD_BYTES // 4:
         return text
@@ -248,7 +248,7 @@ def cut(text: str) -> str:
     return f"{data[:PAYLOAD_BYTES].decode('utf-8', 'ignore')}\n[... {len(data) - PAYLOAD_BYTES} more bytes were cut]"
 
 
-def arguments(payload: str) -> tuple[dict[str, Any], str]:
+def read_arguments(payload: str) -> tuple[dict[str, Any], str]:
     """Return the arguments of a call if the payload is a JSON object; else none, and the payload as it came."""
     if not payload.strip():
         return {}, ""

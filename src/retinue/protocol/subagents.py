@@ -59,7 +59,7 @@ def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
         raise ToolError(REFINE_REFUSED)
     raw = args.get("tasks")
     if raw is not None and not isinstance(raw, list):
-        raise ToolError(f"Invalid 'tasks' type: expected list, got {_type(raw)}")
+        raise ToolError(f"Invalid 'tasks' type: expected list, got {_name_type(raw)}")
     if not raw:
         raise ToolError("No tasks provided. Must provide at least one task.")
     if len(raw) > MAX_TASKS_PER_SPAWN:
@@ -74,60 +74,62 @@ def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
 
 def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
     if not isinstance(value, dict):
-        raise ToolError(f"Task at index {index} has invalid type: expected object, got {_type(value)}")
+        raise ToolError(f"Task at index {index} has invalid type: expected object, got {_name_type(value)}")
     text = value.get("task")
     if not isinstance(text, str) or not text.strip():
         raise ToolError(f"Task at index {index} missing required 'task' field")
     unknown = sorted(set(value) - set(TASK_KEYS))
     if unknown:
         raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(TASK_KEYS)}")
-    kind = _optional(index, value, "subagent_type", str)
+    kind = _read_optional(index, value, "subagent_type", str)
     timeout = value.get("timeout_seconds")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
         raise ToolError(
-            f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_type(timeout)}"
+            f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_name_type(timeout)}"
         )
     if timeout is not None and not math.isfinite(timeout):
         raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")
     return kind, Task(
         text,
-        context=_optional(index, value, "task_context", str) or "",
-        context_paths=_paths(index, value.get("context_paths")),
-        include_parent_workspace=_flag(index, value, "include_parent_workspace"),
-        include_temp_workspace=_flag(index, value, "include_temp_workspace"),
-        subagent_id=_optional(index, value, "subagent_id", str),
-        model=_optional(index, value, "model", str),
+        context=_read_optional(index, value, "task_context", str) or "",
+        context_paths=_read_paths(index, value.get("context_paths")),
+        include_parent_workspace=_read_flag(index, value, "include_parent_workspace"),
+        include_temp_workspace=_read_flag(index, value, "include_temp_workspace"),
+        subagent_id=_read_optional(index, value, "subagent_id", str),
+        model=_read_optional(index, value, "model", str),
         timeout_seconds=timeout,
     )
 
 
-def _paths(index: int, value: Any) -> tuple[str, ...]:
+def _read_paths(index: int, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise ToolError(f"Task at index {index} has invalid 'context_paths' type: expected list, got {_type(value)}")
+        raise ToolError(
+            f"Task at index {index} has invalid 'context_paths' type: expected list, got {_name_type(value)}"
+        )
     for place, path in enumerate(value):
         if not isinstance(path, str):
-            got = _type(path)
+            got = _name_type(path)
             raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
     return tuple(value)
 
 
-def _optional(index: int, value: dict[str, Any], key: str, kind: type[str]) -> str | None:
+def _read_optional(index: int, value: dict[str, Any], key: str, kind: type[str]) -> str | None:
     found = value.get(key)
     if found is not None and not isinstance(found, kind):
-        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected string, got {_type(found)}")
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected string, got {_name_type(found)}")
     return found
 
 
-def _flag(index: int, value: dict[str, Any], key: str) -> bool:
+def _read_flag(index: int, value: dict[str, Any], key: str) -> bool:
     found = value.get(key, True)
     if not isinstance(found, bool):
-        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected boolean, got {_type(found)}")
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected boolean, got {_name_type(found)}")
     return found
 
 
-def _type(value: Any) -> str:
+def _name_type(value: Any) -> str:
     return type(value).__name__
 
 
@@ -166,12 +168,12 @@ def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str
         "token_usage": {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
         "log_path": log_path,
         "warning": result.warning,
-        **_changes(result),
+        **_describe_changes(result),
     }
 
 
-def _changes(result: Result[Any]) -> dict[str, Any]:
-    """What it changed in a copy of its own, for who might want to take it over."""
+def _describe_changes(result: Result[Any]) -> dict[str, Any]:
+    """Return the entries about the files a subagent changed in its own copy, which the parent may take over."""
     if not result.changed_count:
         return {}
     listed = [f"{file.status} {file.path}" for file in result.changed_files[:LISTED_CHANGES]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
-from retinue.protocol.reports import Reported, arguments
+from retinue.protocol.reports import Reported, read_arguments
 from retinue.remote.port import RemoteSpawned, Report
 from retinue.remote.validator import clean_name
 
@@ -69,7 +69,7 @@ class ServerReports:
         self._calls += 1
         call_id = event.call_id or f"call-{self._calls}"
         self._open.append((call_id, name, self._now()))
-        args, raw = arguments(payload)
+        args, raw = read_arguments(payload)
         timeout = event.execution_timeout_seconds
         return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
 

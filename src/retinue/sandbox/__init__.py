@@ -1,1 +1,2 @@
-"""Where runs live and what they may write. A runtime gets a job and a link, and gives back one ending."""
+"""Sandboxes: in process, behind bubblewrap, in a container; the tool server inside, its session on the host, and the
+network proxy."""

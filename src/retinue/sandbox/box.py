@@ -1,4 +1,4 @@
-"""What one run gets of the machine, whichever wall holds it; and the program every wall runs inside."""
+"""The box of a run, which is all it gets of the machine, for every kind of sandbox; and the program inside."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Opening:
-    """How to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
+    """The way to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
     which the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody
     else than we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called
     again."""
@@ -79,14 +79,14 @@ class Opening:
 
 
 class Wall(Protocol):
-    """Starts workers. `words` are the walls that really stand, as `run.started` says them."""
+    """Starts tool servers. `words` name the walls that stand, as `run.started` has them."""
 
     @property
     def words(self) -> tuple[str, ...]: ...
 
     @property
     def counts_memory(self) -> bool:
-        """Whether the kernel counts the memory of a whole run; else each of its processes is limited."""
+        """Tell whether the kernel counts the memory of a whole run; else each of its processes is limited."""
         ...
 
     def open(self, box: Box) -> Opening: ...
@@ -104,7 +104,7 @@ def tool_server_command() -> list[str]:
 
 @cache
 def library() -> tuple[tuple[str, str], ...]:
-    """What the tool server imports: where it is, and its name in the library folder inside."""
+    """Return the packages that the tool server imports: their folders, and their names in the library folder inside."""
     found = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -152,13 +152,13 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 
 
 def command(name: str) -> str | None:
-    """Where a program of the system is; the user's own folders are not looked at."""
+    """Return the path of a program of the system; the user's own folders are not looked at."""
     return shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
 
 @dataclass
 class Mounts:
-    """What is where inside, parents before children whatever order it was said in."""
+    """The mounts inside, parents before children whatever the order they were added in."""
 
     _at: dict[str, list[str]] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class Mounts:
         self._at[path] = list(arguments)
 
     def arguments(self) -> list[str]:
-        """For bubblewrap; the folders on the way to a mount are there for everybody to pass through."""
+        """Return the options for bubblewrap. Everybody can pass through the folders on the way to a mount."""
         said: list[str] = []
         for path in sorted({*self._at, *self._on_the_way()}, key=lambda path: path.count("/")):
             said += self._at.get(path) or ["--perms", "0755", "--dir", path]

@@ -1,10 +1,9 @@
 """The bubblewrap wall: namespaces of its own, a file system of what was named, no network, no capability.
 
 A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
-Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes
-none: inside, before anything of the run is read, the worker becomes a uid that nobody else has, with the tree's gid
-and every capability gone. Capabilities dropped under uid 0 alone would be no wall.
-"""
+Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes none:
+inside, before anything of the run is read, the tool server becomes a uid that nobody else has, with the tree's gid and
+every capability gone. Capabilities dropped under uid 0 alone would be no wall."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ from retinue.sandbox.box import (
     tool_server_command,
 )
 from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
-from retinue.sandbox.unavailable_reasons import reason
 from retinue.sandbox.unix_sockets import COVER, bound_below
 
 PROBE_SECONDS = 20.0
@@ -54,6 +52,12 @@ RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
+_SYSCTLS = (
+    ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+)
+_MARKS = ("permission", "permitted", "namespace", "uid map", "mount proc")
 
 
 class Bubblewrap:
@@ -153,7 +157,7 @@ class Bubblewrap:
         return mounts.arguments()
 
     def _cover(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
-        """What is not shown of the folders that are: our state, and who listens there."""
+        """Cover what is hidden in the folders that are shown: our state, and sockets that somebody listens on."""
         shown = (*self._expose, *roots)
         for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
             if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
@@ -244,7 +248,7 @@ def _look(opening: Opening, *, root: bool) -> Seen:
     finally:
         opening.drop()
     if done.returncode:
-        raise NoWall(reason(done.stderr.decode("utf-8", "replace"), root=root))
+        raise NoWall(_explain_failure(done.stderr.decode("utf-8", "replace"), root=root))
     try:
         return msgspec.json.decode(done.stdout, type=Seen)
     except msgspec.MsgspecError:
@@ -328,3 +332,26 @@ def _pipe(data: bytes) -> int:
 def _two(procs: Sequence[str]) -> list[str]:
     """The files to write to: in the new hierarchy both are one."""
     return [procs[0], procs[-1]]
+
+
+def _explain_failure(said: str, *, root: bool) -> str:
+    """Return what bubblewrap said, in one line, and what to do about it."""
+    line = " ".join(said.split())[:300]
+    text = f"bubblewrap does not work here: {line or 'it said nothing'}"
+    if not any(mark in line.lower() for mark in _MARKS):
+        return text
+    if root:
+        return (
+            f"{text}; root needs CAP_SYS_ADMIN here (docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined)"
+        )
+    settings = [advice for name, bad, advice in _SYSCTLS if _read_sysctl(name) == bad]
+    return (
+        f"{text}; user namespaces are closed here: {' and '.join(settings) or 'ask for unprivileged user namespaces'}"
+    )
+
+
+def _read_sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""

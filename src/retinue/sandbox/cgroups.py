@@ -28,7 +28,7 @@ class Group:
         self.procs = [str(folder / "cgroup.procs") for folder in folders]
 
     def memory_kills(self) -> int:
-        """How often the kernel ended something here for want of memory."""
+        """Count how often the kernel ended something here for want of memory."""
         for folder in self._folders:
             for name in ("memory.oom_control", "memory.events"):
                 with suppress(OSError):

@@ -41,7 +41,7 @@ class Channel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was sent is with the other end."""
+        """Tell whether all that was sent is with the other end."""
         return not self._unsent
 
     def send(self, frame: Frame) -> None:

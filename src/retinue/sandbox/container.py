@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from retinue.core.limits import Caps
-from retinue.sandbox import container_labels as labels
 from retinue.sandbox.box import (
     FULL_NETWORK,
     LIBRARY,
@@ -40,6 +39,8 @@ ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
+# Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
+TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
 REMOVE_SECONDS = 10.0
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
@@ -75,7 +76,7 @@ seen |= {"memory": memory, "machine": platform.machine()}
 
 
 class _Seen(Seen):
-    """What is to be known of a container beside."""
+    """The self-check of a container."""
 
     memory: int
     writable: bool
@@ -152,7 +153,7 @@ class Containers:
             *more,
             "--name",
             name,
-            *labels.of(box.tree, box.run),
+            *_label_options(box.tree, box.run),
             *_CLOSED,
             *([] if self._full_network else ["--network=none"]),
             *(_PODMAN if self._engine.podman else _DOCKER),
@@ -172,7 +173,7 @@ class Containers:
             argv,
             client(os.environ),
             user=user,
-            kill=lambda: labels.kill(self._engine, box.tree, box.run),
+            kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
             cwd=str(Path(box.lent).parent),  # podman's monitor leaves a file there when memory is used up
         )
 
@@ -321,7 +322,7 @@ def probe(
     if key in _PROBED:
         return _PROBED[key]
     found = engine()
-    labels.sweep(found)
+    sweep_orphans(found)
     if found.call("image", "inspect", image or NAME).returncode:
         pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image else ""
         raise NoWall(f"there is no image {image or NAME} here{pull}; {BUILD}")
@@ -345,3 +346,68 @@ def probe(
         wall.check(box, str(secret))
     _PROBED[key] = wall
     return wall
+
+
+def _label_options(tree: str, run: int) -> list[str]:
+    return [
+        f"--label={TREE_LABEL}={tree}",
+        f"--label={RUN_LABEL}={tree}/{run}",
+        f"--label={MAKER_LABEL}={name_maker()}",
+    ]
+
+
+def name_maker() -> str:
+    """Return a name of this process that no other has: its pid namespace, its pid and when it began."""
+    return f"{_read_pid_namespace()}.{os.getpid()}.{_read_start_time(os.getpid())}"
+
+
+def _kill_run_containers(engine: Engine, tree: str, run: int) -> None:
+    """End the containers of a run, whatever state they are in."""
+    engine.remove(_find_containers(engine, f"{RUN_LABEL}={tree}/{run}", f"{MAKER_LABEL}={name_maker()}"))
+
+
+def sweep_orphans(engine: Engine) -> None:
+    """End the containers whose makers are gone. Makers in another pid namespace are not ours to judge."""
+    engine.remove([found for found in _find_containers(engine, MAKER_LABEL) if _is_orphan(_read_maker(engine, found))])
+
+
+def _find_containers(engine: Engine, *labels: str) -> list[str]:
+    filters = [word for label in labels for word in ("--filter", f"label={label}")]
+    return engine.call("ps", "--all", "--quiet", "--no-trunc", *filters).stdout.split()
+
+
+def _read_maker(engine: Engine, container: str) -> str:
+    said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container)
+    return said.stdout.strip()
+
+
+def _is_orphan(maker: str) -> bool:
+    numbering, _, rest = maker.partition(".")
+    pid, _, began = rest.partition(".")
+    return numbering == _read_pid_namespace() and pid.isdigit() and _read_start_time(int(pid)) != began
+
+
+def _read_pid_namespace() -> str:
+    """Return the pid namespace; `host` on systems without one."""
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "host"
+
+
+def _read_start_time(pid: int) -> str:
+    """Return when a process began; `gone` for one that is not there."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "" if not Path("/proc/self").exists() and _is_alive(pid) else "gone"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

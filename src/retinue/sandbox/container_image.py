@@ -1,8 +1,7 @@
 """A container image out of what this machine has: its Python, a shell, the small programs, and the libraries they need.
 
-Made from scratch, so that nothing is downloaded and the Python is sure to be the one the worker is compiled for. It is
-enough for the tools of an agent; who needs compilers and git names an image of their own.
-"""
+Made from scratch, so that nothing is downloaded and the Python is sure to be the one the tool server is compiled for.
+It is enough for the tools of an agent; who needs compilers and git names an image of their own."""
 
 from __future__ import annotations
 
@@ -172,7 +171,7 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_b
 
 
 def _libraries(compiled: list[str]) -> set[str]:
-    """What they load, and the loader itself, as the loader finds it."""
+    """Return the libraries they load, and the loader itself, as the loader finds them."""
     ldd = command("ldd")
     if ldd is None:
         raise NoWall("ldd is not there: apt-get install libc-bin")

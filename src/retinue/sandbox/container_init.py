@@ -1,4 +1,5 @@
-"""The first process of a container: filters system calls, starts the worker, buries the dead, and ends with either end.
+"""The first process of a container: filters system calls, starts the tool server, buries the dead, and ends with either
+end.
 
 The engine's own syscall filter differs from one machine to the next, so ours is put on top of it from inside, before
 anything of the run is read. When the first process ends, the kernel ends everything in the container.
@@ -16,13 +17,13 @@ from pathlib import Path
 from retinue.sandbox import seccomp
 from retinue.sandbox.process_privacy import hide_process
 
-OUT_OF_MEMORY = 86  # its exit code when the worker fell for want of memory
+OUT_OF_MEMORY = 86  # its exit code when the tool server fell for want of memory
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def guard() -> None:
-    """Returns in the worker only; the first process stays here until it ends."""
+    """Return in the tool server only; the first process stays here until it ends."""
     _filter_calls()
     hide_process()
     told, tell = os.pipe()
@@ -37,7 +38,7 @@ def guard() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     looking = select.poll()
     looking.register(told, select.POLLIN)
-    looking.register(0, 0)  # only its end: what comes in is the worker's
+    looking.register(0, 0)  # only its end: what comes in is the tool server's
     while True:
         _bury(child)
         for fd, _ in looking.poll():
@@ -51,13 +52,13 @@ def _pass_on(*_: object) -> None:
         os.kill(-1, signal.SIGTERM)
 
 
-def _bury(worker: int) -> None:
+def _bury(server: int) -> None:
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if pid == worker:
+            if pid == server:
                 code = os.waitstatus_to_exitcode(status)
                 if code == -signal.SIGKILL and _out_of_memory():
                     os._exit(OUT_OF_MEMORY)

@@ -1,4 +1,4 @@
-"""What of this machine a program needs behind a wall: the folder it was installed in. Looks, and runs nothing.
+"""The paths of this machine that a program needs in a sandbox: the folder it was installed in. Looks, and runs nothing.
 
 Version managers put something else on the PATH than what runs; rustup's and pyenv's (and its kin's) are known here. A
 folder that has more in it than the program (a home, `~/.local`, `~/.cargo` with its keys) is never named: then it is
@@ -36,7 +36,7 @@ def needed(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> lis
 
 
 def shown_by(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
-    """What shows the program at this path; nothing, where it is seen anyway."""
+    """Return the paths that show a program; none if it is seen anyway."""
     home = Path(env.get("HOME") or "/nowhere")
     real = Path(os.path.realpath(path))
     if real.name == "rustup":
@@ -59,7 +59,7 @@ def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_ours(root: Path, folder: Path) -> bool:
-    """Whether a link of the project's leads to the project itself, above it, or to our state in it."""
+    """Tell whether a link of the project leads to the project itself, above it, or to our state in it."""
     return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
 
 
@@ -103,7 +103,7 @@ def _is_seen(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    """What stands in a file; nothing for what is none, such as a pipe that would never end."""
+    """Return the text of a regular file; nothing for anything else, such as a pipe that would never end."""
     with suppress(OSError, ValueError):
         if path.is_file():
             with path.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What a run is told when a command fails only because of its wall: a program it does not show, a network it lacks."""
+"""Hints for a command that fails only because of its sandbox: a program that is not shown, no network, no memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retinue.sandbox.exposed_paths import shown_by
 
 MOST = 3
 NOT_SHOWN = (
-    "[{name} is on this machine, at {path}, but not behind the wall: `expose_paths: [{shown}]` in the user's "
+    "[{name} is on this machine, at {path}, but not in the sandbox: `expose_paths: [{shown}]` in the user's "
     "retinue.yaml would show it]"
 )
 NOT_IN_IMAGE = (
@@ -39,7 +39,7 @@ _UNREACHABLE = re.compile(
 
 
 def hint(said: str) -> str:
-    """Words to put behind what a failed command said; nothing where the command is not here either."""
+    """Return words to put behind the output of a failed command; none if the program is not on this machine either."""
     notes = []
     for name, path in _missing(said):
         shown = shown_by(path, Path(path).parent, os.environ)
@@ -49,17 +49,17 @@ def hint(said: str) -> str:
 
 
 def image_hint(said: str) -> str:
-    """The same for a container, whose programs are those of its image."""
+    """Do the same for a container, whose programs are those of its image."""
     return "\n".join([NOT_IN_IMAGE.format(name=name, path=path) for name, path in _missing(said)][:MOST])
 
 
 def offline_hint(said: str) -> str:
-    """For a run without a network."""
+    """Return a hint for a command that found no network."""
     return NO_NETWORK if _UNREACHABLE.search(said) else ""
 
 
 class Starved:
-    """For a run whose memory is counted: whether some of it was killed for that since it was last asked."""
+    """Tells, of a run whose memory is counted, whether something of it was killed for that since it was last asked."""
 
     def __init__(self, kills: Callable[[], int], memory: int) -> None:
         self._kills, self._memory, self._known = kills, memory, 0

@@ -23,7 +23,7 @@ NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork
 
 
 def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """With an environment and a home of its own; `also` are more folders it has to reach."""
+    """Run a command with an environment and a home of its own; `also` are more folders it has to reach."""
     made = Path(tempfile.mkdtemp(prefix="retinue-user-"))
     made.chmod(0o755)
     home = made / "home"

@@ -1,4 +1,4 @@
-"""A worker's process from start to the last of what it started: one owner, who sees that nothing of it is left.
+"""The process of a tool server, from its start to the last of what it started. Its one owner sees that nothing is left.
 
 Everything inside a wall is below its first process, the init of its own pid namespace: when that is killed, the
 kernel kills all the rest, also what has double-forked or left its session, before it is reaped.
@@ -131,7 +131,7 @@ class Process:
                     os.kill(pid, signal.SIGKILL)
 
     async def _within(self, seconds: float, *others: asyncio.Task[None]) -> bool:
-        """Whether it is gone, or one of the others done, before the time is over."""
+        """Tell whether it is gone, or one of the others done, before the time is over."""
         async with TaskOwner() as owner:
             gone = owner.start(self._exited.wait())
             done, _ = await asyncio.wait({gone, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -68,7 +68,7 @@ class Gate:
             self.path.unlink()
 
     def note(self) -> str:
-        """What was refused since the last time, in words for the model."""
+        """Return what was refused since the last time, in words for the model."""
         reasons, self._pending = self._pending, []
         hosts = ", ".join(map(str, self._hosts[:MOST_TOLD]))
         return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
@@ -82,8 +82,8 @@ class Gate:
 
 
 async def forward(path: str) -> int:
-    """In the worker: listens on the loopback of its own namespace for what cannot speak to a socket by its path, and
-    passes bytes on. Judges nothing: the far end does. The port."""
+    """Listen, in the tool server, on the loopback of its own namespace for programs that cannot speak to a socket by
+    its path, and pass bytes on. Judges nothing: the other end does. Returns the port."""
     tasks = TaskOwner()
 
     def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What one run gets of the machine, worked out from its folders; and its folders as tools of the host see them."""
+"""The box of a run, made from its folders; and those folders as tools of the host see them."""
 
 from __future__ import annotations
 

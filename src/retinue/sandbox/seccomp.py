@@ -81,7 +81,7 @@ def program(machine: str = "") -> bytes | None:
 
 
 def _on(number: int, argument: int, check: list[bytes]) -> list[bytes]:
-    """For one call: look at the low half of an argument, check it, else allow."""
+    """Look at the low half of an argument of one call, check it, else allow."""
     body = [_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _line(_RETURN, _ALLOW)]
     return [_line(_JUMP_EQUAL, number, 0, len(body)), *body]
 

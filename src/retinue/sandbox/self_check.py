@@ -1,4 +1,4 @@
-"""What a process says from inside a wall, and which of the walls do not stand by that. The same for every wall."""
+"""The self-check of a sandbox: what a process sees from inside, and which walls do not stand by that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TELL = "print(json.dumps(seen))\n"
 
 
 class Seen(msgspec.Struct):
-    """What it says. `seen` is what it must not see, `seccomp` 2 where calls are filtered."""
+    """The findings from inside. `seen` is what it must not see, `seccomp` 2 where calls are filtered."""
 
     uid: int
     caps: int
@@ -31,7 +31,7 @@ class Seen(msgspec.Struct):
 
 
 def holes(seen: Seen, *, user: tuple[int, int] | None, full_network: bool) -> list[str]:
-    """The walls that do not stand. `user` is who it should be, where that is somebody else than we."""
+    """Return the walls that do not stand. `user` is who it should be, where that is somebody else than we."""
     stands = {
         "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
         "caps": seen.caps == 0,

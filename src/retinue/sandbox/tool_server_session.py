@@ -72,7 +72,7 @@ class SandboxLost(Exception):
 
 @dataclass(frozen=True)
 class SandboxKind:
-    """How sandboxes of one kind are started. `hint` explains why a command failed inside that works outside."""
+    """One kind of sandbox, and the way to start it. `hint` explains why a command failed inside that works outside."""
 
     wall: Wall
     caps: Caps
@@ -104,6 +104,7 @@ class Connection:
         self._numbers = 0
         self._requests: dict[int, _Request] = {}
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._tasks = TaskOwner()
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
@@ -215,7 +216,6 @@ class Connection:
             for waiting in (self._greeted, *(request.answer for request in self._requests.values())):
                 if not waiting.done():
                     waiting.set_exception(error)
-            self._greeted.exception() if not self._greeted.cancelled() else None
 
     # Frames of the tool server
 

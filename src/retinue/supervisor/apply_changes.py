@@ -13,7 +13,7 @@ from typing import Any
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.control import Changes
 from retinue.core.errors import RetinueError, ToolError
-from retinue.core.events import RunSpawned
+from retinue.core.events import RunSpawned, decode_raw
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.results import ChangedFile
@@ -35,6 +35,8 @@ from retinue.workspaces.workspace import (
 )
 
 APPLY = "apply_subagent"
+COPIES = ("copy", "worktree")
+SANDBOXED = ("isolated", "container")
 NO_COPY = "{who} worked in no copy, so there is nothing to take over: its workspace is {workspace}"
 ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to take over"
 NOTHING = "{who} changed no files"
@@ -83,8 +85,11 @@ def copied_by(run: Run) -> Copied | None:
 
 
 def is_unmade(spawned: RunSpawned) -> bool:
-    """Tell whether the run's workspace was never made: the first call that needs it makes it, and there was none."""
-    return not spawned.server and not Path(spawned.workspace).exists()
+    """Tell whether the run's copy was never made: the first call that needs it makes it, and there was none."""
+    profile = decode_raw(spawned.profile)
+    kind, is_sandboxed = profile.get("workspace"), profile.get("runtime") in SANDBOXED
+    has_copy = kind in COPIES or (kind is None and is_sandboxed)
+    return has_copy and not spawned.server and not Path(spawned.workspace).exists()
 
 
 def no_copy(who: str, spawned: RunSpawned) -> str:

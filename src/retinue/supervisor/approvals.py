@@ -81,7 +81,15 @@ class Approvals:
             allowed = verdict.what != "deny"
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             by = f"rule: {standing or verdict.rule}"
-            body = ApprovalDecided(tree.next_approval_id(run), call.id, allowed, reason, by, call.name, seal=spec.seal)
+            body = ApprovalDecided(
+                approval_id=tree.next_approval_id(run),
+                call_id=call.id,
+                allowed=allowed,
+                reason=reason,
+                by=by,
+                tool=call.name,
+                seal=spec.seal,
+            )
             written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
@@ -288,8 +296,17 @@ class Approvals:
         allowed = isinstance(decision, Allow)
         reason, args = ("", decision.args) if isinstance(decision, Allow) else (decision.reason, None)
         call, approval = question.call, question.approval
-        seal = question.spec.seal
-        body = ApprovalDecided(approval.id, call.id, allowed, reason, by, call.name, scope, args, seal)
+        body = ApprovalDecided(
+            approval_id=approval.id,
+            call_id=call.id,
+            allowed=allowed,
+            reason=reason,
+            by=by,
+            tool=call.name,
+            scope=scope,
+            args=args,
+            seal=question.spec.seal,
+        )
         question.written = question.tree.write(question.run, body, True)
 
     # Leaving
@@ -381,14 +398,14 @@ def _make_approval(
 ) -> Approval:
     ref = run.ref
     return Approval(
-        tree.next_approval_id(run),
-        tree.id,
-        ref.run,
-        ref.path,
-        ref.agent,
-        clean(call.name),
-        clean_value(deepcopy(call.args)),
-        clean(call.id),
+        id=tree.next_approval_id(run),
+        tree=tree.id,
+        run=ref.run,
+        path=ref.path,
+        agent=ref.agent,
+        tool=clean(call.name),
+        args=clean_value(deepcopy(call.args)),
+        call_id=clean(call.id),
         label=None if run.parent is None else ref.label,
         preview=clean(preview),
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
@@ -407,8 +424,16 @@ def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
 
 
 def _asked_event(approval: Approval) -> ApprovalAsked:
-    a = approval
-    return ApprovalAsked(a.id, a.call_id, a.tool, deepcopy(a.args), a.label, a.preview, a.rule, a.digest)
+    return ApprovalAsked(
+        approval_id=approval.id,
+        call_id=approval.call_id,
+        tool=approval.tool,
+        args=deepcopy(approval.args),
+        label=approval.label,
+        preview=approval.preview,
+        rule=approval.rule,
+        digest=approval.digest,
+    )
 
 
 def _check_decision(decision: object) -> Decision:

@@ -52,7 +52,10 @@ class Client:
     async def record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
         """Do the work of a call, and write the call and its result as the client's own."""
         clock = asyncio.get_running_loop().time
-        self._services.emit(ToolCall(call.id, call.name, call.args, "observe", call.name, waits=True))
+        body = ToolCall(
+            call_id=call.id, name=call.name, args=call.args, tier="observe", display_name=call.name, waits=True
+        )
+        self._services.emit(body)
         begun, text, success = clock(), GIVEN_UP, False
         try:
             outcome = await work()
@@ -63,7 +66,8 @@ class Client:
             raise
         finally:
             duration = round((clock() - begun) * 1000)
-            self._services.emit(ToolResult(call.id, call.name, text, success, duration))
+            result = ToolResult(call_id=call.id, name=call.name, text=text, success=success, duration_ms=duration)
+            self._services.emit(result)
 
     async def leave(self) -> None:
         """End the run, and with it all below it."""

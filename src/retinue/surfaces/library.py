@@ -10,8 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from retinue import build
+from retinue.build.parts import Parts, add_profiles
+from retinue.build.project import load_project_parts
 from retinue.build.servers import parse_servers
+from retinue.build.supervisor import open_control
 from retinue.concurrency import finish_despite_cancel
 from retinue.core.context import CURRENT
 from retinue.core.control import Control, ResumeOverrides, RunHandle
@@ -29,12 +31,12 @@ T = TypeVar("T")
 class Retinue:
     """Many trees, one log. Made by `open` and entered with `async with`; leaving cancels what still runs."""
 
-    def __init__(self, parts: Callable[[], build.Parts]) -> None:
+    def __init__(self, parts: Callable[[], Parts]) -> None:
         self._parts = parts
         self._control: Control | None = None
 
     async def __aenter__(self) -> Retinue:
-        self._control = build.open_control(self._parts())
+        self._control = open_control(self._parts())
         return self
 
     async def __aexit__(
@@ -155,7 +157,7 @@ def open(  # noqa: PLR0913 - the one entry point
     outbox: str | Path | None = None,
     mcp_servers: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Retinue:
-    """A Retinue with its log in the state folder `path`, or in memory without one.
+    """Return a Retinue with its log in the state folder `path`, or in memory without one.
 
     `project` is the folder primaries work in (default: the one that holds `path`, else the current one). `config`
     names a retinue.yaml to read; without it no file is read. Mode `yes` runs every tool without asking,
@@ -173,7 +175,7 @@ def open(  # noqa: PLR0913 - the one entry point
     container, through the folder `outbox` (`retinue watch`). `mcp_servers` are programs and addresses that runs may
     have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`."""
 
-    def parts() -> build.Parts:
+    def parts() -> Parts:
         state = None if path is None else Path(path).resolve()
         base = Path(project).resolve() if project is not None else state.parent if state is not None else Path.cwd()
         rules = Rules(None, *(tuple(map(parse_rule, texts)) for texts in (allow, ask, deny)))
@@ -191,17 +193,17 @@ def open(  # noqa: PLR0913 - the one entry point
         given |= {"runtime": runtime, "fallback": fallback, "outbox": None if outbox is None else Path(outbox)}
         servers = () if mcp_servers is None else parse_servers(mcp_servers)
         if config is not None:
-            found, _ = build.load_project_parts(base, config=Path(config), **given)
+            found, _ = load_project_parts(base, config=Path(config), **given)
             found = replace(found, state=state, mcp_servers=(*found.mcp_servers, *servers))
-            return found if not profiles else build.add_profiles(found, profiles)
+            return found if not profiles else add_profiles(found, profiles)
         set_values = {name: value for name, value in given.items() if value is not None}
-        return build.Parts(project=base, profiles=profiles, mcp_servers=servers, **set_values)
+        return Parts(project=base, profiles=profiles, mcp_servers=servers, **set_values)
 
     return Retinue(parts)
 
 
 def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result[Any]:
-    """One run from start to end without an event loop of your own; works inside a running one too.
+    """Return one run from start to end without an event loop of your own; works inside a running one too.
 
     `options` are those of `open`."""
 
@@ -217,7 +219,7 @@ def run_sync(profile: Profile | str, task: str | Task, **options: Any) -> Result
 
 
 def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
+    """Run it in an event loop of a thread of its own and waits, whatever loop the caller is in."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 

@@ -1,8 +1,9 @@
-"""The tools by which a model has subagents: spawn, list, get. They say what is wanted; the supervisor does it."""
+"""The tools by which a model has subagents: spawn, list, get, apply. The supervisor does the work."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from retinue.core.ports import Folders, Link, Order, Outcome, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.protocol import subagents as words
+from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.paths import resolve_readable
 from retinue.tools.truncate import truncate_text
 
@@ -99,7 +101,7 @@ class SpawnSubagents:
 
     @staticmethod
     def reply(results: list[tuple[Result[Any], Ticket]], folders: Folders) -> Outcome:
-        """What is said of runs that have ended, with as much of every answer as lets the whole of it fit inline."""
+        """Make the reply about runs that have ended, with as much of every answer as lets the whole fit inline."""
         limit = INLINE_BYTES
         while True:
             entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
@@ -217,3 +219,26 @@ class GetAgent:
         if row.result is None:
             return Outcome(f"agent:{wanted} is still running ({row.state}).", success=False)
         return Outcome(row.result.final_response, row.result.success, data=row.result)
+
+
+class ApplySubagent:
+    """`apply_subagent`: asked about once, with the whole diff, which the host makes."""
+
+    spec = ToolSpec(
+        "apply_subagent",
+        "Take over the files that a finished subagent changed in its own copy or worktree into your workspace: all of "
+        "them, or, where they conflict with yours, none. 'subagent_id' is its id, its label, or the N of agent:N.",
+        {
+            "type": "object",
+            "properties": {"subagent_id": {"type": "string"}},
+            "required": ["subagent_id"],
+        },
+        tier="confirm",
+        display_name="Apply subagent",
+    )
+
+    async def preview(self, call: Call, folders: Folders) -> str:
+        return reveal_text(read_argument(call, "subagent_id", str))
+
+    def __call__(self, call: Call, folders: Folders, link: Link) -> Awaitable[Outcome]:
+        return link.lend(call)

@@ -7,15 +7,18 @@ names is never a change. Submodules and nested repositories are plain files.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
-from retinue.workspaces import alternates, git
+from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.store import Files, Import, Store
@@ -27,6 +30,11 @@ TOO_LARGE = (
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
 MIB = 1024 * 1024
+MAX_ALTERNATES_DEPTH = 5  # as git goes itself
+MAX_ALTERNATES_BYTES = 1024 * 1024
+_OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
 @dataclass
@@ -65,7 +73,7 @@ def create_workspace(  # noqa: PLR0913 - each by name
             into.add_tree(ref, files)
         made = CreatedWorkspace(files, walker.skipped)
         if kind == "worktree" and repository is not None:
-            made.objects = tuple(alternates.find_object_folders(repository.objects))
+            made.objects = tuple(_find_object_folders(repository.objects))
             _make_repository(workspace, project, repository, made.objects)
     except BudgetExceeded as error:
         remove_tree(place)
@@ -86,7 +94,7 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     git.run_in_store(*words, git_dir=folder, cwd=workspace)
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
-    (info / "alternates").write_bytes(alternates.format_alternates(objects))
+    (info / "alternates").write_bytes(_format_alternates(objects))
     if Path(repository.shallow).is_file():
         shutil.copyfile(repository.shallow, f"{folder}/shallow")
     whole = not repository.prefix
@@ -113,3 +121,60 @@ def _commit_subfolder(project: str, repository: git.Repository, folder: str) -> 
         return ""
     message = f"{place} at {repository.head}"
     return git.run_in_store("commit-tree", tree, "-m", message, git_dir=folder).decode().strip()
+
+
+def _find_object_folders(objects: str) -> list[str]:
+    """Return the object folder and those its alternates lead to, each once, with no link in their paths.
+
+    A repository cloned with `--shared` or `--reference` also reads the objects of another, which may do the same. A
+    sandboxed run is shown these folders, so only a folder that looks like one of objects is accepted."""
+    found = {os.path.realpath(objects): None}
+    layer = list(found)
+    for depth in range(MAX_ALTERNATES_DEPTH):
+        layer = [path for folder in layer for path in _read_alternates(folder, relative=not depth) if path not in found]
+        found |= dict.fromkeys(layer)
+    return list(found)
+
+
+def _format_alternates(paths: Sequence[str]) -> bytes:
+    """Return an alternates file that names the folders; a path that git could misread is quoted."""
+    return b"".join(_quote_path(os.fsencode(path)) + b"\n" for path in paths)
+
+
+def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
+    try:
+        with Path(objects, "info", "alternates").open("rb") as file:
+            named = file.read(MAX_ALTERNATES_BYTES).split(b"\n")
+    except OSError:
+        return
+    for line in named:
+        if not line or line.startswith(b"#") or b"\0" in _unquote_path(line):
+            continue
+        path = os.fsdecode(_unquote_path(line))
+        if (path.startswith("/") or relative) and _is_objects(real := os.path.realpath(os.path.join(objects, path))):  # noqa: PTH118
+            yield real
+
+
+def _is_objects(folder: str) -> bool:
+    try:
+        names = [path.name for path in Path(folder).iterdir()]
+    except OSError:
+        return False
+    return "pack" in names and all(map(_OBJECTS_NAME.fullmatch, names))
+
+
+def _quote_path(path: bytes) -> bytes:
+    if not path.startswith((b"#", b'"')) and b"\n" not in path:
+        return path
+    return b'"' + path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+
+
+def _unquote_path(line: bytes) -> bytes:
+    if not (line.startswith(b'"') and line.endswith(b'"') and len(line) > 1):
+        return line
+    return _ESCAPE.sub(_unescape, line[1:-1])
+
+
+def _unescape(found: re.Match[bytes]) -> bytes:
+    letter = found[1]
+    return bytes([int(letter, 8) & 0xFF]) if letter.isdigit() and len(letter) == 3 else _LETTERS.get(letter, letter)

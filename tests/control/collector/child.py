@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.caller import Caller
 from retinue.core.messages import Reply, Request
 from retinue.core.profiles import Profile, Task
@@ -36,10 +37,10 @@ class Stepwise:
 async def main(run_id: str, script: str, *options: str) -> None:
     agents = json.loads(script)
     model = Stepwise(agents) if "wait" in options else scripted(agents)
-    parts = build.Parts(
+    parts = Parts(
         project=Path.cwd(), mode="yes", best_effort="best_effort" in options, profiles=[Profile("helper", "You help.")]
     )
-    supervisor = build.make_supervisor(parts)
+    supervisor = make_supervisor(parts)
     try:
         with serve_caller(Caller(run_id=run_id)):
             node = supervisor.spawn(Profile("reviewer", "You review.", model=model), Task("look at it"))

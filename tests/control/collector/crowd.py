@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from retinue.control.poster import Poster
+from retinue.control.publisher import Poster
 from retinue.core.events import RunEnded, RunSpawned, Thinking
 from retinue.protocol.reports import ADDRESS, ROUTE, Sender
 
@@ -20,7 +20,7 @@ async def subagent(poster: Poster, run_id: str, events: int, *, first: float, ev
     sender = Sender("worker", run_id)
 
     async def say(body: object) -> None:
-        data = sender.post(body, time.time())  # type: ignore[arg-type]
+        data = sender.encode_event(body, time.time())  # type: ignore[arg-type]
         assert data is not None
         await poster.post(data)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control.collector import Collector
 from retinue.control.reporting import Reporting
 from retinue.core.events import Delta, Event
@@ -123,8 +124,8 @@ class Server:
 @asynccontextmanager
 async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = None) -> AsyncIterator[Hall]:
     limits = limits or Limits()
-    parts = build.Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
-    supervisor = build.make_supervisor(parts)
+    parts = Parts(project=folder, state=folder / ".retinue" if durable else None, limits=limits, mode="yes")
+    supervisor = make_supervisor(parts)
     reporting = Reporting(None, strict=True, limits=limits, clock=SystemClock())
     reporting.attach(supervisor)
     assert isinstance(reporting.collector, Collector)

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 import retinue
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
+from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.caller import narrower
 from retinue.core.errors import SpawnRefused
@@ -30,7 +31,7 @@ from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrower(travel.inherited(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrower(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")
@@ -45,7 +46,7 @@ async def main(run_id: str, meta: str) -> str:
         relay.returned(called, Outcome(said.decode()))
         return said.decode().strip()
 
-    supervisor = build.make_supervisor(build.Parts(project=Path.cwd(), mode="yes"))
+    supervisor = make_supervisor(Parts(project=Path.cwd(), mode="yes"))
     publisher = supervisor.driver._hook
     assert isinstance(publisher, Publisher)
     down.supervisor = supervisor

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.caller import Caller
 from retinue.core.events import Event
 from retinue.core.profiles import Profile, Task
@@ -23,7 +24,7 @@ from tests.surfaces.cli.shell import environment
 
 async def reviewed(folder: Path, script: dict[str, Any], *, best_effort: bool = False) -> tuple[str, str, list[Event]]:
     """A run of this process, reported to the address in the environment: its status, its error, its events."""
-    supervisor = build.make_supervisor(build.Parts(project=folder, mode="yes", best_effort=best_effort))
+    supervisor = make_supervisor(Parts(project=folder, mode="yes", best_effort=best_effort))
     with serve_caller(Caller(run_id="run-1")):
         node = supervisor.spawn(Profile("reviewer", "You review.", model=scripted(script)), Task("look"))
     await node.join()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control import collector as module
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError
@@ -389,8 +390,8 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
         await server.post(run_id, "tool_call", toolName="x", tokenUsage={"inputTokens": 1000})
         await h.until("tool.call")
         tree, before = h.tree, await h.events()
-    parts = build.Parts(project=tmp_path, mode="yes")
-    supervisor = build.make_supervisor(parts)
+    parts = Parts(project=tmp_path, mode="yes")
+    supervisor = make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
     node = await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))

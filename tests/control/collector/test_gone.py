@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
+from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits

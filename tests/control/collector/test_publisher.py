@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
-from retinue.control import poster
-from retinue.control.publisher import Publisher
-from retinue.control.relay import Relay
-from retinue.control.reporting import Reporting
+from retinue.build.supervisor import make_supervisor
+from retinue.control.publisher import Poster, Publisher
+from retinue.control.reporting import Relay, Reporting
 from retinue.control.server_limits import Downward
 from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
@@ -198,7 +197,7 @@ async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_p
 async def test_every_way_not_to_arrive_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr(poster, "POST_SECONDS", 0.2)
+    monkeypatch.setattr("retinue.control.publisher.POST_SECONDS", 0.2)
     async with peer(answer) as (address, _):
         monkeypatch.setenv(ADDRESS, address)
         status, error, _ = await reviewed(tmp_path, TWO_LOOKS)
@@ -266,7 +265,7 @@ async def test_a_process_that_is_reported_opens_no_collector_and_passes_the_addr
         monkeypatch.setenv(name, "http://127.0.0.1:9/inherited-secret")
         made = make_reporting(collects=True, strict=True, limits=Limits(), clock=clock)
         assert isinstance(made, Reporting) and isinstance(made.collector, Relay)
-        supervisor = build.make_supervisor(build.Parts(project=tmp_path))
+        supervisor = make_supervisor(Parts(project=tmp_path))
         made.attach(supervisor)
         given = made.collector.environment("any")
         assert given[ADDRESS] == given[CPE_ADDRESS] == "http://127.0.0.1:9/inherited-secret"
@@ -281,7 +280,7 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         run_id = server.call()
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
-        inner = build.make_supervisor(build.Parts(project=tmp_path / "inner", mode="yes"))
+        inner = make_supervisor(Parts(project=tmp_path / "inner", mode="yes"))
         publisher = inner.driver._hook
         assert isinstance(publisher, Publisher)
         down = Downward(Limits(), SystemClock())
@@ -304,7 +303,7 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
         script = {
             "main": [{"tools": [{"name": "spawn_subagents", "args": {"tasks": [{"task": "help"}]}}]}, {"text": "x"}]
         }
-        supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes"))
+        supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
         with serve_caller(Caller(parent_id="anchor-1")):
             model = scripted({**script, "*": [{"text": "helped"}]})
             node = supervisor.spawn(Profile("main", "x", model=model), Task("go"))
@@ -326,13 +325,13 @@ async def test_an_address_that_is_none_or_not_here_is_an_error(
 ) -> None:
     monkeypatch.setenv(ADDRESS, address)
     with pytest.raises(ConfigError, match="the address to report to"):
-        build.make_supervisor(build.Parts(project=tmp_path))
+        make_supervisor(Parts(project=tmp_path))
 
 
 async def test_a_connection_that_was_closed_meanwhile_is_replaced(tmp_path: Path) -> None:
     """One event is heard once, also when the first connection broke after it had been taken."""
     async with peer("", hang_up_after=1) as (address, posts):
-        sender = poster.Poster(address, "/subagent-events")
+        sender = Poster(address, "/subagent-events")
         for number in range(4):
             await sender.post(json.dumps({"type": "x", "n": number}).encode())
         assert [post["n"] for post in posts] == [0, 1, 2, 3]

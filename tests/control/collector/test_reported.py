@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.project import load_project_parts
+from retinue.build.supervisor import make_supervisor
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.caller import Caller
 from retinue.core.errors import NotFound
@@ -32,7 +34,7 @@ def begin(
 ) -> tuple[Supervisor, Run]:
     """A run of a server in that folder, reported to the address."""
     monkeypatch.setenv(ADDRESS, address)
-    supervisor = build.make_supervisor(build.Parts(project=folder, state=folder / ".retinue", mode="yes"))
+    supervisor = make_supervisor(Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
     with serve_caller(Caller(run_id=run_id)):
         return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
@@ -108,8 +110,8 @@ def test_best_effort_is_a_setting_that_a_project_cannot_choose_by_itself(tmp_pat
     assert list(map(str, words)) == ["orchestrator.coordination.subagent_reports: best_effort"]
     config = tmp_path / "mine.yaml"
     config.write_text(text)
-    assert build.load_project_parts(tmp_path, config=config)[0].best_effort
-    assert not build.load_project_parts(tmp_path)[0].best_effort
+    assert load_project_parts(tmp_path, config=config)[0].best_effort
+    assert not load_project_parts(tmp_path)[0].best_effort
 
 
 async def test_of_a_run_elsewhere_it_is_said_where_it_is(

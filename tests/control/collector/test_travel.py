@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control.reporting import Reporting
 from retinue.core.caller import NOBODY, Caller, narrower
 from retinue.core.control import ResumeOverrides
@@ -52,7 +53,7 @@ def test_there_and_back() -> None:
     back = travel.from_environment(environ)
     assert (back.depth, back.deadline, back.tokens, back.cost) == (2, 1_800_000_000.5, 1000, Decimal("0.125"))
     assert travel.to_meta(NOBODY) == {} == travel.to_environment(NOBODY)
-    assert travel.inherited({}) is NOBODY
+    assert travel.read_process_limits({}) is NOBODY
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1e9", "٣", " 2", True, -5, 2.5, [], {}, "9" * 19])
@@ -98,7 +99,7 @@ def test_a_primary_takes_a_level_unless_it_stands_for_the_caller() -> None:
 @asynccontextmanager
 async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]:
     """A process that may go three levels deep and starts servers."""
-    supervisor = build.make_supervisor(build.Parts(project=folder, mode="yes"))
+    supervisor = make_supervisor(Parts(project=folder, mode="yes"))
     reporting = Reporting(None, strict=True, limits=Limits(), clock=SystemClock())
     reporting.attach(supervisor)
     try:
@@ -122,7 +123,7 @@ def levels(result: Result[Any]) -> int:
 
 async def test_a_tree_made_for_a_call_goes_no_deeper_than_what_is_left(tmp_path: Path) -> None:
     """Whatever the profile and the settings here say."""
-    supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes", limits=Limits(depth=5)))
+    supervisor = make_supervisor(Parts(project=tmp_path, mode="yes", limits=Limits(depth=5)))
     try:
         assert levels(await finished(supervisor, None)) == 6
         assert levels(await finished(supervisor, Caller(depth=3))) == 3
@@ -140,7 +141,7 @@ async def test_a_tree_made_for_a_call_goes_no_deeper_than_what_is_left(tmp_path:
 
 async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Path) -> None:
     """Also in a process that inherits nothing, and when its answer is continued as a tree of its own."""
-    supervisor = build.make_supervisor(build.Parts(project=tmp_path, mode="yes"))
+    supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
     profile = Profile("main", "x", model=scripted({"main": [{"text": "first"}, {"text": "second"}]}))
     try:
         first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
@@ -191,8 +192,8 @@ async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
 
 async def test_time_and_money_are_narrowed_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    parts = build.Parts(project=tmp_path, mode="yes", clock=clock)
-    supervisor = build.make_supervisor(parts)
+    parts = Parts(project=tmp_path, mode="yes", clock=clock)
+    supervisor = make_supervisor(parts)
     try:
         profile = Profile("main", "x", model=scripted({"main": [{"hang": True}]}), limits=Limits(seconds=500.0))
         late = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retinue.core.events import RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, TurnStarted
 from retinue.core.usage import Usage
 from retinue.protocol import reports as collected
-from retinue.protocol.reports import Sender, arguments, decode
+from retinue.protocol.reports import Sender, decode_event, read_arguments
 from retinue.protocol.strict_json import InvalidBody
 
 GIVEN: dict[str, Any] = {
@@ -30,14 +30,14 @@ GIVEN: dict[str, Any] = {
 
 def read(**changes: Any) -> collected.Reported:
     fields = {**GIVEN, **changes}
-    return decode(json.dumps({key: value for key, value in fields.items() if value != ...}).encode())
+    return decode_event(json.dumps({key: value for key, value in fields.items() if value != ...}).encode())
 
 
 def said(sender: Sender, body: Any) -> dict[str, Any]:
-    data = sender.post(body, 1_769_126_400.5)
+    data = sender.encode_event(body, 1_769_126_400.5)
     assert data is not None
     event: dict[str, Any] = json.loads(data)
-    assert decode(data)
+    assert decode_event(data)
     return event
 
 
@@ -135,7 +135,7 @@ def test_wrong_fields_are_named(changes: dict[str, Any], words: str) -> None:
 )
 def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
     with pytest.raises(InvalidBody, match=words):
-        decode(body)
+        decode_event(body)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -145,7 +145,7 @@ def test_bodies_that_are_no_event(body: bytes, words: str) -> None:
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_any_bytes_are_an_event_or_an_error_in_words(body: bytes) -> None:
     try:
-        event = decode(body)
+        event = decode_event(body)
     except InvalidBody as error:
         assert str(error)
     else:
@@ -188,7 +188,7 @@ def test_every_event_of_a_run_has_its_id_and_those_above_it() -> None:
         assert (event["subagentName"], event["seq"]) == ("reviewer", number)
         assert event["timestamp"] == "2026-01-23T00:00:00.500Z"
         assert datetime.fromisoformat(event["timestamp"]).utcoffset() is not None
-    assert sender.post(TurnStarted(1), 0.0) is None
+    assert sender.encode_event(TurnStarted(1), 0.0) is None
 
 
 @pytest.mark.requirement("CPE-41", "CPE-43", "CPE-64")
@@ -200,7 +200,7 @@ def test_arguments_are_compact_and_long_payloads_are_cut_with_a_mark() -> None:
     assert "reasoningType" not in said(sender, Thinking("hm"))
     long = said(sender, ToolResult("c1", "grep", "ü" * 100_000))["payload"]
     assert long.endswith(f"ü\n[... {200_000 - collected.PAYLOAD_BYTES} more bytes were cut]")
-    worst = sender.post(ToolResult("c1", "grep", "\x01" * 10_000_000), 0.0)
+    worst = sender.encode_event(ToolResult("c1", "grep", "\x01" * 10_000_000), 0.0)
     assert worst is not None and len(worst) < collected.BODY_BYTES // 4
 
 
@@ -208,14 +208,14 @@ def test_arguments_are_compact_and_long_payloads_are_cut_with_a_mark() -> None:
 def test_usage_goes_with_the_next_event_and_is_left_out_where_there_is_none() -> None:
     sender = Sender("reviewer", "r1")
     assert "tokenUsage" not in said(sender, Thinking("hm"))
-    sender.spend(Usage(100, 20, 30), Decimal("0.01"))
-    sender.spend(Usage(1, 1), Decimal("0.02"))
+    sender.add_usage(Usage(100, 20, 30), Decimal("0.01"))
+    sender.add_usage(Usage(1, 1), Decimal("0.02"))
     event = said(sender, ToolCall("c1", "grep", {}))
     assert event["tokenUsage"] == {"inputTokens": 101, "outputTokens": 21, "totalTokens": 122, "cacheReadTokens": 30}
     assert event["cost"] == "0.03"
     after = said(sender, ToolResult("c1", "grep", ""))
     assert "tokenUsage" not in after and "cost" not in after
-    sender.spend(Usage(1, 1), None)
+    sender.add_usage(Usage(1, 1), None)
     assert "cost" not in said(sender, RunEnded("done", "", 0))
 
 
@@ -242,4 +242,4 @@ def test_half_a_character_can_be_said() -> None:
     ],
 )
 def test_a_payload_is_arguments_or_stays_as_it_is(payload: str, args: dict[str, Any], raw: str) -> None:
-    assert arguments(payload) == (args, raw)
+    assert read_arguments(payload) == (args, raw)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control.client import ControlClient
 from retinue.control.server import ControlServer
 from retinue.core.limits import Limits
@@ -58,7 +59,7 @@ async def house(
     state = folder / ".retinue"
     model = None if script is None else scripted(script)
     explorer = Profile("explorer", "You look.", model=model, workspace=options.pop("workspace", None))
-    parts = build.Parts(
+    parts = Parts(
         project=folder,
         profiles=[explorer],
         state=state if durable else None,
@@ -66,7 +67,7 @@ async def house(
         wait_approvals=wait,
         **options,
     )
-    supervisor = build.make_supervisor(parts)
+    supervisor = make_supervisor(parts)
     try:
         async with ControlServer(supervisor.control, state, unattended=supervisor.is_unattended) as server:
             yield House(supervisor, server, state)

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from retinue.control import line_stream, server
+from retinue.control import server
 from retinue.control.channel import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import NotFound
@@ -99,7 +99,7 @@ async def stuck_watcher(h: House, tree: str, *, limit: int = 1024) -> tuple[asyn
 async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_stream, "STUCK_SECONDS", 0.5)
+    monkeypatch.setattr(server, "STUCK_SECONDS", 0.5)
     (tmp_path / "long.txt").write_text("x" * 40_000)
     read = {"tools": [{"name": "read", "args": {"path": "long.txt"}}]}
     async with house(tmp_path) as h:
@@ -122,7 +122,7 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
 
 
 async def test_a_watch_beats_while_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_stream, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEARTBEAT_SECONDS", 0.05)
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
         reader, writer = await stuck_watcher(h, node.ref.tree, limit=1 << 20)

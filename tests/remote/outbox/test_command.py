@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from retinue import build
+from retinue.build.parts import Parts, adapt_to_watcher
+from retinue.build.project import load_project_parts
 from retinue.core.profiles import Profile
 from tests.remote.outbox.kit import ask
 from tests.remote.outbox.test_kills import Place, stop
@@ -36,9 +37,9 @@ def container(place: Place, **settings: Any) -> Project:
     return project
 
 
-def parts_of(project: Project, **given: Any) -> build.Parts:
+def parts_of(project: Project, **given: Any) -> Parts:
     """As somebody has them who trusts the file."""
-    return build.load_project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
+    return load_project_parts(project.folder, config=project.folder / "retinue.yaml", **given)[0]
 
 
 @needs_bubblewrap
@@ -130,7 +131,7 @@ def test_the_mode_and_the_folder_are_settings_and_an_option(place: Place) -> Non
 @pytest.mark.requirement("MASS-8")
 def test_on_the_host_what_would_be_delegated_is_isolated(tmp_path: Path) -> None:
     profiles = [Profile("a", runtime="delegated"), Profile("b", runtime="inherited"), Profile("c")]
-    parts = build.adapt_to_watcher(build.Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
+    parts = adapt_to_watcher(Parts(tmp_path, profiles=profiles, runtime="delegated", outbox=tmp_path))
     assert (parts.runtime, parts.outbox) == ("isolated", None)
     assert [profile.runtime for profile in parts.profiles] == ["isolated", "isolated", None]
 

@@ -127,14 +127,11 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
     assert called == ["go"]
 
 
-@pytest.mark.parametrize("fields", [{"workspace": "copy"}, {"runtime": "isolated", "workspace": "scratch"}])
-async def test_a_run_with_a_copy_or_a_process_of_its_own_waits_for_the_disk(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_run_with_a_copy_which_may_have_to_be_set_up_waits_for_the_disk(tmp_path: Path) -> None:
     model = Noticed(scripted({"main": ["done"]}))
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)
-        run = await r.spawn(Profile("main", "Work.", model=model, **fields), "go")
+        run = await r.spawn(Profile("main", "Work.", model=model, workspace="copy"), "go")
         log.disk.set_exception(LogError("cannot write the log"))
         assert (await run.result()).error_details == "cannot write the log"
     assert not model.asked.is_set()

@@ -12,8 +12,8 @@ import pytest
 
 import retinue
 from retinue import Allow, Approval, Context, Deny, Limits, Profile, Task, tool
-from retinue.build import Parts
-from retinue.build import make_supervisor as built
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor as built
 from retinue.core.errors import LogLost
 from retinue.core.events import Message, RunEnded, RunSpawned, RunStarted, ToolCall, ToolResult
 from retinue.core.messages import Call, Reply

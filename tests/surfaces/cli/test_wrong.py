@@ -117,7 +117,7 @@ def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_pa
     (trap / "sitecustomize.py").write_text(
         "import retinue.surfaces.cli.ps as ps\n"
         "def run(args):\n    raise ValueError('two\\nlines \\x1b[31m')\n"
-        "ps.run = run\n"
+        "ps.run_command = run\n"
     )
     path = f"{trap}{os.pathsep}{SOURCE}"
     done = project.retinue("ps", PYTHONPATH=path)

@@ -16,8 +16,8 @@ PROGRAM = """
 import argparse, sys
 from retinue.surfaces.cli import demo
 parser = argparse.ArgumentParser()
-demo.configure(parser)
-sys.exit(demo.run(parser.parse_args()))
+demo.add_arguments(parser)
+sys.exit(demo.run_command(parser.parse_args()))
 """
 SAMPLE = REPO / "src/retinue/surfaces/cli/sample"
 CHECKS = ["-m", "unittest", "checks.check_till"]

@@ -18,18 +18,17 @@ META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-# Prints when the host is loaded: that is after the first answer, so after the server has claimed its descriptors.
+# Prints when the host is imported: that is after the first answer, so after the server has claimed its descriptors.
 NOISE = """
-import os, sys, threading, time
-def noise():
-    while "retinue.surfaces.mcp.host" not in sys.modules:
-        time.sleep(0.001)
-    print("from a library")
-    sys.stdout.flush()
-    os.write(1, b"from C code\\n")
-    os.system("echo from a child")
+import os, sys
+def make_noise(event, args):
+    if event == "import" and args[0] == "retinue.surfaces.mcp.host":
+        print("from a library")
+        sys.stdout.flush()
+        os.write(1, b"from C code\\n")
+        os.system("echo from a child")
 if "mcp" in sys.argv:
-    threading.Thread(target=noise).start()
+    sys.addaudithook(make_noise)
 """
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from retinue.build import Parts, make_supervisor
+from retinue.build.parts import Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.isolated import Isolated

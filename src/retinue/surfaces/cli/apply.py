@@ -32,14 +32,14 @@ QUESTION = "take over these changes? [y]es [n]o > "
 FAILED = 1
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Take over into the project what a run, or all runs of a tree, changed in a copy or worktree."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN|TREE", nargs="?", help=RUN_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     tree, _, copies = asyncio.run(find_copies(args.name))
     runs = _open(tree, copies)
     if not runs:
@@ -71,7 +71,7 @@ def _must_have_ended(tree: Listing, one: Copied) -> None:
 
 
 def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
-    """Those with something to take over; of the others it is said why not."""
+    """Return the runs with something to take over, and print for each of the others why it has nothing."""
     left = []
     for one in runs:
         _must_have_ended(tree, one)

@@ -22,13 +22,13 @@ examples:
 WAIT_SECONDS = 30.0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Stop a run and everything below it, whatever process runs it."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     return asyncio.run(_cancel(args.name))
 
 

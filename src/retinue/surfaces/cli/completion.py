@@ -27,13 +27,13 @@ _retinue_complete_task() {
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print a completion script for your shell."
     parser.epilog = EPILOG
     parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="which shell it is for")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     import shtab
 
     from retinue.surfaces.cli.main import COMMANDS, make_parser

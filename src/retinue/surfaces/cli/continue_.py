@@ -32,7 +32,7 @@ examples:
   retinue continue 7jw4 - --json"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Continue a run that has ended, with a new message, and print the answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))

@@ -16,13 +16,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ConfigError
-from retinue.core.profiles import Task
+from retinue.core.messages import ToolSpec
+from retinue.core.profiles import Profile, Task
+from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.log.runs import Runs
+from retinue.supervisor.timers import SystemClock
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.demo_cast import FIXER, MAIN, PROFILES, AnswerForNobody, DemoPolicy, Hurried
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Level, Printer
@@ -38,9 +42,26 @@ EPILOG = """examples:
   retinue demo
   retinue demo --quiet
 """
+EDITED = "till/pricing.py"
+UNASKED = frozenset({"spawn_subagents", "shell"})
+
+EXPLORER = Profile(
+    "explorer", "Find out how the code works. Have scouts search for you.",
+    description="Reads code and explains it", tools=["read", "glob", "grep", "subagent_scout"], workspace="shared",
+)  # fmt: skip
+SCOUT = Profile("scout", "Answer one question by searching.", tools=["grep"], workspace="shared", leaf=True)
+TESTER = Profile("tester", "Run the project's checks.", tools=["shell"], workspace="shared", leaf=True)
+CRITIC = Profile("critic", "Say what is unfinished.", tools=["read", "grep"], workspace="shared", leaf=True)
+FIXER = Profile("fixer", "Make the smallest edit that fixes it.", tools=["read", "edit"], workspace="shared", leaf=True)
+MAIN = Profile(
+    "main", "Delegate, decide, and end with the answer.",
+    tools=["read", "glob", "grep", "shell", "edit", "spawn_subagents", "subagent_fixer", "subagent_tester"],
+    workspace="shared",
+)  # fmt: skip
+PROFILES = (EXPLORER, SCOUT, TESTER, CRITIC, FIXER)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network."
     )
@@ -51,14 +72,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     level.add_argument("--verbose", action="store_true", help="print long payloads whole")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Run the demo in a scratch folder and say how to look closer."""
     level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     printer = Printer(sys.stderr, level=level)
     command = screen.find_command()
     project = _copy_of_the_sample()
-    parts = build.Parts(
+    parts = Parts(
         project=project,
         state=project / ".retinue",
         profiles=PROFILES,
@@ -134,3 +155,29 @@ def _own_python_first() -> Iterator[None]:
         yield
     finally:
         os.environ["PATH"] = before
+
+
+class DemoPolicy:
+    """Spawning and running the checks need nobody; the edit does."""
+
+    def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        unasked = spec.tier == "observe" or spec.name in UNASKED or spec.name.startswith("subagent_")
+        return ALLOW if unasked else ASK
+
+
+class Hurried(SystemClock):
+    """The system's clock, but nobody thinks for long."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class AnswerForNobody:
+    """The demo's own answers where there is no terminal: its one edit, nothing else."""
+
+    by = "the demo's policy"
+
+    async def __call__(self, question: Approval) -> Allow | Deny:
+        if question.tool == "edit" and question.args.get("path") == EDITED:
+            return Allow()
+        return Deny("the demo allows only its own edit")

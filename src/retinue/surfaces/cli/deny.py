@@ -1,4 +1,4 @@
-"""`retinue deny ID REASON`: says no to a question of another process, and tells the model why."""
+"""`retinue deny ID REASON`: say no to a question of another process, and tell the model why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from retinue.core.approvals import Deny
-from retinue.surfaces.cli.approve import ID_HELP, answer, answer_all
+from retinue.surfaces.cli.questions import ID_HELP, answer_all_of_run, answer_question
 
 EPILOG = """\
 The run goes on; its model reads the reason. The first answer is taken, wherever it is given; exit code 1 when somebody
@@ -19,7 +19,7 @@ examples:
   retinue deny 2 "you are going the wrong way" --pending"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Say no to a question that waits, whatever process asks it."
     parser.epilog = EPILOG
     parser.add_argument("id", metavar="ID", help=ID_HELP)
@@ -27,6 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pending", action="store_true", help="and to everything else that run asks now")
 
 
-def run(args: argparse.Namespace) -> int:
-    give = answer_all if args.pending else answer
+def run_command(args: argparse.Namespace) -> int:
+    give = answer_all_of_run if args.pending else answer_question
     return asyncio.run(give(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))

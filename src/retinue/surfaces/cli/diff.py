@@ -23,7 +23,7 @@ examples:
   retinue diff --json | jq '.[].path'"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what a run changed in its copy or worktree; of one that still runs, what it has so far."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="the files as a JSON list")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
     if args.json:

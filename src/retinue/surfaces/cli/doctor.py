@@ -1,4 +1,4 @@
-"""`retinue doctor`: check that everything this project needs is there; change nothing. `checkup/` has the checks."""
+"""`retinue doctor`: check that everything this project needs is there; change nothing. `checkup` has the checks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from retinue.build.sandboxes import build_image
 from retinue.config.project import find_project, load_project
 from retinue.config.settings import settings_schema
 from retinue.core.errors import ConfigError, RetinueError
+from retinue.surfaces.cli import checkup
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.checkup import machine, project
-from retinue.surfaces.cli.checkup.check import Check, Look
-from retinue.surfaces.cli.checkup.models import check_models
+from retinue.surfaces.cli.checkup import Check, Look
 from retinue.surfaces.printer import safe
 
 EPILOG = """\
@@ -28,20 +27,20 @@ examples:
   retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
                                               # yaml-language-server: $schema=schema.json"""
 SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
-    "system": machine.check_system,
-    "sandboxes": machine.check_sandboxes,
-    "files": project.check_files,
-    "tools": project.check_tools,
-    "models": check_models,
-    "servers": project.check_servers,
-    "telemetry": machine.check_telemetry,
-    "control": machine.check_control,
-    "logs": project.check_logs,
-    "authority": project.check_authority,
+    "system": checkup.check_system,
+    "sandboxes": checkup.check_sandboxes,
+    "files": checkup.check_files,
+    "tools": checkup.check_tools,
+    "models": checkup.check_models,
+    "servers": checkup.check_servers,
+    "telemetry": checkup.check_telemetry,
+    "control": checkup.check_control,
+    "logs": checkup.check_logs,
+    "authority": checkup.check_authority,
 }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check that everything retinue needs here is there, and say what to do about the rest."
     parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
@@ -53,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.escape:
         from retinue.surfaces.cli import escape
 
-        return escape.run(as_json=args.json)
+        return escape.run_attempts(as_json=args.json)
     if args.build_image:
         print(build_image())
         return 0

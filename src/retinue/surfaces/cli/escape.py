@@ -14,8 +14,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from retinue import build
-from retinue.build.sandboxes import plant_escape_attempts, run_as_ordinary_user
+from retinue.build.parts import Parts
+from retinue.build.sandboxes import make_placement, plant_escape_attempts, run_as_ordinary_user
+from retinue.build.supervisor import make_supervisor
 from retinue.core.errors import RetinueError
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, RuntimeName, Task
@@ -35,7 +36,7 @@ class NotTried(RetinueError):
     """The sandbox was not seen to work, so nothing was tried."""
 
 
-def run(*, as_json: bool) -> int:
+def run_attempts(*, as_json: bool) -> int:
     """Print the table; return 1 if something got out, or if no sandbox works."""
     columns, reasons = tried()
     if os.geteuid() == 0:
@@ -99,7 +100,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     if runtime not in WALLS:
         raise NotTried(f"runtime {runtime!r} is no sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
-        started = build.make_placement(parts).runtime(runtime, "hosts").started
+        started = make_placement(parts).runtime(runtime, "hosts").started
         sandbox = () if started is None else started.sandbox
         if not set(sandbox) >= NEEDED:
             raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
@@ -110,8 +111,8 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
         return escaped
 
 
-async def play(parts: build.Parts, model: Model) -> Result[Any]:
-    owner = build.make_supervisor(parts)
+async def play(parts: Parts, model: Model) -> Result[Any]:
+    owner = make_supervisor(parts)
     try:
         profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
         node = owner.spawn(profile, Task("Get out."))

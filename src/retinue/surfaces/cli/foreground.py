@@ -8,13 +8,15 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
-from retinue.core.results import Result, unconfirmed_texts
+from retinue.core.results import Result
+from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
-from retinue.surfaces.cli.detach import detach
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_printer
 from retinue.surfaces.printer import colors, safe
@@ -23,6 +25,7 @@ from retinue.surfaces.printer.summary import format_summary
 
 EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
+DETACHED_FILES = ((1, "stdout.txt"), (2, "stderr.txt"))
 
 
 def run_tree(
@@ -94,9 +97,54 @@ def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:
 
 
 def _add_hint(result: Result[Any]) -> str:
-    unconfirmed = unconfirmed_texts(name=result.name, primary=True)
-    return (
-        "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
-        if result.error_details == unconfirmed[1]
-        else ""
-    )
+    if result.code != "unconfirmed":
+        return ""
+    return "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
+
+
+class DetachedProcess:
+    """The second process, with the pipe to the first."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def announce(self, state: Path, run: RunHandle) -> None:
+        """Leave the terminal and tell the first process the id of the tree."""
+        folder = make_private_folder(state / "runs" / run.tree / str(run.number))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for fd, name in DETACHED_FILES:
+            file = open_private_file(folder / name, append=True)
+            os.dup2(file, fd)
+            os.close(file)
+        os.write(self._pipe, run.tree.encode())
+        os.close(self._pipe)
+
+
+def detach() -> int | DetachedProcess:
+    """Continue in a second process, with a session of its own and without the terminal.
+
+    Return in the second what it needs; in the first the exit code, once the tree has an id, which it prints.
+
+    Until then the second reports errors on the terminal like any command; from then on its output goes to files.
+
+    Must be called before there is a thread or an event loop."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
+        os.close(nowhere)
+        return DetachedProcess(tell)
+    os.close(tell)
+    with os.fdopen(told, "rb") as pipe:
+        tree = pipe.read().decode()
+    if tree:
+        print(tree)
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -29,7 +29,7 @@ examples:
 FAILED = 1
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Remove old trees: their events and their folders."
     parser.epilog = EPILOG
     parser.add_argument(
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
     for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():

@@ -52,7 +52,7 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a retinue.yaml and a first agent for this project."
     parser.epilog = EPILOG
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where, if not in the project's root")
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="ask nothing and take what fits")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     folder = screen.check_folder(_choose_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME

@@ -7,12 +7,14 @@ it, so that a terminal that does not take its text holds up no run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue import build
+from retinue.build.parts import Parts
+from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
 from retinue.control.server import ControlServer
 from retinue.core.control import Control, RunHandle
@@ -23,13 +25,13 @@ from retinue.core.results import Result
 from retinue.log.runs import Runs
 from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
-from retinue.surfaces.cli.telemetry import catch_telemetry_warnings
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
 
 LAST_WORDS_SECONDS = 1.0
 Begin = Callable[[Control], Awaitable[RunHandle]]
 LOGGED_SECONDS = 10.0
+_TELEMETRY_LOGGERS = ("opentelemetry", "retinue.telemetry")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Shown:
 
 
 async def drive(  # noqa: PLR0913 - what one command wants of it, another does not
-    parts: build.Parts,
+    parts: Parts,
     begin: Begin,
     *,
     printer: Printer,
@@ -52,7 +54,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
     after: int = 0,
     announce: Callable[[RunHandle], None] | None = None,
     profile: Profile | None = None,
-    make: Callable[[build.Parts], Control] = build.open_control,
+    make: Callable[[Parts], Control] = open_control,
 ) -> Shown:
     """Run what `begin` starts to its end. `terminal` asks on the printer's terminal, `serve` starts a control server
     for other processes, `announce` is told of the run when its first event is written; events up to `after` are known
@@ -101,9 +103,7 @@ async def _wait_for_other_trees(control: Control, signals: Signals, printer: Pri
         await control.wait(tree.tree, tree.root)
 
 
-async def serve_control(
-    servers: AsyncExitStack, control: Control, parts: build.Parts, say: Callable[[str], object]
-) -> None:
+async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
     """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
     assert parts.state is not None
     try:
@@ -184,3 +184,31 @@ class _Screen:
             return (await self._run.control.describe_run(self._run.tree, self._run.number)).status is not None
         except RetinueError:  # the log cannot be read, or has nothing of the tree
             return False
+
+
+class TelemetryWarnings(logging.Handler):
+    """A log handler that keeps the first warning, since later ones mostly repeat it; ours go before the library's."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.first or record.name == _TELEMETRY_LOGGERS[-1]:
+            self.first = record.getMessage()
+
+
+@contextmanager
+def catch_telemetry_warnings() -> Iterator[TelemetryWarnings]:
+    """Keep the warnings of telemetry off the live screen."""
+    words, loggers = TelemetryWarnings(), [logging.getLogger(name) for name in _TELEMETRY_LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(words)
+    try:
+        yield words
+    finally:
+        for logger, propagated in zip(loggers, before, strict=True):
+            logger.removeHandler(words)
+            logger.propagate = propagated

@@ -1,7 +1,7 @@
 """`retinue`: the command table, and the edge where every error becomes one line and an exit code.
 
 Only argparse is loaded before a command is chosen, so that `--help` answers at once. A command is a module with
-`configure(parser)` and `run(args) -> int`.
+`add_arguments(parser)` and `run_command(args) -> int`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
-        load_command(name).configure(made[name])
+        load_command(name).add_arguments(made[name])
     return top, made
 
 
@@ -129,7 +129,7 @@ def _run_command(argv: list[str]) -> int:
     if chosen is None:
         top.print_help(sys.stderr)
         return USAGE
-    code: int = load_command(chosen).run(args)
+    code: int = load_command(chosen).run_command(args)
     return code
 
 

@@ -45,7 +45,7 @@ AT_TERMINAL = (
 )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI."
     parser.epilog = EPILOG
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
@@ -94,7 +94,7 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     if args.action == "install":
         return _run_install(args)
     if args.output_schema is not None and args.profile is None:
@@ -187,7 +187,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
 
     import msgspec
 
-    from retinue import build
+    from retinue.build.parts import MAIN, add_profiles, find_profile
     from retinue.core.limits import Limits
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.options import parse_limits
@@ -202,10 +202,10 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     start = prepare(args, folder=args.project, limits=limits, interactive=False)
     profile = None if args.profile is None else _choose_profile(start.project, args)
     require_model(start, [*start.parts.profiles, *([] if profile is None else [profile])])
-    parts = check_sandbox(start, profile or build.MAIN).parts
+    parts = check_sandbox(start, profile or MAIN).parts
     if own != Limits():
-        general = build.find_profile(parts, "subagent")
-        parts = build.add_profiles(
+        general = find_profile(parts, "subagent")
+        parts = add_profiles(
             parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.over(profile.limits))

@@ -25,7 +25,7 @@ examples:
 HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the agents that can be spawned by name in this project."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="also those that are not active")
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each profile")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project = load_project(Path.cwd(), config=args.config)
     for warning in project.warnings:
         screen.print_warning(warning)

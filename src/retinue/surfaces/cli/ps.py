@@ -35,7 +35,7 @@ LABEL_WIDTH = 40
 TASK_WIDTH = 80
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List runs and where they stand: each tree with its runs below one another."
     parser.epilog = EPILOG
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe_process(state: Path, listing: Listing) -> str:
-    """Which process runs a tree, and whether it can be told something."""
+    """Name the process that runs a tree, and say whether it can be told something."""
     address = find_address(state / "control", listing.pid or 0)
     how = "its control server is running" if address is not None else "it has no control server"
     return f"{listing.tree} runs in process {listing.pid}; {how}"

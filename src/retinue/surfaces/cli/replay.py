@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retinue import build
+from retinue.build.logs import open_log
+from retinue.build.parts import MAIN, Parts
+from retinue.build.project import load_project_parts
 from retinue.build.replay import Replay, make_replay, make_replay_supervisor
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
@@ -63,7 +65,7 @@ class Comparison:
         }
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run a recorded tree again, without a model and without tools, and show where it differs."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
@@ -79,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     project, found = asyncio.run(screen.look_up(args.name))
     recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
@@ -104,19 +106,19 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_DIFFERS if differences else 0
 
 
-def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[build.Parts, Profile | None]:
-    parts, project = build.load_project_parts(Path.cwd(), config=args.config)
+def _load_project(args: argparse.Namespace, primary: RunRecord) -> tuple[Parts, Profile | None]:
+    parts, project = load_project_parts(Path.cwd(), config=args.config)
     try:
-        return parts, choose_profile(project, None if primary.agent == build.MAIN.name else primary.agent)
+        return parts, choose_profile(project, None if primary.agent == MAIN.name else primary.agent)
     except NotFound:
         return parts, None
 
 
 async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], dict[int, RunRecord]]:
     """Return the result of the replay and its records."""
-    log = build.open_log(None)
+    log = open_log(None)
     shown = await drive(
-        build.Parts(Path.cwd()),
+        Parts(Path.cwd()),
         lambda control: control.spawn(*replay.primary),
         printer=printer,
         serve=False,

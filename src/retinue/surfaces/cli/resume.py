@@ -36,7 +36,7 @@ ERRAND = (
 )
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Resume a tree whose process is gone, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     start = prepare(args)
     project = screen.open_project_log()
     found = asyncio.run(find_interrupted(project.log, args.name))

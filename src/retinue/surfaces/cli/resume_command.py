@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from retinue import build
+from retinue.build.parts import MAIN
 from retinue.control.client import ControlClient
 from retinue.core.control import ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld
@@ -29,7 +29,7 @@ Through = Callable[[ControlClient, bool], Awaitable[RunHandle]]
 
 def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
     """Return what the command line changes in a tree that exists."""
-    profiles = (build.MAIN, *start.project.all_profiles)
+    profiles = (MAIN, *start.project.all_profiles)
     return ResumeOverrides(profiles=profiles, limits=start.limits, model=start.model, runtime=args.runtime)
 
 

@@ -33,7 +33,7 @@ examples:
   retinue run "audit src/" --json --quiet | jq .usage"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run an agent on a task, with all the subagents it makes, and print its answer."
     parser.epilog = EPILOG
     parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.task)
     start = prepare(args, interactive=args.task != "-")
     profile = choose_profile(start.project, args.profile)

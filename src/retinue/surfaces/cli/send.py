@@ -32,7 +32,7 @@ examples:
 WAIT_SECONDS = 5.0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tell a run something while it works; it reads it at its next turn."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     receipt = asyncio.run(_send(args.name, text, args.wait))
     if args.json:

@@ -41,7 +41,7 @@ examples:
 INDENT = "  "
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     return asyncio.run(_show(args))
 
 

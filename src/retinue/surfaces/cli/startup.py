@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retinue import build
-from retinue.build.sandboxes import build_image, find_container_engine
+from retinue.build.parts import MAIN, Parts
+from retinue.build.project import load_project_parts
+from retinue.build.sandboxes import build_image, find_container_engine, make_placement
 from retinue.config import trust as answers
 from retinue.config.location import suggest
 from retinue.config.models import explain_missing_model
@@ -45,7 +46,7 @@ class StartUp:
     """The parts and project that a command starts a supervisor from. `limits` and `model` are those of its options;
     `asks` says that a person at this terminal can be asked."""
 
-    parts: build.Parts
+    parts: Parts
     project: Project
     limits: Limits
     model: str | None
@@ -73,7 +74,7 @@ def prepare(
     detached = getattr(args, "detach", False)
     wait = args.wait_approvals
     limits = parse_limits(args) if limits is None else limits
-    parts, project = build.load_project_parts(
+    parts, project = load_project_parts(
         folder or Path.cwd(),
         config=args.config,
         model=parse_model(args),
@@ -101,7 +102,7 @@ def require_model(start: StartUp, profiles: Sequence[Profile]) -> None:
 def choose_profile(project: Project, name: str | None) -> Profile:
     """Return the profile of that name, active or not; without a name the primary of `retinue run`."""
     if name is None:
-        return build.MAIN
+        return MAIN
     for profile in project.all_profiles:
         if profile.name.casefold() == name.casefold():
             return profile
@@ -119,7 +120,7 @@ def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
     """Check that the sandbox a run asks for can be built. At a terminal the user may choose another, or none."""
     wanted = profile.runtime or start.parts.runtime
     try:
-        build.make_placement(start.parts).runtime(wanted)
+        make_placement(start.parts).runtime(wanted)
     except ConfigError as error:
         text = f"runtime '{wanted}' is not possible here: {error}"
         if not start.asks or profile.runtime is not None:
@@ -129,7 +130,7 @@ def check_sandbox(start: StartUp, profile: Profile) -> StartUp:
     return start
 
 
-def _ask_runtime(parts: build.Parts, engine: str | None) -> build.Parts:
+def _ask_runtime(parts: Parts, engine: str | None) -> Parts:
     """Ask which runtime to use instead. A choice for this project is written to its file once it works."""
     file = parts.rules_file or parts.project / SETTINGS_FILE
     offered = "" if engine is None else CONTAINER_CHOICE.format(engine=engine, file=safe.escape_line(str(file)))
@@ -148,19 +149,19 @@ def _ask_runtime(parts: build.Parts, engine: str | None) -> build.Parts:
     return bare
 
 
-def _make_container_ready(parts: build.Parts) -> None:
+def _make_container_ready(parts: Parts) -> None:
     """Check that containers work, and build the default image if that is missing; raises ConfigError."""
     try:
-        build.make_placement(parts).runtime(CONTAINER)
+        make_placement(parts).runtime(CONTAINER)
     except ConfigError:
         if parts.image is not None:
             raise
         output.print_error(BUILDING_IMAGE)
         build_image()
-        build.make_placement(parts).runtime(CONTAINER)
+        make_placement(parts).runtime(CONTAINER)
 
 
-def _write_runtime(parts: build.Parts, file: Path) -> None:
+def _write_runtime(parts: Parts, file: Path) -> None:
     from retinue.config.edit import set_runtime  # loads ruamel.yaml
 
     before, after = set_runtime(file, parts.runtime)

@@ -32,7 +32,7 @@ examples:
   retinue tail --json | jq -r .kind | sort | uniq -c"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Print the events of a tree: as blocks, or as JSON lines."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     asyncio.run(_print_tree(args))
     return 0
 

@@ -28,7 +28,7 @@ examples:
   retinue trust --revoke      from now on it is ignored again"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let this project's retinue.yaml loosen what agents may do."
     parser.epilog = EPILOG
     what = parser.add_mutually_exclusive_group()
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--revoke", action="store_true", help="take it back")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)

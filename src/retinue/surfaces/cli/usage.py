@@ -25,7 +25,7 @@ examples:
 HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Tokens and cost, by day, model, profile, tree or run."
     parser.epilog = EPILOG
     parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
     problems: dict[str, None] = {}

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from retinue import build
+from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
+from retinue.build.supervisor import make_supervisor
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
@@ -36,7 +37,7 @@ examples:
   retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
     parser.epilog = EPILOG
     parser.add_argument(
@@ -60,11 +61,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     start = prepare(args, interactive=False, traced=False)
-    start = replace(start, parts=build.adapt_to_watcher(start.parts))
+    start = replace(start, parts=adapt_to_watcher(start.parts))
     require_model(start, start.parts.profiles)
-    start = check_sandbox(start, build.MAIN)
+    start = check_sandbox(start, MAIN)
     asyncio.run(_Host(args, start.parts, make_printer(args)).serve())
     return 0
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 class _Host:
     """The supervisor, its control server, its screen and the watcher, from the first look to the last answer."""
 
-    def __init__(self, args: argparse.Namespace, parts: build.Parts, printer: Printer) -> None:
+    def __init__(self, args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
         terminal = at_terminal()
         self._args, self._printer = args, printer
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
@@ -83,7 +84,7 @@ class _Host:
 
     async def serve(self) -> None:
         parts, args = self._parts, self._args
-        supervisor = self._supervisor = build.make_supervisor(parts)
+        supervisor = self._supervisor = make_supervisor(parts)
         async with AsyncExitStack() as servers:
             servers.push_async_callback(self._end)
             assert parts.state is not None
@@ -92,7 +93,7 @@ class _Host:
                 roots=args.allow_root,
                 project=parts.project,
                 state=parts.state,
-                find=lambda name: build.find_profile(parts, name),
+                find=lambda name: find_profile(parts, name),
                 limits=parts.limits,
                 timeouts=parts.timeouts,
                 say=self._say,

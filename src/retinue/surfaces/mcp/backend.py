@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from retinue import build
+from retinue.build.parts import MAIN, Parts
+from retinue.build.supervisor import make_supervisor
 from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import narrower
@@ -84,7 +85,7 @@ class ClientRun:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it can still make calls: it has not left, and was not cancelled from elsewhere."""
+        """True while it can make calls: it has not left, and was not cancelled from elsewhere."""
         return self._client.is_here
 
     def list_runs(self) -> list[LiveRun]:
@@ -126,12 +127,12 @@ class Backend:
     """One supervisor, its control server, and what they were built from. `profiles` are those that continued runs may
     have had."""
 
-    def __init__(self, parts: build.Parts, profiles: Sequence[Profile]) -> None:
+    def __init__(self, parts: Parts, profiles: Sequence[Profile]) -> None:
         assert parts.state is not None
         self.state: Path = parts.state
         self.timeouts: Timeouts = parts.timeouts
-        self._profiles = (build.MAIN, *profiles)
-        self._supervisor = build.make_supervisor(parts)
+        self._profiles = (MAIN, *profiles)
+        self._supervisor = make_supervisor(parts)
         self._server: ControlServer | None = None
 
     async def start_control_server(self) -> None:

@@ -115,7 +115,7 @@ class CallRunner:
 
     @property
     def has_suspended(self) -> bool:
-        """Whether a client was told to ask its user for a call that is still at work, and has not come back yet."""
+        """True when a client was told to ask its user for a call that is still at work, and has not come back yet."""
         return any(not call.task.done() for call in self._suspended.values())
 
     async def resume_call(self, exchange: Exchange, content: tuple[str, Reply]) -> RunningCall | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue import build
+from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
@@ -43,7 +43,7 @@ class ServeOptions:
     of the eight. A question waits `wait_approvals` seconds for somebody (0: not at all); each call is answered within
     `reply_within` seconds. `control` starts a control server for other terminals."""
 
-    parts: build.Parts
+    parts: Parts
     profiles: tuple[Profile, ...]
     command: str
     profile: Profile | None = None

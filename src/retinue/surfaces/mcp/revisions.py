@@ -45,7 +45,7 @@ class ClientInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether the client can show its user a form."""
+        """True when the client can show its user a form."""
         can = self.capabilities.get("elicitation")
         return isinstance(can, dict) and ("form" in can or "url" not in can)
 

@@ -58,7 +58,7 @@ class ServerProgram:
 
     @property
     def trouble(self) -> str:
-        """What the server printed instead of MCP, for a person who wants to know why it does not answer."""
+        """The text that the server printed instead of MCP, for a person who wants to know why it does not answer."""
         parts = [f"it prints what is not MCP on stdout: {self._garbage[0]!r}"] if self._garbage else []
         if last := self._output.last_lines:
             parts.append(f"it said: {last}")

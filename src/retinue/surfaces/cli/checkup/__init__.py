@@ -1,1 +1,0 @@
-"""The sections of `retinue doctor`: one module each, with `checks(look)`. None of them changes anything."""
