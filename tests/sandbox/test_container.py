@@ -18,7 +18,7 @@ from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
 from retinue.core.events import ToolResult
 from retinue.sandbox import container_image as image
-from retinue.sandbox.container import MAKER_LABEL, engine, name_maker, sweep_orphans
+from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
 from tests.sandbox.places import make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
 
@@ -32,9 +32,9 @@ def bare() -> Iterator[str]:
     with tarfile.open(fileobj=data, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("file"))
     name = f"localhost/retinue-bare:{os.getpid()}"
-    subprocess.run([*engine().argv, "import", "-", name], input=data.getvalue(), capture_output=True, check=True)
+    subprocess.run([*find_engine().argv, "import", "-", name], input=data.getvalue(), capture_output=True, check=True)
     yield name
-    engine().call("image", "rm", name)
+    find_engine().call("image", "rm", name)
 
 
 def test_an_image_without_our_python_is_refused(bare: str) -> None:
@@ -72,7 +72,7 @@ async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_pat
         run = await r.spawn(main(agents, workspace="scratch"), "go")
         await until(run, ToolResult)  # the first call starts the container
         found = [
-            engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
+            find_engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
             for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{MAKER_LABEL}={name_maker()}")
         ]
         (Path(r.control.supervisor.trees[run.tree].runs[0].folders.path) / "go").touch()
@@ -92,13 +92,13 @@ def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
     makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": name_maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
     names = {word: f"retinue-{os.getpid()}-{word}" for word in makers}
     for word, maker in makers.items():
-        engine().call("create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", image.NAME, "sleep", "9")
+        find_engine().call("create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", image.NAME, "sleep", "9")
     try:
-        sweep_orphans(engine())
-        left = [word for word in makers if engine().call("container", "inspect", names[word]).returncode == 0]
+        sweep_orphans(find_engine())
+        left = [word for word in makers if find_engine().call("container", "inspect", names[word]).returncode == 0]
         assert left == ["ours", "elsewhere"]
     finally:
-        engine().remove(list(names.values()))
+        find_engine().remove(list(names.values()))
 
 
 def test_image_and_flags_are_settings(tmp_path: Path) -> None:

@@ -52,5 +52,5 @@ def test_a_sample_is_the_same_when_an_ordinary_user_plays_it(place: Place, falls
 def test_nothing_is_left_of_a_user_s_command_that_takes_too_long() -> None:
     mark = f"9{secrets.randbelow(10**6):06}"
     with pytest.raises(subprocess.TimeoutExpired):
-        ordinary.run(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
+        ordinary.run_as_user(["/bin/sh", "-c", f"setsid sleep {mark} & sleep {mark}"], seconds=1)
     until(lambda: running(mark) == [])

@@ -31,7 +31,7 @@ from retinue.core.limits import Caps
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
 from retinue.sandbox import seccomp
-from retinue.sandbox.box import python
+from retinue.sandbox.box import find_python
 from retinue.sandbox.container_image import PYTHON
 
 TRY_SECONDS = 15
@@ -171,7 +171,7 @@ TRIES = {
 def fill_command(command: str, values: Mapping[str, str]) -> str:
     """Fill in the places of a command. An error that repeats the command must not look like an escape, so the mark is
     said in two halves that a shell, and Python, put together."""
-    text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.number(found[1])), command)
+    text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.find_call_number(found[1])), command)
     return text.replace(MARK, 'ESC""APED')
 
 
@@ -221,7 +221,7 @@ class Attempts:
         self._secret, self._victim = values["planted"], victim
         self.model = OneByOne([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
 
-    def escaped(self, status: str) -> dict[str, bool | None]:
+    def list_escapes(self, status: str) -> dict[str, bool | None]:
         """Return which attempts got out, of a run that ended so; None for one without an answer."""
         said = dict(zip(TRIES, self.model.said[1:], strict=False))
         if len(said) == len(TRIES) - 1 and status == "limited":
@@ -233,7 +233,7 @@ class Attempts:
 
 
 @contextmanager
-def planted(runtime: RuntimeName) -> Iterator[Attempts]:
+def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
     """Something to find, in a folder of its own, and somebody to hurt; all of it gone afterwards."""
     secret = secrets.token_hex(8)
     with ExitStack() as stack:
@@ -264,7 +264,7 @@ def planted(runtime: RuntimeName) -> Iterator[Attempts]:
             "port": str(listening.getsockname()[1]),
             "abstract": secret,
             "socket": str(home / "socket"),
-            "python": PYTHON if runtime == "container" else python(),
+            "python": PYTHON if runtime == "container" else find_python(),
             "stands": STANDS,
             "near": Names.near,
             "far": Names.far,
