@@ -351,15 +351,15 @@ _BODY = b',"body":{'  # never inside a text, where quotes are escaped
 
 def encode(event: Event) -> bytes:
     """Encode an event as one line of JSON, without the newline: the envelope's fields, then the body's own."""
-    return line_of(_kept(event))
+    return line_of(_encode_stored(event))
 
 
-def encode_kept(events: Sequence[Event]) -> bytes:
+def encode_stored_events(events: Sequence[Event]) -> bytes:
     """Encode events as the log keeps them: a line each, with the body in one piece, which is six times as fast."""
     try:
         return _ENCODER.encode_lines(events)[:-1]
     except Exception:  # noqa: BLE001 - one of them is not as it should be; the others must not suffer
-        return b"\n".join(map(_kept, events))
+        return b"\n".join(map(_encode_stored, events))
 
 
 def line_of(kept: bytes) -> bytes:
@@ -368,7 +368,7 @@ def line_of(kept: bytes) -> bytes:
     return b"%b,%b" % (head, body[:-1])
 
 
-def _kept(event: Event) -> bytes:
+def _encode_stored(event: Event) -> bytes:
     """Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
     try:
         try:
