@@ -59,7 +59,7 @@ def join_exact_words(words: tuple[str, ...]) -> str:
 
 
 def list_readings(words: tuple[str, ...]) -> Iterator[str]:
-    """All that this command may be taken for: what a pattern that denies is held against."""
+    """Yield all that this command may be taken for. A pattern that denies is compared with each."""
     name = _read_program_name(words[0])
     yield join_exact_words(words)
     for first in range(len(words) if name in _WRAPPERS or name in _SHELLS or name in _EVALUATING else 1):

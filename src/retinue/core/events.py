@@ -65,8 +65,8 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
-    """It has its slot and begins. `sandbox` names the walls of the sandbox that its tools will use, as it was
-    probed."""
+    """It has its slot and begins. `sandbox` names the protections of the sandbox that its tools will use, as it
+    was probed."""
 
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
@@ -155,7 +155,7 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the walls that stood around the first
+    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
     call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"

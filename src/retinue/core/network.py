@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError
 WEB_PORTS = (80, 443)
 ANY_PORT = 0
 WORDS = ("none", "full")
-PROXY_VARIABLE = "RETINUE_PROXY"  # in a walled worker: where its commands find the proxy to these hosts
+PROXY_VARIABLE = "RETINUE_PROXY"  # in a tool server: the address of the proxy for its commands
 HOST_PATTERN = (  # what a schema can say of an entry
     r"^(?!\s*([Nn][Oo][Nn][Ee]|[Ff][Uu][Ll][Ll])\s*$)"
     r"\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"

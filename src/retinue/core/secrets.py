@@ -34,14 +34,14 @@ def is_named(name: str) -> bool:
 
 
 def hide_secret(value: str) -> None:
-    """From now on this value is not shown."""
+    """Hide a value from now on."""
     global _known  # noqa: PLW0603 - one set for the process, as its environment is one
     if len(value) >= SHORTEST and value not in _known:
         _known = tuple(sorted((*_known, value), key=len, reverse=True))
 
 
 def forget_secret(value: str) -> None:
-    """It opens nothing any more."""
+    """Stop hiding a value that opens nothing any more."""
     global _known  # noqa: PLW0603 - as above
     _known = tuple(each for each in _known if each != value)
 
@@ -60,7 +60,7 @@ def clean_text(text: str) -> str:
 
 
 def scrub_text(text: str) -> str:
-    """Also without whatever looks like a key: for words of providers, and for what is kept in a repository."""
+    """Return the text also without whatever looks like a key: for texts of providers and files of a repository."""
     return _KEYLIKE.sub(HIDDEN, clean_text(text))
 
 

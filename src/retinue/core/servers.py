@@ -36,7 +36,7 @@ class McpServer(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """How it is started or reached, as it was written."""
+        """The command or the address, as it was written."""
         return self.url or " ".join((self.command, *self.args))
 
     @property

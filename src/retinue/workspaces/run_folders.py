@@ -81,7 +81,7 @@ class RunFolders(msgspec.Struct, eq=False):
         return self._made
 
     @property
-    def searched(self) -> Sequence[Path]:
+    def search_roots(self) -> Sequence[Path]:
         # The files of a copy's source are in the workspace already.
         source = None if self.workspace_copy is None else self.workspace_copy.source
         return (self.workspace, *(Path(path) for path in self.readable if path != source))
