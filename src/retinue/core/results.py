@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -48,6 +48,12 @@ class ChangedFile(msgspec.Struct, frozen=True, gc=False):
 
     status: str
     path: str
+
+
+def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
+    """Return one line for each file, and one that counts the rest."""
+    more = [f"and {count - len(files)} more"] if count > len(files) else []
+    return [*(f"{file.status:<8} {file.path}" for file in files), *more]
 
 
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):

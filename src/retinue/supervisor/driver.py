@@ -28,7 +28,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, TreeRegistry
 from retinue.workspaces.run_folders import StateFolder
 
-WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is taken over"
+WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 
 
 class Driver:

@@ -1,4 +1,4 @@
-"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are taken over."""
+"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are applied."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(pr
     done = project.run("--yes", agents={"main": CHANGE})
     assert done.stdout == "said 1\n\n", done.stderr  # the history is there
     tree = project.rows()[0]["tree"]
-    assert f"2 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
+    assert f"2 files changed, not applied: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
     assert (project.folder / "a.txt").read_text() == before and not (project.folder / "b.txt").exists()
     result = json.loads(project.retinue("show", "--json").stdout)
     assert result["runtime"] == "isolated" and {"mount", "net", "pid"} <= set(result["sandbox"])

@@ -70,7 +70,7 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
             printer.show_text(colors.paint_faint(more, color=printer.color))
         for name, count in _find_changes(result):
             files = f"{count} file{'' if count == 1 else 's'}"
-            printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
+            printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
             output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
         if shown.log_error is not None:
