@@ -36,7 +36,7 @@ def make_clock() -> SystemClock:
 
 def make_supervisor(parts: Parts) -> Supervisor:
     """Build a supervisor. Must be called in the event loop that the runs will live in."""
-    secrets.learn(os.environ)
+    secrets.learn_secrets(os.environ)
     clock = parts.clock or SystemClock()
     state = StateFolder(parts.state, project=parts.project)
     models = ModelSource(parts.project, clock)

@@ -19,7 +19,7 @@ from retinue.concurrency import SystemClock
 from retinue.control.publisher import Publisher
 from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
-from retinue.core.caller import narrower
+from retinue.core.caller import narrow_caller
 from retinue.core.errors import SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
@@ -31,7 +31,7 @@ from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrower(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrow_caller(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")

@@ -18,7 +18,7 @@ from retinue.build.parts import MAIN, Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.caller import narrower
+from retinue.core.caller import narrow_caller
 from retinue.core.control import MCP_CLIENT, ResumeOverrides
 from retinue.core.errors import ToolError
 from retinue.core.events import Delta, Event
@@ -156,7 +156,7 @@ class Backend:
         """Apply what is left to the run that makes a call, if it comes from one, to all runs that are made inside.
 
         They are reported to that run's collector; the primary among them as `run_id`, if that is given."""
-        caller = narrower(self._supervisor.caller, inherited_limits.from_meta(meta))
+        caller = narrow_caller(self._supervisor.caller, inherited_limits.from_meta(meta))
         with caller_limits.serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
             yield
 
