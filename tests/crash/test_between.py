@@ -155,7 +155,7 @@ async def gone_on(project: Path, events: Sequence[Event], profile: Profile, **op
         return [event async for event in run.events()]
 
 
-async def test_a_parent_takes_over_from_a_child_that_ended_before_the_crash(tmp_path: Path) -> None:
+async def test_a_parent_applies_the_changes_of_a_child_that_ended_before_the_crash(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     before, profile = await crashed(project, ToolResult, mode="yes")
     before = before[: next(n for n, e in enumerate(before, 1) if isinstance(e.body, ToolResult) and e.run == 0)]
@@ -165,7 +165,7 @@ async def test_a_parent_takes_over_from_a_child_that_ended_before_the_crash(tmp_
 
 
 @pytest.mark.parametrize("last", [ToolCall, ApprovalAsked, ApprovalDecided])
-async def test_taking_over_is_asked_again_with_the_diff_as_it_is_now(tmp_path: Path, last: type) -> None:
+async def test_applying_is_asked_again_with_the_diff_as_it_is_now(tmp_path: Path, last: type) -> None:
     project = repository(tmp_path / "p")
     answers = Answers()
     before, profile = await crashed(project, last, mode="ask", approver=answers)

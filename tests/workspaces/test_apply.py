@@ -246,7 +246,7 @@ def parent(*ids: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_a_parent_takes_over_after_one_question_with_the_whole_diff(tmp_path: Path) -> None:
+async def test_a_parent_applies_after_one_question_with_the_whole_diff(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     asked = Asked(Allow())
     _, events = await seen(project, parent("agent:1", "go"), profiles=[CODER], mode="ask", approver=asked)
@@ -329,7 +329,7 @@ async def test_a_grandchilds_changes_go_up_step_by_step(tmp_path: Path) -> None:
     assert (project / "mine.txt").read_text() == "mine\nboth\n" and (project / "theirs.txt").exists()
 
 
-async def test_the_library_shows_and_takes_over(tmp_path: Path) -> None:
+async def test_the_library_shows_and_applies(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     model = scripted({"main": [shell("echo 1 > b"), {"text": "done"}]})
     async with retinue.open(project=project, mode="yes") as r:

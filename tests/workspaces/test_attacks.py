@@ -131,7 +131,7 @@ async def test_a_git_that_is_a_file_pointing_elsewhere_is_not_looked_at(tmp_path
     assert changes(result) == {"b": "added"} and hashed(project) == before
 
 
-async def test_links_are_never_followed_and_none_that_leads_out_is_taken_over(tmp_path: Path) -> None:
+async def test_links_are_never_followed_and_none_that_leads_out_is_applied(tmp_path: Path) -> None:
     project, away = repository(tmp_path / "p", **{"d/f": "1\n"}), outside(tmp_path)
     before = hashed(away)
     result = await work(
@@ -296,7 +296,7 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
             except RetinueError:
                 pass
             assert hashed(away) == outside_before
-    return {"looks": number, "taken_over": worked, "swaps": first[0] + second[0]}
+    return {"looks": number, "applied": worked, "swaps": first[0] + second[0]}
 
 
 def content_of(entry: Entry) -> bytes:

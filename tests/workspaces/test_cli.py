@@ -123,7 +123,7 @@ def test_at_a_terminal_it_shows_the_diff_and_asks(project: Project) -> None:
     assert any("evil" in entry for entry in os.listdir(project.folder))
 
 
-def test_a_run_that_was_killed_can_still_be_taken_over_and_a_live_one_looked_at(project: Project) -> None:
+def test_a_run_that_was_killed_can_still_be_applied_and_a_live_one_looked_at(project: Project) -> None:
     model = project.script({"main": [shell("echo 1 > b.txt; echo shown"), {"hang": True}]})
     with project.running("run", "x", "--yes", "--workspace", "worktree", "--model", model) as process:
         assert process.stderr is not None

@@ -87,7 +87,7 @@ def test_outside_a_repository_it_is_a_copy(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-def test_a_walled_parent_takes_over_what_its_child_did_and_works_on_it(project: Project) -> None:
+def test_a_walled_parent_applies_what_its_child_did_and_works_on_it(project: Project) -> None:
     task = {"task": "work", "subagent_id": "kid"}
     main = [
         {"tools": [{"name": "spawn_subagents", "args": {"tasks": [task]}}]},
