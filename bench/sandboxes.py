@@ -19,7 +19,7 @@ from retinue.core.events import ToolResult, TurnStarted
 from retinue.core.limits import Caps
 from retinue.core.messages import Call, Reply
 from retinue.sandbox import bubblewrap
-from retinue.sandbox.box import Box, NoWall, python
+from retinue.sandbox.box import Box, SandboxUnavailable, find_python
 from retinue.testing import scripted
 
 STARTS = 12
@@ -33,16 +33,16 @@ def rows() -> Iterator[Row]:
     folder = Path(tempfile.mkdtemp(prefix="retinue-bench-"))
     folder.chmod(0o755)
     try:
-        wall = bubblewrap.probe(folder / "probe")
-        yield from _rows(wall, folder)
-    except NoWall as error:
+        builder = bubblewrap.probe(folder / "probe")
+        yield from _rows(builder, folder)
+    except SandboxUnavailable as error:
         yield Row("sandboxes: not measured", str(error)[:40])
     finally:
         shutil.rmtree(folder)
 
 
-def _rows(wall: bubblewrap.Bubblewrap, folder: Path) -> Iterator[Row]:
-    bare = min(_start_bare(wall, folder / str(n)) for n in range(STARTS))
+def _rows(builder: bubblewrap.Bubblewrap, folder: Path) -> Iterator[Row]:
+    bare = min(_start_bare(builder, folder / str(n)) for n in range(STARTS))
     yield Row("reference: the same sandbox around python -I -c pass", f"{bare * 1e3:.1f} ms")
     seconds, ratio = asyncio.run(_compare_first_event(folder))
     yield Row("isolated, no sandboxed call: spawn to first event, of inherited", f"{seconds * 1e3:.2f} ms", ratio, 1.5)
@@ -54,18 +54,18 @@ def _rows(wall: bubblewrap.Bubblewrap, folder: Path) -> Iterator[Row]:
     yield Row(f"{CROWD} sandboxes at once: private memory of each", f"{seconds:.1f} s", weight / 2**20, 25, "MB")
 
 
-def _start_bare(wall: bubblewrap.Bubblewrap, folder: Path) -> float:
+def _start_bare(builder: bubblewrap.Bubblewrap, folder: Path) -> float:
     for name in ("workspace", "outputs", "lent", "hidden"):
         (folder / name).mkdir(parents=True)
     paths = [str(folder / name) for name in ("workspace", "outputs", "lent", "hidden")]
-    opening = wall.open(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], Caps()),
-                        [python(), "-I", "-c", "pass"])  # fmt: skip
+    prepared = builder.prepare(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], Caps()),
+                        [find_python(), "-I", "-c", "pass"])  # fmt: skip
     started = time.perf_counter()
-    subprocess.run(opening.argv, env=dict(opening.env), pass_fds=opening.fds, check=True)
+    subprocess.run(prepared.argv, env=dict(prepared.env), pass_fds=prepared.fds, check=True)
     taken = time.perf_counter() - started
-    opening.drop()
-    if opening.group is not None:
-        opening.group.remove_soon()
+    prepared.discard()
+    if prepared.group is not None:
+        prepared.group.remove_soon()
     return taken
 
 

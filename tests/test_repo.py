@@ -36,7 +36,7 @@ MECHANISMS = {
         {
             "log/retention.py": 1,
             "sandbox/bubblewrap.py": 1,
-            "sandbox/escape_attempts.py": 1,
+            "sandbox/escapes.py": 1,
             "sandbox/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,
             "surfaces/printer/editor.py": 1,

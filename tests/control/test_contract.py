@@ -267,7 +267,7 @@ async def test_questions_wait_while_somebody_attends(kind: str, tmp_path: Path) 
         assert left.result().final_response == "Run requires confirmation"
         alone = h.run({"main": [WRITE, "end"]})
         await alone.join()
-        assert alone.result().final_response == "Run requires confirmation"
+        assert (alone.result().final_response, alone.result().code) == ("Run requires confirmation", "unconfirmed")
 
 
 async def test_an_answer_counts_for_the_action_that_was_shown(kind: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from retinue.log.threads import fold_thread
 from retinue.testing import FixedPrices, scripted
 from tests.crash.test_library import Crash, notes
 from tests.supervisor.tree.kit import bodies, call, main, spawn
-from tests.workspaces.kit import LINES, copied, repository, shell, take_over
+from tests.workspaces.kit import LINES, apply_copy, copied, repository, shell
 
 CODER = Profile("coder", "You code.", workspace="worktree")
 
@@ -134,7 +134,7 @@ class Answers:
 
 
 async def crashed(project: Path, last: type, **options: Any) -> tuple[list[Event], Profile]:
-    """The events of a parent that takes over, up to that one; its changes are undone, as if it had not come to it."""
+    """The events of a parent that applies, up to that one; its changes are undone, as if it had not come to it."""
     profile = Profile("main", "You are main.", model=scripted(PARENT))
     async with retinue.open(project / ".retinue", profiles=[CODER], **options) as r:
         run = await r.spawn(profile, "go")
@@ -160,7 +160,7 @@ async def test_a_parent_takes_over_from_a_child_that_ended_before_the_crash(tmp_
     before, profile = await crashed(project, ToolResult, mode="yes")
     before = before[: next(n for n, e in enumerate(before, 1) if isinstance(e.body, ToolResult) and e.run == 0)]
     events = await gone_on(project, before, profile, mode="yes")
-    assert events[-1].body.final_response == "Taken over from 1:\nmodified a.txt"
+    assert events[-1].body.final_response == "Applied the changes of 1:\nmodified a.txt"
     assert (project / "a.txt").read_text() == LINES.replace("line 2\n", "two\n")
 
 
@@ -269,7 +269,7 @@ async def test_through_control_a_tree_may_stand_on_one_in_another_file(tmp_path:
                     break
 
 
-async def test_what_was_taken_over_before_a_run_went_on_is_not_all_of_it(tmp_path: Path) -> None:
+async def test_what_was_applied_before_a_run_went_on_is_not_all_of_it(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     profile = Profile(
         "main", model=scripted({"main": [shell("echo 1 > b"), shell("echo 2 > c"), "done"]}), workspace="copy"
@@ -281,10 +281,10 @@ async def test_what_was_taken_over_before_a_run_went_on_is_not_all_of_it(tmp_pat
     shutil.rmtree(project / ".retinue/logs")
     (Path(result.workspace) / "c").unlink()
     (Path(result.workspace).parent / "changes.json").unlink()
-    take_over(result, project)  # of the interrupted run, by a person
-    assert (project / "b").exists() and not copied(result).open
+    apply_copy(result, project)  # of the interrupted run, by a person
+    assert (project / "b").exists() and not copied(result).has_unapplied
     place = next(n for n, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
     await gone_on(project, whole[:place], profile, mode="yes")
-    assert copied(result).open
-    take_over(result, project)
+    assert copied(result).has_unapplied
+    apply_copy(result, project)
     assert (project / "c").read_text() == "2\n"

@@ -20,8 +20,7 @@ from retinue.core.limits import Caps
 from retinue.core.profiles import Task
 from retinue.sandbox import box, cgroups
 from retinue.sandbox import container_image as image
-from retinue.sandbox import container_labels as labels
-from retinue.sandbox.container import engine
+from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
 from retinue.surfaces.cli.escape import try_all
 from tests.sandbox.scenes import Facts, project
@@ -47,7 +46,7 @@ async def play(
     then: Callable[[Supervisor, str], Awaitable[Any]] | None = None,
 ) -> Facts:
     """One run in a scratch workspace; `then` happens at its first event of the kind `when`."""
-    assert runtime != "inherited", "these are for runs behind a wall only: they take what they can get"
+    assert runtime != "inherited", "these are for runs in a sandbox only: they take what they can get"
     folder = project()
     parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
     owner = make_supervisor(parts)
@@ -93,13 +92,13 @@ async def left(runtime: str) -> list[str]:
 def remains() -> list[str]:
     """Living processes and control groups of any run of this process."""
     processes = [line for pid in everybody() if (line := cmdline(pid))]
-    parents = cgroups.parents() or []
+    parents = cgroups.find_parent_groups() or []
     return processes + [path.name for folder in parents for path in folder.glob(f"retinue-{os.getpid()}-*")]
 
 
 def containers() -> list[str]:
     """Those of this process that the engine knows."""
-    said = engine().call("ps", "--all", "--quiet", "--filter", f"label={labels.MAKER}={labels.maker()}")
+    said = find_engine().call("ps", "--all", "--quiet", "--filter", f"label={MAKER_LABEL}={name_maker()}")
     return said.stdout.split()
 
 
@@ -248,7 +247,7 @@ async def environment(runtime: str) -> Facts:
 @fall
 async def hosts(runtime: str) -> Facts:
     """A parent that may reach two hosts, and a child that may reach one of them."""
-    python = image.PYTHON if runtime == "container" else box.python()
+    python = image.PYTHON if runtime == "container" else box.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
     raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from retinue.sandbox.container import engine
+from retinue.sandbox.container import find_engine
 from tests.sandbox.falls import containers, remains
 
 SECONDS = 10.0
@@ -65,5 +65,5 @@ def _ours(mounts: set[str], folder: Path, *, by_engine: bool) -> list[str]:
     stored = [path for path in mounts if "/overlay-containers/" in path or path.endswith("/merged")]
     if not (by_engine and stored):
         return found
-    known = engine().call("ps", "--all", "--quiet", "--no-trunc").stdout + engine().call("mount").stdout
+    known = find_engine().call("ps", "--all", "--quiet", "--no-trunc").stdout + find_engine().call("mount").stdout
     return found + [path for path in stored if path not in known and Path(path).parts[-3] not in known]

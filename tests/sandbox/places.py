@@ -17,8 +17,8 @@ import pytest
 
 from retinue.sandbox import container_image as image
 from retinue.sandbox import ordinary_user as ordinary
-from retinue.sandbox.box import command
-from retinue.sandbox.container import engine
+from retinue.sandbox.box import find_command
+from retinue.sandbox.container import find_engine
 from tests.sandbox.falls import FALLS
 from tests.sandbox.scenes import SCENES
 
@@ -26,19 +26,19 @@ REPO = Path(__file__).parents[2]
 IMAGE_LOCK = Path(tempfile.gettempdir(), f"retinue-image-{os.geteuid()}.lock")  # images belong to one user
 ROOT = os.geteuid() == 0
 needs_containers = pytest.mark.skipif(
-    command("podman") is None and command("docker") is None, reason="neither podman nor docker is installed"
+    find_command("podman") is None and find_command("docker") is None, reason="neither podman nor docker is installed"
 )
-needs_bubblewrap = pytest.mark.skipif(command("bwrap") is None, reason="bubblewrap is not installed")
+needs_bubblewrap = pytest.mark.skipif(find_command("bwrap") is None, reason="bubblewrap is not installed")
 
 
 @cache
 def make_image() -> None:
     """The default image, made once a machine, by whoever comes first."""
-    made = engine()
+    made = find_engine()
     with IMAGE_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if made.call("image", "inspect", image.NAME).returncode:
-            image.build(made.argv)
+            image.build_image(made.argv)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Place:
 USERS_CONTAINER = Place("container", ordinary=True)
 needs_users_containers = [
     needs_containers,
-    pytest.mark.skipif(not ROOT or command("newuidmap") is None, reason="needs root and newuidmap"),
+    pytest.mark.skipif(not ROOT or find_command("newuidmap") is None, reason="needs root and newuidmap"),
 ]
 PLACES = [
     pytest.param(Place("isolated"), id="isolated", marks=needs_bubblewrap),
@@ -77,7 +77,7 @@ PLACES = [
     pytest.param(Place("container"), id="container", marks=needs_containers),
     pytest.param(USERS_CONTAINER, id="container-by-ordinary-user", marks=[*needs_users_containers, pytest.mark.soak]),
 ]
-# Runs of the host of a container, asked for through files; the host's wall is the first of those above.
+# Runs of the host of a container, asked for through files; the host's sandbox is the first of those above.
 ELSEWHERE = [
     pytest.param(Place("delegated"), id="delegated", marks=needs_bubblewrap),
     pytest.param(
@@ -89,6 +89,6 @@ ELSEWHERE = [
 
 
 def run_as_user(argv: Sequence[str], *, seconds: float = 55) -> str:
-    done = ordinary.run(argv, seconds=seconds, also=[str(REPO)])
+    done = ordinary.run_as_user(argv, seconds=seconds, also=[str(REPO)])
     assert done.returncode == 0, done.stderr
     return done.stdout

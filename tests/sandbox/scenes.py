@@ -306,8 +306,8 @@ async def family(runtime: str) -> Facts:
     }
     result, events = await play(runtime, agents, fields={"workspace": "scratch"})
     said = [event.body.text for event in events if isinstance(event.body, ToolResult) and event.run == 1]
-    walled = "from above\n" in said[2] and ("Read-only" in said[2] or "Permission denied" in said[2])
-    assert walled is (runtime != "inherited")
+    read_only = "from above\n" in said[2] and ("Read-only" in said[2] or "Permission denied" in said[2])
+    assert read_only is (runtime != "inherited")
     return {"status": result.status, "said": said[:2]}
 
 

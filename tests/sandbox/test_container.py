@@ -16,10 +16,9 @@ from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.config.settings import load_settings
 from retinue.core.errors import ConfigError
-from retinue.core.events import ToolCall, ToolResult
+from retinue.core.events import ToolResult
 from retinue.sandbox import container_image as image
-from retinue.sandbox import container_labels as labels
-from retinue.sandbox.container import engine
+from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker, sweep_orphans
 from tests.sandbox.places import make_image, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, until
 
@@ -33,9 +32,9 @@ def bare() -> Iterator[str]:
     with tarfile.open(fileobj=data, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("file"))
     name = f"localhost/retinue-bare:{os.getpid()}"
-    subprocess.run([*engine().argv, "import", "-", name], input=data.getvalue(), capture_output=True, check=True)
+    subprocess.run([*find_engine().argv, "import", "-", name], input=data.getvalue(), capture_output=True, check=True)
     yield name
-    engine().call("image", "rm", name)
+    find_engine().call("image", "rm", name)
 
 
 def test_an_image_without_our_python_is_refused(bare: str) -> None:
@@ -67,20 +66,21 @@ async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_pat
     for folder in (tmp_path, tmp_path.parent, project):
         folder.chmod(0o755)
     (project / "notes").write_text("words")
-    agents = {"main": [call("shell", command="pwd; until [ -e go ]; do sleep 0.02; done"), {"text": "x"}]}
+    waits = call("shell", command="until [ -e go ]; do sleep 0.02; done")
+    agents = {"main": [call("shell", command="pwd"), waits, {"text": "x"}]}
     async with retinue.open(mode="yes", project=project, path=project / ".retinue", runtime="container") as r:
         run = await r.spawn(main(agents, workspace="scratch"), "go")
-        await until(run, ToolCall)
+        await until(run, ToolResult)  # the first call starts the container
         found = [
-            engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
-            for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{labels.MAKER}={labels.maker()}")
+            find_engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
+            for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{MAKER_LABEL}={name_maker()}")
         ]
         (Path(r.control.supervisor.trees[run.tree].runs[0].folders.path) / "go").touch()
         result = await run.result()
         events = [event async for event in run.events()]
     assert result.status == "done", result.error_details
     assert len(found[0]) == 1 and found[0] == found[1] == found[2]
-    [told] = bodies(events, ToolResult)
+    [told, _] = bodies(events, ToolResult)
     assert told.text.startswith(str(project))
 
 
@@ -88,17 +88,17 @@ def test_what_gone_processes_left_is_swept_and_nothing_else() -> None:
     make_image()
     gone = subprocess.Popen(["true"])
     gone.wait()
-    numbering, _, _ = labels.maker().partition(".")
-    makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": labels.maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
+    numbering, _, _ = name_maker().partition(".")
+    makers = {"gone": f"{numbering}.{gone.pid}.1", "ours": name_maker(), "elsewhere": f"1{numbering}.{gone.pid}.1"}
     names = {word: f"retinue-{os.getpid()}-{word}" for word in makers}
     for word, maker in makers.items():
-        engine().call("create", "--name", names[word], f"--label={labels.MAKER}={maker}", image.NAME, "sleep", "9")
+        find_engine().call("create", "--name", names[word], f"--label={MAKER_LABEL}={maker}", image.NAME, "sleep", "9")
     try:
-        labels.sweep(engine())
-        left = [word for word in makers if engine().call("container", "inspect", names[word]).returncode == 0]
+        sweep_orphans(find_engine())
+        left = [word for word in makers if find_engine().call("container", "inspect", names[word]).returncode == 0]
         assert left == ["ours", "elsewhere"]
     finally:
-        engine().remove(list(names.values()))
+        find_engine().remove(list(names.values()))
 
 
 def test_image_and_flags_are_settings(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What shows a program behind a wall, and what a run is told that has not been shown it."""
+"""What shows a program in a sandbox, and what a run is told that has not been shown it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from retinue.build.parts import Parts
 from retinue.core.events import ToolResult
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.exposed_paths import needed
-from retinue.sandbox.hints import hint, image_hint, offline_hint
+from retinue.sandbox.exposed_paths import find_needed_paths
+from retinue.sandbox.hints import find_image_hint, find_offline_hint, find_program_hint
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.sandbox.test_network import play
 from tests.supervisor.tree.kit import bodies, call, main, spawn
@@ -68,7 +68,9 @@ def test_what_shows_a_program(tmp_path: Path, there: dict[str, str], shown: list
     first = (".pyenv/shims", ".local/bin", ".cargo/bin")  # as a manager sets the PATH
     folders.sort(key=lambda folder: not folder.endswith(first))
     env = {"HOME": str(tmp_path / "home"), "PATH": ":".join([*folders, "/usr/bin"])}
-    assert needed(["node", "sh", "no-such"], tmp_path / "project", env) == [f"{tmp_path}/{path}" for path in shown]
+    assert find_needed_paths(["node", "sh", "no-such"], tmp_path / "project", env) == [
+        f"{tmp_path}/{path}" for path in shown
+    ]
 
 
 @pytest.mark.parametrize("target", ["home/.ssh", "home/work/run.sh"])
@@ -83,7 +85,7 @@ def test_a_link_of_the_project_that_poses_as_a_python_shows_nothing(
     (project / "bin").mkdir()
     (project / "bin/python3").symlink_to(tmp_path / target)
     monkeypatch.chdir(project)
-    assert needed([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
+    assert find_needed_paths([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
 
 
 @pytest.mark.parametrize("target", [".", "..", ".retinue", ".retinue/runs"])
@@ -92,7 +94,7 @@ def test_an_environment_that_is_the_project_itself_or_our_state_shows_nothing(tm
     python = program(tmp_path / "opt/python/bin/python3")
     program(project / target / "pyvenv.cfg", f"home = {python.parent}\n")
     (project / ".venv").symlink_to(target)
-    assert needed([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
+    assert find_needed_paths([], project, {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_file_that_never_ends_is_none(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     os.mkfifo(tmp_path / ".venv/pyvenv.cfg")
     os.mkfifo(tmp_path / ".python-version")
-    assert needed(["sh"], tmp_path, {"PATH": "/usr/bin", "HOME": str(tmp_path)}) == []
+    assert find_needed_paths(["sh"], tmp_path, {"PATH": "/usr/bin", "HOME": str(tmp_path)}) == []
 
 
 @pytest.mark.parametrize(
@@ -144,12 +146,14 @@ def test_a_missing_program_is_recognised(tmp_path: Path, monkeypatch: pytest.Mon
     path = program(tmp_path / "opt/bin/turner")
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin")
     text = said.format(name="turner", path=path)
-    assert hint(text).startswith(f"[turner is on this machine, at {path}, but not in the sandbox")
-    assert f"`expose_paths: [{tmp_path}/opt]`" in hint(text)
-    assert "container_image" in image_hint(text)
+    assert find_program_hint(text).startswith(f"[turner is on this machine, at {path}, but not in the sandbox")
+    assert f"`expose_paths: [{tmp_path}/opt]`" in find_program_hint(text)
+    assert "container_image" in find_image_hint(text)
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert hint(said.format(name="turner", path="/nowhere/turner")) == ""
-    assert hint(said.format(name="sh", path="/usr/bin/sh")) == ""  # is seen behind the wall: something else is wrong
+    assert find_program_hint(said.format(name="turner", path="/nowhere/turner")) == ""
+    assert (
+        find_program_hint(said.format(name="sh", path="/usr/bin/sh")) == ""
+    )  # is seen in the sandbox: something else is wrong
 
 
 @pytest.mark.parametrize(
@@ -195,5 +199,5 @@ async def test_the_model_and_the_user_are_told(
 
 def test_words_of_programs_that_have_no_network() -> None:
     for said in ("curl: (6) Could not resolve host: x", "getaddrinfo EAI_AGAIN x", "dial tcp: lookup x on 1.1.1.1:53"):
-        assert offline_hint(f"before\n{said}\nafter")
-    assert offline_hint("all is well") == ""
+        assert find_offline_hint(f"before\n{said}\nafter")
+    assert find_offline_hint("all is well") == ""

@@ -151,10 +151,10 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
         host.kill()
         host.wait()
     await _until(lambda: _running(mark) == [])
-    groups = cgroups.parents() or []
+    groups = cgroups.find_parent_groups() or []
 
     def swept() -> bool:  # as the next start does; a group is in use until the kernel is done with its last process
-        cgroups.sweep(groups)
+        cgroups.remove_leftover_groups(groups)
         return not [left for folder in groups for left in folder.glob(f"retinue-{host.pid}-*")]
 
     await _until(swept)
@@ -168,26 +168,26 @@ def test_a_wall_whose_host_is_killed_while_it_begins_comes_to_an_end(tmp_path: P
     for path in paths:
         path.mkdir()
     work, outputs, lent, hidden = map(str, paths)
-    opening = bubblewrap.probe(tmp_path / "probe").open(Box("t", work, True, outputs, lent, (), hidden, Caps()))
-    assert opening.info is not None
-    os.close(opening.info)  # as all that a killed host has open
+    prepared = bubblewrap.probe(tmp_path / "probe").prepare(Box("t", work, True, outputs, lent, (), hidden, Caps()))
+    assert prepared.info is not None
+    os.close(prepared.info)  # as all that a killed host has open
     process = subprocess.Popen(
-        opening.argv,
-        env=dict(opening.env),
+        prepared.argv,
+        env=dict(prepared.env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        pass_fds=opening.fds,
+        pass_fds=prepared.fds,
         start_new_session=True,
     )
-    replace(opening, info=None, group=None).drop()
+    replace(prepared, info=None, group=None).discard()
     try:
         assert process.wait(20) == 1  # by itself, since its link is at its end
         assert not has_living_member(process.pid)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    if opening.group is not None:
-        opening.group.remove_soon()
+    if prepared.group is not None:
+        prepared.group.remove_soon()
 
 
 def _running(mark: str) -> list[str]:

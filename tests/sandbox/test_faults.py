@@ -23,7 +23,7 @@ from retinue.sandbox.channel import Channel
 from retinue.sandbox.isolated import Isolated
 from retinue.sandbox.process import Process
 from retinue.testing import scripted
-from tests.sandbox.test_hostile import SERVES, NoWallAtAll
+from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, report, served
 
@@ -72,7 +72,7 @@ class Wire:
             os.kill(self.pids[-1], signal.SIGKILL if self.fault == "killed" else signal.SIGSTOP)
 
 
-async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoWallAtAll]:
+async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[list[Event], str, NoProtection]:
     """Play the script in a sandbox with this wire; its events, what stands in its log file, and the sandbox."""
 
     class CountedChannel(Channel):
@@ -107,9 +107,9 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
     for name, seconds in (("CANCEL_ASK_SECONDS", 1.0), ("START_SECONDS", 5.0), ("FILE_SECONDS", 5.0)):
         monkeypatch.setattr(tool_server_session, name, seconds)
-    wall = NoWallAtAll(SERVES)
+    builder = NoProtection(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
-    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(wall))
+    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
     node = owner.spawn(profile, Task("go"))
@@ -117,21 +117,21 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     log = Path(node.folders.path, "log")
     written = log.read_text() if log.exists() else ""
     await owner.close()
-    return events, written, wall
+    return events, written, builder
 
 
-def check(fault: Fault, events: list[Event], written: str, wall: NoWallAtAll) -> None:
+def check(fault: Fault, events: list[Event], written: str, builder: NoProtection) -> None:
     [ended] = bodies(events, RunEnded)
     calls, results = bodies(events, ToolCall), bodies(events, ToolResult)
     counted = Counter(body.call_id for body in results)
     assert set(counted.values()) <= {1}
     if fault == "lies":
-        assert (ended.status, wall.starts) == ("failed", 1)
+        assert (ended.status, builder.starts) == ("failed", 1)
         assert "the tool server broke the protocol" in (ended.error_details or "")
         return
     assert (ended.status, ended.final_response) == ("done", "over")
     assert set(counted) == {body.call_id for body in calls}
-    assert wall.starts <= 2
+    assert builder.starts <= 2
     by_id = {body.call_id: body for body in results}
     for call_id, line in (("call_3_1", "first"), ("call_4_1", "fine in Rome"), ("call_5_1", "last")):
         times = written.splitlines().count(line)
@@ -146,8 +146,8 @@ async def test_the_script_has_so_many_frames_and_leaves_its_lines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wire = Wire()
-    events, written, wall = await play(wire, monkeypatch, tmp_path)
-    assert (wire.count, wall.starts) == (FRAMES, 1)
+    events, written, builder = await play(wire, monkeypatch, tmp_path)
+    assert (wire.count, builder.starts) == (FRAMES, 1)
     assert sorted(written.splitlines()) == ["fine in Rome", "first", "last"]
     assert bodies(events, RunEnded)[0].status == "done"
 

@@ -17,7 +17,7 @@ from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolResult
 from retinue.core.profiles import Profile, Task
-from retinue.sandbox.box import Box, Opening
+from retinue.sandbox.box import Box, PreparedSandbox
 from retinue.sandbox.isolated import Isolated
 from retinue.sandbox.process import OUT_OF_MEMORY, Process
 from retinue.testing import scripted
@@ -63,21 +63,21 @@ TRIES = {
 }  # fmt: skip
 
 
-class NoWallAtAll:
+class NoProtection:
     """Starts a script where a tool server should be; each start plays the next one."""
 
-    words = ("none",)
+    protections = ("none",)
     counts_memory = True
 
     def __init__(self, *scripts: str) -> None:
         self._scripts = list(scripts)
         self.starts = 0
 
-    def open(self, box: Box) -> Opening:
+    def prepare(self, box: Box) -> PreparedSandbox:
         env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         script = self._scripts[min(self.starts, len(self._scripts) - 1)]
         self.starts += 1
-        return Opening([sys.executable, "-c", script], env)
+        return PreparedSandbox([sys.executable, "-c", script], env)
 
 
 @contextmanager
@@ -88,16 +88,16 @@ def use_sandbox(sandbox: Isolated) -> Iterator[None]:
         yield
 
 
-async def play(*scripts: str, replies: list[Any], **options: Any) -> tuple[list[Event], NoWallAtAll]:
+async def play(*scripts: str, replies: list[Any], **options: Any) -> tuple[list[Event], NoProtection]:
     """Play one isolated run whose tool servers are these scripts."""
-    wall = NoWallAtAll(*scripts)
+    builder = NoProtection(*scripts)
     owner = make_supervisor(Parts(Path.cwd(), **{"mode": "yes", **options}))
     profile = Profile("main", model=scripted({"main": replies}), runtime="isolated", workspace="scratch")
-    with use_sandbox(Isolated(wall)):
+    with use_sandbox(Isolated(builder)):
         node = owner.spawn(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
-    return events, wall
+    return events, builder
 
 
 async def play_below(script: str) -> list[Event]:
@@ -106,7 +106,7 @@ async def play_below(script: str) -> list[Event]:
     model = scripted({"child": [call("shell", command="true"), call("shell", command="true"), {"text": "x"}]})
     child = Profile("child", model=model, runtime="isolated", workspace="scratch", tools=["shell"])
     agents: dict[str, Any] = {"main": [call("subagent_child", task="go"), spawn({"task": "other"}), {"text": "lived"}]}
-    with use_sandbox(Isolated(NoWallAtAll(script))):
+    with use_sandbox(Isolated(NoProtection(script))):
         node = owner.spawn(main(agents, tools=["spawn_subagents", child]), Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
@@ -129,29 +129,29 @@ ECHO = call("shell", command="echo here")
 
 
 async def test_a_tool_server_that_dies_costs_the_call_and_is_started_again() -> None:
-    events, wall = await play(DIES, SERVES, replies=[ECHO, ECHO, {"text": "x"}])
+    events, builder = await play(DIES, SERVES, replies=[ECHO, ECHO, {"text": "x"}])
     results = bodies(events, ToolResult)
     assert [body.outcome for body in results] == [UNKNOWN_AFTER_CRASH, ""]
     assert results[1].text == "here\n"
-    assert (bodies(events, RunEnded)[0].status, wall.starts) == ("done", 2)
+    assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 2)
 
 
 async def test_all_calls_in_flight_are_lost_and_the_repeatable_ones_run_once_more() -> None:
     dies = HELLO + "hear(Call); hear(Call); hear(Call); sys.exit(3)"
     calls = [{"name": "write", "args": {"path": "a", "content": "x"}}, {"name": "glob", "args": {"pattern": "*"}}]
     both = {"tools": [*calls, {"name": "shell", "args": {"command": "echo x"}}]}
-    events, wall = await play(dies, SERVES, replies=[both, {"text": "x"}])
+    events, builder = await play(dies, SERVES, replies=[both, {"text": "x"}])
     results = {body.name: body for body in bodies(events, ToolResult)}
     assert {name: body.outcome for name, body in results.items()} == {
         "write": UNKNOWN_AFTER_CRASH, "glob": "", "shell": UNKNOWN_AFTER_CRASH,
     }  # fmt: skip
-    assert (results["glob"].success, wall.starts) == (True, 2)
+    assert (results["glob"].success, builder.starts) == (True, 2)
 
 
 async def test_a_sandbox_is_started_again_three_times_and_then_the_run_fails() -> None:
-    events, wall = await play(DIES, replies=[ECHO] * 9)
+    events, builder = await play(DIES, replies=[ECHO] * 9)
     [ended] = bodies(events, RunEnded)
-    assert (ended.status, wall.starts) == ("failed", 4)
+    assert (ended.status, builder.starts) == ("failed", 4)
     assert (
         "its sandbox was lost 4 times; the last time its process ended with code 3 (oh ?[31mno)" in ended.error_details
     )
@@ -161,7 +161,7 @@ async def test_a_sandbox_is_started_again_three_times_and_then_the_run_fails() -
 class StarvedProcess(Process):
     """Ends as if the kernel had ended it for want of memory."""
 
-    def _how(self) -> str:
+    def _describe_end(self) -> str:
         return OUT_OF_MEMORY
 
 
@@ -172,7 +172,7 @@ class Starved(Isolated):
 async def test_a_sandbox_that_uses_up_its_memory_each_time_ends_the_run_limited() -> None:
     owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
     profile = Profile("main", model=scripted({"main": [ECHO] * 9}), runtime="isolated", workspace="scratch")
-    with use_sandbox(Starved(NoWallAtAll(DIES))):
+    with use_sandbox(Starved(NoProtection(DIES))):
         node = owner.spawn(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
@@ -182,14 +182,14 @@ async def test_a_sandbox_that_uses_up_its_memory_each_time_ends_the_run_limited(
 
 
 async def test_a_start_that_fails_means_that_the_call_was_not_run() -> None:
-    events, wall = await play("raise SystemExit(7)", SERVES, replies=[ECHO, ECHO, {"text": "x"}])
+    events, builder = await play("raise SystemExit(7)", SERVES, replies=[ECHO, ECHO, {"text": "x"}])
     first, second = bodies(events, ToolResult)
     assert (
         "could not be started, so this call was not run: the tool server did not start: its process ended with code 7"
         in first.text
     )
     assert (first.success, first.outcome, second.text) == (False, "", "here\n")
-    assert (bodies(events, RunEnded)[0].status, wall.starts) == ("done", 2)
+    assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 2)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +209,15 @@ async def test_the_host_kills_a_sandbox_that_does_not_answer_at_the_deadline(
 
 async def test_at_the_deadline_the_output_so_far_comes_back() -> None:
     replies = [call("shell", command="echo so far; sleep 60", timeout=0.5), ECHO, {"text": "x"}]
-    events, wall = await play(SERVES, replies=replies)
+    events, builder = await play(SERVES, replies=replies)
     assert [body.text for body in bodies(events, ToolResult)] == ["so far\n[timed out after 0.5s]", "here\n"]
-    assert wall.starts == 1
+    assert builder.starts == 1
 
 
 async def test_a_run_that_calls_no_sandboxed_tool_starts_no_process_and_makes_no_folder(tmp_path: Path) -> None:
     replies = [call("list_agents"), {"text": "x"}]
-    events, wall = await play(SERVES, replies=replies, state=tmp_path / ".retinue")
-    assert (bodies(events, RunEnded)[0].status, wall.starts) == ("done", 0)
+    events, builder = await play(SERVES, replies=replies, state=tmp_path / ".retinue")
+    assert (bodies(events, RunEnded)[0].status, builder.starts) == ("done", 0)
     assert not list((tmp_path / ".retinue").glob("runs/*/*/*"))
 
 
@@ -228,8 +228,10 @@ async def test_a_command_is_shown_by_the_host_before_any_sandbox_is_started() ->
         asked.append(question)
         return Deny()
 
-    _, wall = await play(SERVES, replies=[call("shell", command="rm -r src"), {"text": "x"}], mode="ask", approver=sees)
-    assert ([question.preview for question in asked], wall.starts) == (["rm -r src"], 0)
+    _, builder = await play(
+        SERVES, replies=[call("shell", command="rm -r src"), {"text": "x"}], mode="ask", approver=sees
+    )
+    assert ([question.preview for question in asked], builder.starts) == (["rm -r src"], 0)
 
 
 async def test_a_diff_in_the_runs_own_workspace_is_labelled_as_the_sandboxs() -> None:

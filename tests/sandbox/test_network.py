@@ -89,7 +89,7 @@ async def test_the_full_network_is_the_host_s_and_said_plainly(tmp_path: Path, r
         events = await play(parts, main(agents, workspace="shared"))
     words = {event.path: event.body.sandbox for event in events if isinstance(event.body, RunStarted)}
     reach = {
-        path: [word for word in ("net", "proxy", "full_network") if word in walls] for path, walls in words.items()
+        path: [word for word in ("net", "proxy", "full_network") if word in parts] for path, parts in words.items()
     }
     [deepest] = [path for path in reach if path.count("/") == 3]
     assert reach == {

@@ -17,7 +17,7 @@ from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.box import NoWall, command
+from retinue.sandbox.box import SandboxUnavailable, find_command
 from retinue.sandbox.in_process import InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
@@ -25,23 +25,27 @@ from tests.sandbox.places import ROOT, needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, main, tree
 
 SCRIPT = "agents: {main: [{text: hello}]}\n"
-WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", command("bwrap") or "/usr/bin/bwrap", "--"]
-without_bubblewrap = pytest.mark.skipif(not ROOT or command("bwrap") is None, reason="root hides bubblewrap from it")
+WITHOUT = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", "/dev/null", find_command("bwrap") or "/usr/bin/bwrap", "--"]
+without_bubblewrap = pytest.mark.skipif(
+    not ROOT or find_command("bwrap") is None, reason="root hides bubblewrap from it"
+)
 
 
-class Walled(InProcess):
+class Sandboxed(InProcess):
     """Stands for a stricter runtime."""
 
     name = "isolated"
     started = RunStarted("isolated", ("paper",))
 
 
-def no_wall() -> Walled:
-    raise NoWall("install paper")
+def no_sandbox() -> Sandboxed:
+    raise SandboxUnavailable("install paper")
 
 
-def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, walls: bool = True) -> Placement:
-    return Placement({"inherited": InProcess, "isolated": Walled if walls else no_wall}, mode=mode, fallback=fallback)
+def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, sandbox: bool = True) -> Placement:
+    return Placement(
+        {"inherited": InProcess, "isolated": Sandboxed if sandbox else no_sandbox}, mode=mode, fallback=fallback
+    )
 
 
 @pytest.mark.requirement("MASS-6", "P32")
@@ -66,12 +70,12 @@ def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
 @pytest.mark.requirement("MASS-4")
 def test_a_wall_that_cannot_be_built_refuses() -> None:
     with pytest.raises(ConfigError, match="install paper"):
-        placed("isolated", walls=False)(Profile("a"), None)
+        placed("isolated", sandbox=False)(Profile("a"), None)
 
 
 def test_a_fallback_is_laxer_or_none() -> None:
     with pytest.raises(ConfigError, match="install paper"):
-        placed("isolated", "isolated", walls=False)(Profile("a"), None)
+        placed("isolated", "isolated", sandbox=False)(Profile("a"), None)
 
 
 @pytest.mark.requirement("MASS-5")
@@ -83,7 +87,7 @@ async def test_a_fallback_is_told_in_the_result(tmp_path: Path) -> None:
         "result = retinue.run_sync(profile, 'go', runtime='isolated', fallback='inherited')\n"
         "print(result.status, result.runtime, list(result.sandbox), result.warning)\n"
     )
-    if not ROOT or command("bwrap") is None:
+    if not ROOT or find_command("bwrap") is None:
         pytest.skip("root hides bubblewrap from it")
     done = subprocess.run([*WITHOUT, sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("done inherited [] 'isolated' is not possible here")
@@ -103,7 +107,7 @@ def test_run_says_what_to_install_and_calls_no_model(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-async def test_the_mode_is_a_setting_and_the_result_says_which_walls_stood(tmp_path: Path) -> None:
+async def test_the_mode_is_a_setting_and_the_result_says_which_sandbox_stood(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "s.yaml").write_text("agents: {main: [{text: hello}]}\n")
     config = tmp_path / "retinue.yaml"

@@ -1,4 +1,4 @@
-"""Who listens in a folder that a run may read is not spoken to from behind a wall."""
+"""Who listens in a folder that a run may read is not spoken to from a sandbox."""
 
 from __future__ import annotations
 

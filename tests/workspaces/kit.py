@@ -10,9 +10,9 @@ from typing import Any
 
 import retinue
 from retinue import Event, Profile, Result
-from retinue.supervisor import apply_changes as takeover
-from retinue.supervisor.apply_changes import Copied
 from retinue.testing import scripted
+from retinue.workspaces import copies
+from retinue.workspaces.copies import CopiedWorkspace
 from tests.supervisor.tree.kit import call
 
 LINES = "".join(f"line {number}\n" for number in range(1, 21))
@@ -59,17 +59,17 @@ async def seen(
         return await run.result(), events
 
 
-def copied(result: Result[Any]) -> Copied:
+def copied(result: Result[Any]) -> CopiedWorkspace:
     """The copy a run worked in, found as the command line finds it."""
     state = str(Path(result.workspace).parents[3])
-    found = takeover.copied(state, result.tree, result.run)
+    found = copies.find_copy(state, result.tree, result.run)
     assert found is not None
     return found
 
 
-def take_over(result: Result[Any], project: Path) -> None:
+def apply_copy(result: Result[Any], project: Path) -> None:
     one = copied(result)
-    takeover.carry_out(takeover.plan([one], str(project)), [one], aside=f"{project}/.retinue/applying")
+    copies.carry_out_plan(copies.plan_apply([one], str(project)), [one], aside=f"{project}/.retinue/applying")
 
 
 def changes(result: Result[Any]) -> dict[str, str]:

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from retinue.core.errors import RetinueError
-from retinue.supervisor import apply_changes as takeover
 from retinue.workspaces import atomic_apply as swapping
-from retinue.workspaces import ignores, tree_workspaces, walk
+from retinue.workspaces import copies, ignores, tree_workspaces, walk
 from retinue.workspaces import merge as merging
 from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import Entry, Walker, is_reserved_name, open_entry
 from tests.sandbox.places import needs_bubblewrap
 from tests.soak.conftest import note  # noqa: F401 - a fixture
 from tests.supervisor.tree.kit import call
-from tests.workspaces.kit import LINES, changes, copied, hashed, repository, seen, shell, take_over, work
+from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
 
 SECRET = "a secret of the user"
 
@@ -84,13 +83,13 @@ X
     """
     before = hashed(project)
     result = await work(project, commands, kind=kind)
-    diff = takeover.diff(copied(result), "-p")
+    diff = copied(result).diff("-p")
     assert b"-line 2\n+two\n" in diff and b"+$Id$\n" in diff  # what -diff and ident say counts for nothing
     found = set(changes(result))
     assert found == {".gitattributes", ".gitmodules", "a.txt", "id.txt", "nested/n", "other.git", "sub/s"}
     assert hashed(project) == before
     git_before = {name: value for name, value in before.items() if name.startswith(".git/")}
-    take_over(result, project)
+    apply_copy(result, project)
     after = hashed(project)
     assert {name: value for name, value in after.items() if name.startswith(".git/")} == git_before
     assert not (project / "sub/.git").exists() and not (project / "nested/.git").exists()
@@ -141,24 +140,24 @@ async def test_links_are_never_followed_and_none_that_leads_out_is_taken_over(tm
         "ln -s .git/hooks hooks; mkdir n; ln -s ../.retinue n/state; ln -s ../a.txt n/fine; ln -s ../.GIT n/git",
     )
     assert "secret" in changes(result) and not any(path.startswith("folder/") for path in changes(result))
-    assert SECRET.encode() not in takeover.diff(copied(result), "-p")
-    conflicts = {conflict.path for conflict in takeover.plan([copied(result)], str(project)).conflicts}
+    assert SECRET.encode() not in copied(result).diff("-p")
+    conflicts = {conflict.path for conflict in copies.plan_apply([copied(result)], str(project)).conflicts}
     assert conflicts == {"folder", "secret", "up", "d", "hooks", "n/state", "n/git"}
     with pytest.raises(RetinueError, match="leads out of the project"):
-        take_over(result, project)
+        apply_copy(result, project)
     assert hashed(away) == before and not (project / "folder").exists() and (project / "d/f").exists()
 
 
 async def test_a_folder_of_the_project_that_became_a_link_is_not_written_through(tmp_path: Path) -> None:
     project, away = repository(tmp_path / "p", **{"d/f": "1\n"}), outside(tmp_path)
     result = await work(project, "echo 2 > d/f; echo 3 > d/new")
-    made = takeover.plan([copied(result)], str(project))
+    made = copies.plan_apply([copied(result)], str(project))
     (project / "d").rename(tmp_path / "moved")
     (project / "d").symlink_to(away)
     before = hashed(away)
     with pytest.raises(RetinueError, match="nothing was changed"):
-        takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
-    again = takeover.plan([copied(result)], str(project))
+        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
+    again = copies.plan_apply([copied(result)], str(project))
     assert {conflict.path for conflict in again.conflicts} == {"d/f", "d/new"}
     assert hashed(away) == before
 
@@ -176,7 +175,7 @@ async def test_hard_links_fifos_and_devices_are_left_out_and_said(tmp_path: Path
         "not among the changes: .gitignore (a FIFO), .gitattributes (a FIFO), fifo (a"
     )
     assert "hard (also a file elsewhere, by a hard link)" in str(result.warning)
-    assert SECRET.encode() not in takeover.diff(copied(result), "-p")
+    assert SECRET.encode() not in copied(result).diff("-p")
 
 
 async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +264,7 @@ def swapping_paths(base: Path, away: Path, seed: int) -> Iterator[list[int]]:
 
 
 def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
-    """Looks at a workspace and takes over into a project until both were swapped so often meanwhile; how often."""
+    """Looks at a workspace and applies to a project until both were swapped so often meanwhile; how often."""
     away = outside(tmp_path)
     space = tmp_path / "space/runs/t/0/workspace"
     target = tmp_path / "target"

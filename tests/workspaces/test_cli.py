@@ -34,7 +34,7 @@ def test_run_diff_apply_and_apply_again(project: Project) -> None:
     assert done.stdout == "the answer\n"
     tree = project.rows()[0]["tree"]
     last = done.stderr.rstrip().splitlines()[-1]
-    assert last == f"4 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0"
+    assert last == f"4 files changed, not applied: retinue diff {tree}/0 · retinue apply {tree}/0"
     assert {name: value for name, value in hashed(project.folder).items() if name != "script.yaml"} == before
     diff = project.retinue("diff").stdout
     assert "-line 2\n+two\n" in diff and "Binary files /dev/null and b/bin differ" in diff and "\x1b" not in diff
@@ -50,12 +50,12 @@ def test_run_diff_apply_and_apply_again(project: Project) -> None:
     assert "changed files\n  modified a.txt\n" in project.retinue("show").stdout
     why = one_line_error(project.retinue("apply"))
     assert why == "there is no terminal to ask on: look with `retinue diff`, then give --yes"
-    assert project.retinue("apply", "--yes").stdout == f"Took over 4 files from {tree}/0.\n"
+    assert project.retinue("apply", "--yes").stdout == f"Applied 4 files from {tree}/0.\n"
     assert (project.folder / "b.txt").read_text() == "new\n" and not (project.folder / "c.txt").exists()
     assert git(project.folder, "diff", "--cached") == ""
     again = project.retinue("apply", "--yes")
-    assert again.returncode == 0 and f"the changes of {tree}/0 were taken over already, into" in again.stderr
-    assert "were taken over already" in project.retinue("show").stdout
+    assert again.returncode == 0 and f"the changes of {tree}/0 were already applied to" in again.stderr
+    assert "were already applied" in project.retinue("show").stdout
 
 
 def test_conflicts_are_told_by_file(project: Project) -> None:
@@ -66,7 +66,7 @@ def test_conflicts_are_told_by_file(project: Project) -> None:
     done = project.retinue("apply", "--yes")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "retinue: nothing was changed: 2 of the files cannot be taken over:",
+        "retinue: nothing was changed: 2 of the files cannot be applied:",
         "  a.txt: was changed here and by the run, in the same lines",
         "  b.txt: was added here and by the run, with different content",
     ]
@@ -88,11 +88,11 @@ def test_a_tree_whose_primary_is_in_the_project(project: Project) -> None:
     }
     done = project.run("--yes", agents=agents)
     tree = project.rows()[0]["tree"]
-    assert f"1 file changed, not taken over: retinue diff {tree}/2 · retinue apply {tree}/2" in done.stderr
+    assert f"1 file changed, not applied: retinue diff {tree}/2 · retinue apply {tree}/2" in done.stderr
     assert "+1\n" in project.retinue("diff").stdout and "+2\n" in project.retinue("diff").stdout
-    assert project.retinue("apply", f"{tree}/1", "--yes").stdout == f"Took over 1 file from {tree}/1.\n"
+    assert project.retinue("apply", f"{tree}/1", "--yes").stdout == f"Applied 1 file from {tree}/1.\n"
     rest = project.retinue("apply", tree, "--yes")
-    assert rest.stdout == f"Took over 1 file from {tree}/2.\n" and f"{tree}/1 were taken over already" in rest.stderr
+    assert rest.stdout == f"Applied 1 file from {tree}/2.\n" and f"{tree}/1 were already applied" in rest.stderr
     assert (project.folder / "one").exists() and (project.folder / "two").exists()
 
 
@@ -114,7 +114,7 @@ def test_at_a_terminal_it_shows_the_diff_and_asks(project: Project) -> None:
     edited(project, agents=agents)
     for answer, code in (("n", 1), ("y", 0)):
         terminal = Terminal(project, "apply")
-        terminal.read_until("take over these changes? [y]es [n]o > ")
+        terminal.read_until("apply these changes? [y]es [n]o > ")
         terminal.type(f"{answer}\n")
         screen = terminal.read_until(None)
         assert terminal.end() == code
@@ -146,7 +146,7 @@ def test_a_cancelled_run_says_what_it_had_changed(project: Project) -> None:
         rest = process.stderr.read()
         result = json.loads(process.stdout.read())
     assert result["status"] == "cancelled" and result["changed_files"] == [{"status": "added", "path": "b.txt"}]
-    assert "1 file changed, not taken over" in rest
+    assert "1 file changed, not applied" in rest
 
 
 def test_gc_keeps_what_nobody_took_over_until_forced(project: Project) -> None:
@@ -155,7 +155,7 @@ def test_gc_keeps_what_nobody_took_over_until_forced(project: Project) -> None:
     done = project.retinue("gc", "--older-than", "0s", "--json")
     report = json.loads(done.stdout)
     assert report["removed"] == [second] and report["kept"] == {first: [f"{first}/0"]}
-    assert f"kept, for its changes were not taken over: {first}/0" in done.stderr
+    assert f"kept, for its changes were not applied: {first}/0" in done.stderr
     assert workspace.exists()
     assert project.retinue("gc", "--older-than", "0s").stdout == "Nothing more here is older than 0.00 s.\n"
     assert project.retinue("apply", first, "--yes").returncode == 0
@@ -195,7 +195,7 @@ def test_a_copy_stays_a_copy_when_a_run_goes_on(project: Project) -> None:
     result = json.loads(project.retinue("resume", "--yes", "--json").stdout)
     assert [file["path"] for file in result["changed_files"]][:1] == ["one"]
     done = project.retinue("continue", result["tree"], "more", "--yes", "--json")
-    assert f"{result['tree']}/0 changed files that were not taken over: the new run begins without them" in done.stderr
+    assert f"{result['tree']}/0 changed files that were not applied: the new run begins without them" in done.stderr
     again = json.loads(done.stdout)
     assert again["workspace"] != result["workspace"] and again["changed_count"] == 2
     assert {name: value for name, value in hashed(project.folder).items() if name != "script.yaml"} == before

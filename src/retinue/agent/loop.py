@@ -15,13 +15,13 @@ from retinue.agent.tool_calls import refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
-from retinue.core.messages import AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
+from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job
 from retinue.core.ports import Link, Outcome
 from retinue.core.results import Ending
 from retinue.tools import answer
 
-REMINDER = "You have not given your answer yet: call the final_answer tool with it."
+REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
 UNKNOWN_TOOL = "Unknown tool '{name}'. Available tools: {tools}"
 _NOTHING_KNOWN: Mapping[str, Outcome] = {}
@@ -73,14 +73,13 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
     if answer.NAME not in job.tools:
         return Ending("done", last_text(thread) or "")
-    words = [turn for turn in thread if isinstance(turn, UserTurn)]
-    while words and words[-1].source != "task" and words[-1].text != REMINDER:
-        words.pop()
-    if words and words[-1].text == REMINDER:  # since its newest task
+    sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
+    newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
+    if newest == REMINDER:  # since its newest task
         text = NO_ANSWER.format(who="Subagent" if link.ref.run else "Run", name=link.ref.agent)
         return Ending("failed", text, error=text)
-    thread.append(UserTurn(REMINDER, "notice"))
-    link.emit(Inbox(REMINDER))
+    thread.append(UserTurn(REMINDER_TEXT, REMINDER))
+    link.emit(Inbox(REMINDER_TEXT, source=REMINDER))
     return None
 
 

@@ -20,12 +20,12 @@ from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, ed
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message, RunSpawned, RunStarted
 from retinue.core.limits import CANCEL_ASK_SECONDS, Limits
-from retinue.core.messages import Call, Reply, Request, ToolSpec, UserTurn
+from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
 from retinue.core.plans import Job, JobRunner, Plan, Planner
 from retinue.core.ports import Folders, Link, Order, Outcome, Preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
-from retinue.core.results import Ending, ending_texts, unconfirmed_texts
+from retinue.core.results import Ending, ending_texts
 from retinue.core.rules import ALLOW, Verdict
 from retinue.models.recorded import ReplayModel
 
@@ -217,13 +217,12 @@ class ReplayedRun:
         if ended is None:
             texts = ending_texts("disconnected", name=record.agent, primary=record.spawned.parent is None)
             return Ending("disconnected", *texts)
-        return Ending(ended.status, ended.final_response, ended.error_details, ended.structured)  # type: ignore[arg-type]
+        return ended.ending
 
     def was_unconfirmed(self) -> bool:
         """Tell whether the run ended because a call needed a person and nobody could be asked."""
-        record = self.record
-        texts = unconfirmed_texts(name=record.agent, primary=record.spawned.parent is None)
-        return record.ended is not None and record.ended.error_details == texts[1]
+        ended = self.record.ended
+        return ended is not None and ended.code == "unconfirmed"
 
     async def _spawn(self, record: RunRecord, link: Link) -> int:
         run = await self.replay.spawn_run(record, link)
@@ -324,7 +323,7 @@ class ReplayLink:
         """Return the messages before the coming turn, without the loop's own reminder, which it writes itself."""
         coming = self._run.record.find_turn(self._turn + 1)
         messages = [] if coming is None else coming.inbox
-        return [message for message in messages if message.about is not None or message.source != "notice"]
+        return [message for message in messages if message.source != REMINDER]
 
     def _close_call(self, call: Call) -> None:
         self._open_calls.discard(call.id)

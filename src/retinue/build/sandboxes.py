@@ -23,7 +23,7 @@ from retinue.workspaces.tree_workspaces import Workspaces
 if TYPE_CHECKING:
     import subprocess
 
-    from retinue.sandbox.escape_attempts import Attempts
+    from retinue.sandbox.escapes import Attempts
     from retinue.sandbox.proxy_socket import Proxies
 
 NO_OUTBOX = (
@@ -106,9 +106,9 @@ def _probe_folder() -> Iterator[Path]:
 @contextmanager
 def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Parts]]:
     """Prepare what `retinue doctor --escape` tries against a sandbox, and the parts of the run that tries it."""
-    from retinue.sandbox.escape_attempts import CAPS, planted
+    from retinue.sandbox.escapes import CAPS, plant_targets
 
-    with planted(runtime) as attempts:
+    with plant_targets(runtime) as attempts:
         yield (
             attempts,
             Parts(
@@ -125,31 +125,31 @@ def plant_escape_attempts(runtime: RuntimeName) -> Iterator[tuple[Attempts, Part
 
 def find_container_engine() -> str | None:
     """Return podman or docker, whichever is installed."""
-    from retinue.sandbox.container import engine
+    from retinue.sandbox.container import find_engine
 
     try:
-        return Path(engine().argv[0]).name
+        return Path(find_engine().argv[0]).name
     except ConfigError:
         return None
 
 
 def find_exposed_paths(programs: Sequence[str], folder: Path, environ: Mapping[str, str]) -> list[str]:
     """Return the paths that these programs need in a sandbox, which `retinue init` proposes to expose."""
-    from retinue.sandbox.exposed_paths import needed
+    from retinue.sandbox.exposed_paths import find_needed_paths
 
-    return needed(programs, folder, environ)
+    return find_needed_paths(programs, folder, environ)
 
 
 def run_as_ordinary_user(argv: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command as an ordinary user who can reach this Python and package; for a process started by root."""
-    from retinue.sandbox.ordinary_user import run
+    from retinue.sandbox.ordinary_user import run_as_user
 
-    return run(argv, seconds=seconds)
+    return run_as_user(argv, seconds=seconds)
 
 
 def build_image() -> str:
     """Build the default image of runtime `container` and describe it; raises ConfigError."""
-    from retinue.sandbox.container import engine
-    from retinue.sandbox.container_image import build
+    from retinue.sandbox.container import find_engine
+    from retinue.sandbox.container_image import build_image
 
-    return build(engine().argv)
+    return build_image(find_engine().argv)

@@ -137,6 +137,7 @@ class DelegationRequest:
             final_response=result.final_response,
             error_details=result.error_details,
             structured=result.structured,
+            code=result.code,
             partial=result.partial,
             warning="; ".join(self._notes),
             events=self._lines,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from retinue.core.limits import Limits
-from retinue.core.results import ChangedFile
+from retinue.core.results import ChangedFile, Ending
 from retinue.core.usage import Usage
 
 
@@ -204,7 +204,8 @@ class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
 
 
 class Inbox(Body, frozen=True, gc=False, tag="inbox"):
-    """Words for the run, delivered at its next turn: a steer, or a notice that a background child ended."""
+    """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
+    that its answer is missing. `source` is that of `UserTurn`."""
 
     kind: ClassVar[str] = "inbox"
     text: str
@@ -249,7 +250,7 @@ class Gap(Body, frozen=True, gc=False, tag="gap"):
 class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
     that did not finish; `structured` is the payload of `final_answer`. `changed_files` are the first of the
-    `changed_count` files that it changed in its copy of a folder."""
+    `changed_count` files that it changed in its copy of a folder. `code` is that of `Ending`."""
 
     kind: ClassVar[str] = "run.ended"
     status: str
@@ -261,6 +262,18 @@ class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
     file: str = ""
     changed_files: tuple[ChangedFile, ...] = ()
     changed_count: int = 0
+    code: str = ""
+
+    @property
+    def ending(self) -> Ending:
+        """The ending that the event tells of."""
+        return Ending(
+            status=self.status,  # type: ignore[arg-type]
+            text=self.final_response,
+            error=self.error_details,
+            structured=self.structured,
+            code=self.code,  # type: ignore[arg-type]
+        )
 
 
 class Unknown:

@@ -60,8 +60,12 @@ class Native(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     origin: str = ""
 
 
+REMINDER = "reminder"  # the source of words by which the loop asks once for a missing answer
+
+
 class UserTurn(msgspec.Struct, frozen=True, gc=False, tag="user"):
-    """Text for the model: the task, a steer, a notice. `source` says whose words these are."""
+    """Text for the model: the task, a steer, a notice. `source` says whose words these are: `task`, `user`, `asker`,
+    `notice`, or `reminder` for the loop's own."""
 
     text: str
     source: str = "task"

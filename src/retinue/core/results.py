@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -13,6 +13,8 @@ from retinue.core.usage import Usage
 
 Status = Literal["done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected"]
 State = Literal["queued", "starting", "running", "waiting_approval", "waiting_children", "stalled"]
+EndingCode = Literal["", "unconfirmed"]
+ENDING_CODES: tuple[EndingCode, ...] = ("", "unconfirmed")
 STATUSES: tuple[Status, ...] = ("done", "refused", "failed", "limited", "timed_out", "cancelled", "disconnected")
 
 T = TypeVar("T")
@@ -30,12 +32,15 @@ class ToolLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """The ending of a loop, before the supervisor writes it. `error` is None only for `done`."""
+    """The ending of a loop, before the supervisor writes it. `error` is None only for `done`.
+
+    `code` tells programs what the texts tell people: `unconfirmed` is a run that had nobody to ask."""
 
     status: Status
     text: str = ""
     error: str | None = None
     structured: Any = None
+    code: EndingCode = ""
 
 
 class ChangedFile(msgspec.Struct, frozen=True, gc=False):
@@ -45,11 +50,18 @@ class ChangedFile(msgspec.Struct, frozen=True, gc=False):
     path: str
 
 
+def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
+    """Return one line for each file, and one that counts the rest."""
+    more = [f"and {count - len(files)} more"] if count > len(files) else []
+    return [*(f"{file.status:<8} {file.path}" for file in files), *more]
+
+
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
     `changed_count` in all. `sandbox` names the walls that stood around its tools. `cost` is in US dollars; None says
-    that a price is not known. Encodes to the JSON that `--json` prints."""
+    that a price is not known. `code` is `unconfirmed` for a run that had nobody to
+    ask. Encodes to the JSON that `--json` prints."""
 
     name: str
     final_response: str
@@ -75,6 +87,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     changed_count: int = 0
     runtime: str = "inherited"
     sandbox: tuple[str, ...] = ()
+    code: str = ""
     children: tuple[Result[Any], ...] = ()
     parse: Callable[[Any], T] | msgspec.UnsetType = msgspec.UNSET
 
@@ -106,10 +119,10 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
         return total
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values; those that are None for lack of anything to say are left out."""
+        """Return the fields as plain values, without an error, a warning and a code that there are not."""
         fields: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, parse=msgspec.UNSET, children=()))
-        for name in ("error_details", "warning"):
-            if fields[name] is None:
+        for name in ("error_details", "warning", "code"):
+            if fields[name] in (None, ""):
                 del fields[name]
         fields["children"] = [child.to_json() for child in self.children]
         return fields
@@ -149,11 +162,11 @@ def stalled_texts(*, name: str, primary: bool, seconds: float) -> tuple[str, str
     return f"{who} timed out", f"{who} '{name}' timed out: stalled, nothing happened in it for {seconds:g} s"
 
 
-def unconfirmed_texts(*, name: str, primary: bool) -> tuple[str, str]:
-    """Return the two texts of a run that needed a person while no approver was attached."""
+def make_unconfirmed_ending(*, name: str, primary: bool) -> Ending:
+    """Return the ending of a run that needed a person while no approver was attached."""
     if primary:
-        return "Run requires confirmation", f"Run '{name}' requested confirmation, and no approver is attached"
-    return (
-        "Subagent requires confirmation",
-        f"Subagent '{name}' requested confirmation, which is not supported in nested runs",
-    )
+        text, error = "Run requires confirmation", f"Run '{name}' requested confirmation, and no approver is attached"
+    else:
+        text = "Subagent requires confirmation"
+        error = f"Subagent '{name}' requested confirmation, which is not supported in nested runs"
+    return Ending("failed", text, error, code="unconfirmed")

@@ -140,6 +140,7 @@ class RunView(Struct, eq=False):
             ended.changed_count,
             "inherited" if place is None else place.runtime,
             () if place is None else place.sandbox,
+            ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
 

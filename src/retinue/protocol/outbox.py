@@ -20,7 +20,7 @@ from retinue.core.caller import Caller
 from retinue.core.errors import RetinueError
 from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
-from retinue.core.results import STATUSES, Ending, ending_texts, unconfirmed_texts
+from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
 from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, from_meta
 
 VERSION = 1
@@ -98,6 +98,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     final_response: str = ""
     error_details: str | None = None
     structured: Any = None
+    code: str = ""
     partial: str = ""
     warning: str = ""
     events: int = 0
@@ -233,12 +234,11 @@ def parse_response(data: bytes, name: str) -> Response:
 
 def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
     """Return the ending here of a run that was a primary on the host."""
+    if response.status == "failed" and response.code == "unconfirmed":
+        return make_unconfirmed_ending(name=agent, primary=primary)
     text, error = response.final_response, response.error_details
     if not primary and error is not None:
-        if (text, error) == unconfirmed_texts(name=agent, primary=True):
-            text, error = unconfirmed_texts(name=agent, primary=False)
-        else:
-            text, error = _as_subagent(text), _as_subagent(error)
+        text, error = _as_subagent(text), _as_subagent(error)
     if response.status != "done" and error is None:
         text, error = ending_texts(response.status, name=agent, primary=primary)  # type: ignore[arg-type]
     return Ending(response.status, text, error, response.structured)  # type: ignore[arg-type]

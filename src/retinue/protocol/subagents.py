@@ -173,7 +173,7 @@ def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str
 
 
 def _describe_changes(result: Result[Any]) -> dict[str, Any]:
-    """Return the entries about the files a subagent changed in its own copy, which the parent may take over."""
+    """Return the entries about the files a subagent changed in its own copy, which the parent may apply."""
     if not result.changed_count:
         return {}
     listed = [f"{file.status} {file.path}" for file in result.changed_files[:LISTED_CHANGES]]

@@ -153,6 +153,7 @@ class OutboxRun:
             error_details=ending.error,
             partial=response.partial,
             structured=ending.structured,
+            code=ending.code,
         )
 
     def _read_response(self) -> wire.Response | None:

@@ -30,7 +30,7 @@ from retinue.core.events import (
     Warned,
 )
 from retinue.core.limits import EVENT_BYTES
-from retinue.core.results import STATUSES, ending_texts
+from retinue.core.results import ENDING_CODES, STATUSES, ending_texts
 from retinue.remote.port import STARTED, RemoteSpawned, Report
 
 SAID = (
@@ -232,7 +232,7 @@ def _without_values(body: Body) -> Body:
 
 
 def _sound_ending(body: RunEnded) -> RunEnded:
-    """Return the ending with a status that there is. One without words gets those of its status."""
+    """Return the ending with a status and a code that there are. One without words gets those of its status."""
     status: Any = body.status if body.status in STATUSES else "failed"
     text, error = body.final_response, body.error_details
     if status == "done":
@@ -241,7 +241,8 @@ def _sound_ending(body: RunEnded) -> RunEnded:
         usual = ending_texts(status, name="", primary=False)[0]
         text = text or usual
         error = error or text
-    return msgspec.structs.replace(body, status=status, final_response=text, error_details=error)
+    code = body.code if status != "done" and body.code in ENDING_CODES else ""
+    return msgspec.structs.replace(body, status=status, final_response=text, error_details=error, code=code)
 
 
 def _can_be_added(body: UsageReported) -> bool:

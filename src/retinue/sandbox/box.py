@@ -18,7 +18,7 @@ from retinue.sandbox.cgroups import Group
 
 LIBRARY = "/retinue"
 PROXY = f"{LIBRARY}/proxy"
-FULL_NETWORK = "full_network"  # in the place of the wall `net`
+FULL_NETWORK = "full_network"  # in the place of the protection `net`
 PACKAGES = ("retinue", "msgspec", "re2")
 # There is no network inside, so asyncio can do without ssl, which takes long to load.
 BOOT = (
@@ -29,8 +29,8 @@ PASSED = frozenset({"LANG", "TZ"})
 STATE = ".retinue"
 
 
-class NoWall(ConfigError):
-    """No wall can be built here; the text says which package or setting would change that."""
+class SandboxUnavailable(ConfigError):
+    """No sandbox can be built here; the text says which package or setting would change that."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Opening:
+class PreparedSandbox:
     """The way to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
     which the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody
     else than we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called
@@ -70,7 +70,7 @@ class Opening:
     kill: Callable[[], None] | None = None
     cwd: str | None = None
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Lets go of all of it: it was used by others, or never will be."""
         for fd in (*self.fds, *([] if self.info is None else [self.info])):
             os.close(fd)
@@ -78,32 +78,32 @@ class Opening:
             self.group.remove()
 
 
-class Wall(Protocol):
-    """Starts tool servers. `words` name the walls that stand, as `run.started` has them."""
+class SandboxBuilder(Protocol):
+    """Prepares sandboxes of one kind. `protections` name the parts that work, as in `run.started`."""
 
     @property
-    def words(self) -> tuple[str, ...]: ...
+    def protections(self) -> tuple[str, ...]: ...
 
     @property
     def counts_memory(self) -> bool:
         """Tell whether the kernel counts the memory of a whole run; else each of its processes is limited."""
         ...
 
-    def open(self, box: Box) -> Opening: ...
+    def prepare(self, box: Box) -> PreparedSandbox: ...
 
 
-def python() -> str:
+def find_python() -> str:
     """The interpreter itself, not the link to it in a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def tool_server_command() -> list[str]:
     """Return the command inside: no environment, no site-packages but those we show it."""
-    return [python(), "-I", "-S", "-c", BOOT]
+    return [find_python(), "-I", "-S", "-c", BOOT]
 
 
 @cache
-def library() -> tuple[tuple[str, str], ...]:
+def list_packages() -> tuple[tuple[str, str], ...]:
     """Return the packages that the tool server imports: their folders, and their names in the library folder inside."""
     found = []
     for name in PACKAGES:
@@ -117,14 +117,14 @@ def library() -> tuple[tuple[str, str], ...]:
 
 
 @cache
-def interpreter() -> tuple[str, ...]:
+def list_interpreter_folders() -> tuple[str, ...]:
     """The folders Python itself needs, beyond /usr."""
     folders = {os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
-    folders.add(str(Path(python()).parent))
+    folders.add(str(Path(find_python()).parent))
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
-def environment(
+def make_environment(
     box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
 ) -> dict[str, str]:
     """An allowlist. The path has the programs that were exposed, those folders of ours that can be seen from inside,
@@ -132,13 +132,17 @@ def environment(
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
     seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
     folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
-    folders = [*_programs(exposed), *(folder for folder in folders if _below(folder, seen)), *_programs(interpreter())]
+    folders = [
+        *_list_program_folders(exposed),
+        *(folder for folder in folders if _is_below(folder, seen)),
+        *_list_program_folders(list_interpreter_folders()),
+    ]
     home = box.workspace if box.own_workspace else "/tmp"
     path = ":".join(dict.fromkeys(folders)) or os.defpath
     return {**passed, "PATH": path, "HOME": home, "TMPDIR": "/tmp", "USER": "agent", "SHELL": "/bin/sh"}
 
 
-def _programs(exposed: Sequence[str]) -> Iterator[str]:
+def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
     """The folders of programs among what was exposed."""
     for path in exposed:
         if Path(path, "bin").is_dir():
@@ -147,11 +151,11 @@ def _programs(exposed: Sequence[str]) -> Iterator[str]:
             yield os.path.dirname(path)  # noqa: PTH120
 
 
-def _below(path: str, folders: Sequence[str]) -> bool:
+def _is_below(path: str, folders: Sequence[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
-def command(name: str) -> str | None:
+def find_command(name: str) -> str | None:
     """Return the path of a program of the system; the user's own folders are not looked at."""
     return shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
@@ -165,14 +169,14 @@ class Mounts:
     def add(self, path: str, *arguments: str) -> None:
         self._at[path] = list(arguments)
 
-    def arguments(self) -> list[str]:
+    def list_arguments(self) -> list[str]:
         """Return the options for bubblewrap. Everybody can pass through the folders on the way to a mount."""
         said: list[str] = []
-        for path in sorted({*self._at, *self._on_the_way()}, key=lambda path: path.count("/")):
+        for path in sorted({*self._at, *self._list_parents()}, key=lambda path: path.count("/")):
             said += self._at.get(path) or ["--perms", "0755", "--dir", path]
         return said
 
-    def _on_the_way(self) -> Iterator[str]:
+    def _list_parents(self) -> Iterator[str]:
         for path in self._at:
             for folder in Path(path).parents:
                 if str(folder) == "/" or (str(folder) in self._at and "--tmpfs" not in self._at[str(folder)]):

@@ -1,9 +1,9 @@
-"""The bubblewrap wall: namespaces of its own, a file system of what was named, no network, no capability.
+"""The bubblewrap sandbox: namespaces of its own, a file system of what was named, no network, no capability.
 
-A run that may use the whole network keeps the host's network namespace; then `net` is not among the walls that stand.
+A run that may use the whole network keeps the host's network namespace; then `net` is not among its protections.
 Started by an ordinary user, bubblewrap makes a user namespace with the caller's own uid. Started by root it makes none:
 inside, before anything of the run is read, the tool server becomes a uid that nobody else has, with the tree's gid and
-every capability gone. Capabilities dropped under uid 0 alone would be no wall."""
+every capability gone. Capabilities dropped under uid 0 alone would protect nothing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from retinue.sandbox.box import (
     STATE,
     Box,
     Mounts,
-    NoWall,
-    Opening,
-    command,
-    environment,
-    interpreter,
-    library,
-    python,
+    PreparedSandbox,
+    SandboxUnavailable,
+    find_command,
+    find_python,
+    list_interpreter_folders,
+    list_packages,
+    make_environment,
     tool_server_command,
 )
-from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
-from retinue.sandbox.unavailable_reasons import reason
-from retinue.sandbox.unix_sockets import COVER, bound_below
+from retinue.sandbox.self_check import CHECK_CODE, PRINT_CODE, SelfCheck, find_missing_protections
+from retinue.sandbox.unix_sockets import COVER, find_bound_sockets
 
 PROBE_SECONDS = 20.0
 TEMPORARY_BYTES = 512 * 1024**2
@@ -53,10 +52,16 @@ RESOLVING = ("resolv.conf", "gai.conf")  # with the whole network only
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
 _JOIN = 'echo 0 > "$1" && echo 0 > "$2" && shift 2 && exec "$@"'
+_SYSCTLS = (
+    ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+)
+_MARKS = ("permission", "permitted", "namespace", "uid map", "mount proc")
 
 
 class Bubblewrap:
-    """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
+    """A builder of sandboxes. `probe` alone makes it, so that `protections` were all seen to work from inside."""
 
     def __init__(
         self, program: str, *, expose: Sequence[str] = (), prefix: Sequence[str] = (), full_network: bool = False
@@ -65,60 +70,64 @@ class Bubblewrap:
         self._full_network = full_network
         self._expose = tuple(os.path.realpath(path) for path in expose if Path(path).exists())
         if "/" in self._expose:
-            raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
+            raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
         self._root = os.geteuid() == 0
-        self._groups = cgroups.parents() if self._root else None
-        self._filter = seccomp.program()
-        self.words: tuple[str, ...] = ()
+        self._groups = cgroups.find_parent_groups() if self._root else None
+        self._filter = seccomp.make_filter()
+        self.protections: tuple[str, ...] = ()
 
     @property
     def counts_memory(self) -> bool:
         return self._groups is not None
 
-    def open(self, box: Box, inside: Sequence[str] = ()) -> Opening:
+    def prepare(self, box: Box, inside: Sequence[str] = ()) -> PreparedSandbox:
         """Return how to start the tool server, or another command in its place."""
-        user = box.user or new_user(box.tree) if self._root else None
+        user = box.user or pick_user(box.tree) if self._root else None
         if user is not None:
-            give(box, user)
-        group = None if self._groups is None else cgroups.make(self._groups, box.caps)
-        return self._opening(box, user, group, inside or tool_server_command())
+            give_files(box, user)
+        group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
+        return self._prepare_start(box, user, group, inside or tool_server_command())
 
-    def _opening(
+    def _prepare_start(
         self, box: Box, user: tuple[int, int] | None, group: cgroups.Group | None, inside: Sequence[str]
-    ) -> Opening:
+    ) -> PreparedSandbox:
         uid, gid = user or (os.getuid(), os.getgid())
         home = box.workspace if box.own_workspace else "/tmp"
         fds = [
-            _pipe(f"root:x:0:0:root:/:/bin/sh\nagent:x:{uid}:{gid}:agent:{home}:/bin/sh\n".encode()),
-            _pipe(f"root:x:0:\nagent:x:{gid}:\n".encode()),
-            _pipe(b"127.0.0.1 localhost\n::1 localhost\n"),
-            _pipe(f"passwd: files\ngroup: files\nhosts: files{' dns' if self._full_network else ''}\n".encode()),
+            _write_to_pipe(f"root:x:0:0:root:/:/bin/sh\nagent:x:{uid}:{gid}:agent:{home}:/bin/sh\n".encode()),
+            _write_to_pipe(f"root:x:0:\nagent:x:{gid}:\n".encode()),
+            _write_to_pipe(b"127.0.0.1 localhost\n::1 localhost\n"),
+            _write_to_pipe(
+                f"passwd: files\ngroup: files\nhosts: files{' dns' if self._full_network else ''}\n".encode()
+            ),
         ]
-        made = [_file(fd, f"/etc/{name}") for fd, name in zip(fds, _MADE, strict=True)]
+        made = [_mount_file(fd, f"/etc/{name}") for fd, name in zip(fds, _ETC_FILES, strict=True)]
         filtered = []
         if self._filter is not None:
-            fds.append(_pipe(self._filter))
+            fds.append(_write_to_pipe(self._filter))
             filtered = ["--seccomp", str(fds[-1])]
         fds.append(os.memfd_create("info"))  # a pipe without us would end bubblewrap half way, and leave the other half
         argv = [
-            *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_two(group.procs)]),
+            *([] if group is None else ["/bin/sh", "-c", _JOIN, "sh", *_pick_procs_files(group.procs)]),
             *self._launch,
             *_NAMESPACES,
             *([] if self._full_network else ["--unshare-net"]),
             *(["--unshare-user"] if user is None else []),
-            *self._mounts(box),
+            *self._list_mounts(box),
             *[argument for arguments in made for argument in arguments],
-            *_CLOSING,
-            *([] if user is None else _KEPT_FOR_LEAVING),
+            *_FINAL_OPTIONS,
+            *([] if user is None else _SETPRIV_CAPABILITIES),
             *filtered,
             *["--info-fd", str(fds[-1]), "--"],
-            *([] if user is None else _leave(user)),
+            *([] if user is None else _make_setpriv_command(user)),
             *inside,
         ]
-        visible = (*interpreter(), *box.readable, box.workspace)
-        return Opening(argv, environment(box, os.environ, visible, self._expose), fds, os.dup(fds[-1]), group, user)
+        visible = (*list_interpreter_folders(), *box.readable, box.workspace)
+        return PreparedSandbox(
+            argv, make_environment(box, os.environ, visible, self._expose), fds, os.dup(fds[-1]), group, user
+        )
 
-    def _mounts(self, box: Box) -> list[str]:
+    def _list_mounts(self, box: Box) -> list[str]:
         mounts = Mounts()
         mounts.add("/usr", "--ro-bind", "/usr", "/usr")
         for name in SYSTEM:
@@ -133,65 +142,69 @@ class Bubblewrap:
         mounts.add("/dev", "--dev", "/dev")
         mounts.add("/dev/shm", "--perms", "1777", "--size", str(SHARED_BYTES), "--tmpfs", "/dev/shm")
         mounts.add("/tmp", "--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", "/tmp")
-        for path in (*interpreter(), *self._expose):
+        for path in (*list_interpreter_folders(), *self._expose):
             mounts.add(path, "--ro-bind", path, path)
-        for source, name in library():
+        for source, name in list_packages():
             mounts.add(f"{LIBRARY}/{name}", "--ro-bind", source, f"{LIBRARY}/{name}")
         roots = (*box.objects, *box.readable, box.workspace)
         for path in roots:
             if path == "/":
-                raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
+                raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
             mounts.add(path, "--ro-bind", path, path)
-        self._cover(mounts, box, roots)
+        self._cover_hidden_paths(mounts, box, roots)
         if box.own_workspace:
             mounts.add(box.workspace, "--bind", box.workspace, box.workspace)
         mounts.add(box.outputs, "--bind", box.outputs, box.outputs)
         mounts.add(box.lent, "--ro-bind", box.lent, box.lent)
         if box.proxy:
             mounts.add(PROXY, "--ro-bind", box.proxy, PROXY)
-        return mounts.arguments()
+        return mounts.list_arguments()
 
-    def _cover(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
+    def _cover_hidden_paths(self, mounts: Mounts, box: Box, roots: Sequence[str]) -> None:
         """Cover what is hidden in the folders that are shown: our state, and sockets that somebody listens on."""
         shown = (*self._expose, *roots)
         for mask in {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots):
             if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
                 mounts.add(mask, "--perms", "0755", "--size", str(MASK_BYTES), "--tmpfs", mask)
-        for path in bound_below(shown, box.hidden):
+        for path in find_bound_sockets(shown, box.hidden):
             mounts.add(path, "--ro-bind", COVER, path)
 
-    def check(self, box: Box, secret: str) -> None:
-        """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""
-        user = new_user(box.tree) if self._root else None
+    def check_protections(self, box: Box, secret: str) -> None:
+        """Look from inside; raises SandboxUnavailable unless all works. `secret` must not be seen there."""
+        user = pick_user(box.tree) if self._root else None
         if user is not None:
-            give(box, user)
+            give_files(box, user)
         try:
-            group = None if self._groups is None else cgroups.make(self._groups, box.caps)
+            group = None if self._groups is None else cgroups.make_group(self._groups, box.caps)
         except OSError:
             group = self._groups = None
         try:
-            opening = self._opening(box, user, group, [python(), "-I", "-S", "-c", LOOK + TELL, secret])
-            seen = _look(opening, root=self._root)
+            prepared = self._prepare_start(
+                box, user, group, [find_python(), "-I", "-S", "-c", CHECK_CODE + PRINT_CODE, secret]
+            )
+            seen = _run_self_check(prepared, root=self._root)
         finally:
             if group is not None:
                 group.remove_soon()
-        trouble = holes(seen, user=user, full_network=self._full_network)
+        trouble = find_missing_protections(seen, user=user, full_network=self._full_network)
         if trouble:
-            raise NoWall(f"bubblewrap started, but its wall has holes here: {', '.join(trouble)}")
+            raise SandboxUnavailable(
+                f"bubblewrap started, but these protections do not work here: {', '.join(trouble)}"
+            )
         net = FULL_NETWORK if self._full_network else "net"
-        words = ["uid" if user else "user", "pid", "mount", net, "ipc", "caps", "no_new_privs"]
-        words += ["seccomp"] if seen.seccomp == "2" else []
-        self.words = (*words, *(["cgroup"] if group is not None else []), "rlimits")
+        protections = ["uid" if user else "user", "pid", "mount", net, "ipc", "caps", "no_new_privs"]
+        protections += ["seccomp"] if seen.seccomp == "2" else []
+        self.protections = (*protections, *(["cgroup"] if group is not None else []), "rlimits")
 
 
 _PROBED: dict[tuple[object, ...], Bubblewrap] = {}
-_MADE = ("passwd", "group", "hosts", "nsswitch.conf")
+_ETC_FILES = ("passwd", "group", "hosts", "nsswitch.conf")
 _NAMESPACES = (
     "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
     "--hostname", "retinue",
 )  # fmt: skip
-_CLOSING = ("--remount-ro", "/dev", "--remount-ro", "/", "--cap-drop", "ALL")
-_KEPT_FOR_LEAVING = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
+_FINAL_OPTIONS = ("--remount-ro", "/dev", "--remount-ro", "/", "--cap-drop", "ALL")
+_SETPRIV_CAPABILITIES = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
 
 def probe(
@@ -202,61 +215,61 @@ def probe(
     caps: Caps | None = None,
     full_network: bool = False,
 ) -> Bubblewrap:
-    """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
-    to do it in, `prefix` the words before every command that starts one."""
+    """Return the builder, checked from inside, once in a process. Raises SandboxUnavailable, which says what to install
+    or set. `folder` is a new one for the check; `prefix` comes before every command that starts a sandbox."""
     key = (tuple(expose), tuple(prefix), full_network)
     if key in _PROBED:
         return _PROBED[key]
     if platform.system() != "Linux":
-        raise NoWall("bubblewrap needs Linux")
-    program = command("bwrap")
+        raise SandboxUnavailable("bubblewrap needs Linux")
+    program = find_command("bwrap")
     if program is None:
-        raise NoWall("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
-    if os.geteuid() == 0 and command("setpriv") is None:
-        raise NoWall("setpriv is not installed: apt-get install util-linux")
-    wall = Bubblewrap(program, expose=expose, prefix=prefix, full_network=full_network)
-    if wall._groups is not None:
-        cgroups.sweep(wall._groups)
+        raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap (or dnf, pacman, zypper)")
+    if os.geteuid() == 0 and find_command("setpriv") is None:
+        raise SandboxUnavailable("setpriv is not installed: apt-get install util-linux")
+    builder = Bubblewrap(program, expose=expose, prefix=prefix, full_network=full_network)
+    if builder._groups is not None:
+        cgroups.remove_leftover_groups(builder._groups)
     places = [folder / name for name in ("workspace", "outputs", "lent", "hidden")]
     for place in places:
         place.mkdir(parents=True)
     workspace, outputs, lent, hidden = map(str, places)
     box = Box("probe", workspace, True, outputs, lent, (), hidden, caps or Caps())
-    wall.check(box, hidden)
-    _PROBED[key] = wall
-    return wall
+    builder.check_protections(box, hidden)
+    _PROBED[key] = builder
+    return builder
 
 
-def _look(opening: Opening, *, root: bool) -> Seen:
+def _run_self_check(prepared: PreparedSandbox, *, root: bool) -> SelfCheck:
     try:
         done = subprocess.run(
-            opening.argv,
-            env=dict(opening.env),
-            pass_fds=opening.fds,
+            prepared.argv,
+            env=dict(prepared.env),
+            pass_fds=prepared.fds,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoWall(f"bubblewrap cannot be started: {error}") from None
+        raise SandboxUnavailable(f"bubblewrap cannot be started: {error}") from None
     finally:
-        opening.drop()
+        prepared.discard()
     if done.returncode:
-        raise NoWall(reason(done.stderr.decode("utf-8", "replace"), root=root))
+        raise SandboxUnavailable(_explain_failure(done.stderr.decode("utf-8", "replace"), root=root))
     try:
-        return msgspec.json.decode(done.stdout, type=Seen)
+        return msgspec.json.decode(done.stdout, type=SelfCheck)
     except msgspec.MsgspecError:
-        raise NoWall("what runs behind bubblewrap here cannot be read") from None
+        raise SandboxUnavailable("what runs behind bubblewrap here cannot be read") from None
 
 
-def new_user(tree: str) -> tuple[int, int]:
+def pick_user(tree: str) -> tuple[int, int]:
     """A uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
-    first, count = _numbers()
+    first, count = _find_free_ids()
     return first + secrets.randbelow(count), first + zlib.crc32(tree.encode()) % count
 
 
-def _numbers() -> tuple[int, int]:
+def _find_free_ids() -> tuple[int, int]:
     """The range; inside a container that maps fewer, the upper half of what it maps."""
     largest = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -265,11 +278,11 @@ def _numbers() -> tuple[int, int]:
             return FREE_UIDS
         largest = max(largest, inside + count)
     if largest < 2000:
-        raise NoWall("this container has too few user ids for runs of their own")
+        raise SandboxUnavailable("this container has too few user ids for runs of their own")
     return largest // 2, largest // 2 - 1
 
 
-def give(box: Box, user: tuple[int, int]) -> None:
+def give_files(box: Box, user: tuple[int, int]) -> None:
     """Makes what the run writes its own, and what it reads of the tree's its group's. What is shared is not touched."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
@@ -306,24 +319,47 @@ def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
             os.close(fd)
 
 
-def _leave(user: tuple[int, int]) -> list[str]:
+def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
     """Becomes the run's own user, for good."""
-    program = command("setpriv") or "setpriv"
+    program = find_command("setpriv") or "setpriv"
     uid, gid = map(str, user)
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
 
 
-def _file(fd: int, path: str) -> list[str]:
+def _mount_file(fd: int, path: str) -> list[str]:
     return ["--perms", "0444", "--ro-bind-data", str(fd), path]
 
 
-def _pipe(data: bytes) -> int:
+def _write_to_pipe(data: bytes) -> int:
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     return reading
 
 
-def _two(procs: Sequence[str]) -> list[str]:
+def _pick_procs_files(procs: Sequence[str]) -> list[str]:
     """The files to write to: in the new hierarchy both are one."""
     return [procs[0], procs[-1]]
+
+
+def _explain_failure(said: str, *, root: bool) -> str:
+    """Return what bubblewrap said, in one line, and what to do about it."""
+    line = " ".join(said.split())[:300]
+    text = f"bubblewrap does not work here: {line or 'it said nothing'}"
+    if not any(mark in line.lower() for mark in _MARKS):
+        return text
+    if root:
+        return (
+            f"{text}; root needs CAP_SYS_ADMIN here (docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined)"
+        )
+    settings = [advice for name, bad, advice in _SYSCTLS if _read_sysctl(name) == bad]
+    return (
+        f"{text}; user namespaces are closed here: {' and '.join(settings) or 'ask for unprivileged user namespaces'}"
+    )
+
+
+def _read_sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""

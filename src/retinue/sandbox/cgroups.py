@@ -27,7 +27,7 @@ class Group:
         self._folders = folders
         self.procs = [str(folder / "cgroup.procs") for folder in folders]
 
-    def memory_kills(self) -> int:
+    def count_memory_kills(self) -> int:
         """Count how often the kernel ended something here for want of memory."""
         for folder in self._folders:
             for name in ("memory.oom_control", "memory.events"):
@@ -56,7 +56,7 @@ class Group:
             pause.wait(0.005)
 
 
-def parents() -> list[Path] | None:
+def find_parent_groups() -> list[Path] | None:
     """The folders below which groups for memory and processes can be made; None where they cannot."""
     if (ROOT / "cgroup.controllers").exists():
         with suppress(OSError):
@@ -74,20 +74,20 @@ def parents() -> list[Path] | None:
     return folders if len(folders) == 2 and all(os.access(folder, os.W_OK) for folder in folders) else None
 
 
-def make(below: list[Path], caps: Caps) -> Group:
+def make_group(below: list[Path], caps: Caps) -> Group:
     """A new group with these limits; raises OSError, and then nothing is left of it."""
     name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     group = Group([folder / name for folder in below])
     try:
         for folder in below:
-            _limit(folder / name, caps)
+            _set_limits(folder / name, caps)
     except OSError:
         group.remove()
         raise
     return group
 
 
-def _limit(folder: Path, caps: Caps) -> None:
+def _set_limits(folder: Path, caps: Caps) -> None:
     folder.mkdir()
     memory = next((folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists()), None)
     if memory is not None:
@@ -100,7 +100,7 @@ def _limit(folder: Path, caps: Caps) -> None:
         (folder / "pids.max").write_text(str(caps.processes))
 
 
-def sweep(below: list[Path]) -> None:
+def remove_leftover_groups(below: list[Path]) -> None:
     """Removes what processes that are gone have left."""
     for folder in below:
         for left in folder.glob(f"{PREFIX}*"):

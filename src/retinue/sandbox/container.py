@@ -1,4 +1,4 @@
-"""The container wall: podman or docker, by their command line. Image and flags are the host's; no run has a word in it.
+"""The container sandbox: podman or docker, by their command line. Image and flags are settings of the host.
 
 The tool server is mounted read-only beside the image's own Python, which must be of our minor version and machine.
 Flags of the host come first and ours after them, so that ours win; and what stands is looked at from inside all the
@@ -18,28 +18,29 @@ from pathlib import Path
 import msgspec
 
 from retinue.core.limits import Caps
-from retinue.sandbox import container_labels as labels
 from retinue.sandbox.box import (
     FULL_NETWORK,
     LIBRARY,
     PROXY,
     STATE,
     Box,
-    NoWall,
-    Opening,
-    command,
-    environment,
-    library,
+    PreparedSandbox,
+    SandboxUnavailable,
+    find_command,
+    list_packages,
+    make_environment,
 )
-from retinue.sandbox.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give, new_user
+from retinue.sandbox.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give_files, pick_user
 from retinue.sandbox.container_image import NAME, PYTHON
-from retinue.sandbox.self_check import LOOK, TELL, Seen, holes
-from retinue.sandbox.unix_sockets import COVER, bound_below
+from retinue.sandbox.self_check import CHECK_CODE, PRINT_CODE, SelfCheck, find_missing_protections
+from retinue.sandbox.unix_sockets import COVER, find_bound_sockets
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
 PROBE_SECONDS = 60.0
+# Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
+TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
 REMOVE_SECONDS = 10.0
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
@@ -47,12 +48,12 @@ CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 _ENTER = (
     f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
-    "from retinue.sandbox.container_init import guard; guard(); "
+    "from retinue.sandbox.container_init import run_first_process; run_first_process(); "
 )
 _WORK = _ENTER + "from retinue.sandbox.tool_server import main; main()"
 _CHECK = (
     _ENTER
-    + LOOK
+    + CHECK_CODE
     + """
 import platform, msgspec, retinue.sandbox.tool_server
 memory = 0
@@ -70,11 +71,11 @@ def writable(path):
 seen["writable"] = any(map(writable, ("/.probe", "/etc/.probe", "/usr/.probe", sys.argv[2] + "/.probe")))
 seen |= {"memory": memory, "machine": platform.machine()}
 """
-    + TELL
+    + PRINT_CODE
 )
 
 
-class _Seen(Seen):
+class _ContainerSelfCheck(SelfCheck):
     """The self-check of a container."""
 
     memory: int
@@ -89,19 +90,19 @@ class Engine:
     argv: tuple[str, ...]
 
     @property
-    def podman(self) -> bool:
+    def is_podman(self) -> bool:
         return Path(self.argv[0]).name == "podman"
 
     def remove(self, names: Sequence[str]) -> None:
         """Ends these containers at once, whatever state they are in. One that is gone must not save the others."""
         for name in names:
-            self.call("rm", "--force", *(["--time=0"] if self.podman else []), name, seconds=REMOVE_SECONDS)
+            self.call("rm", "--force", *(["--time=0"] if self.is_podman else []), name, seconds=REMOVE_SECONDS)
 
     def call(self, *arguments: str, seconds: float = PROBE_SECONDS) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 [*self.argv, *arguments],
-                env=client(os.environ),
+                env=make_client_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -110,15 +111,15 @@ class Engine:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoWall(f"{self.argv[0]} cannot be used: {error}") from None
+            raise SandboxUnavailable(f"{self.argv[0]} cannot be used: {error}") from None
 
 
-def client(given: Mapping[str, str]) -> dict[str, str]:
+def make_client_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
 
 
 class Containers:
-    """Made by `probe` only, so that `words` are walls somebody has looked at from inside."""
+    """A builder of sandboxes. `probe` alone makes it, so that `protections` were all seen to work from inside."""
 
     def __init__(
         self,
@@ -133,17 +134,19 @@ class Containers:
         self._full_network = full_network
         self._expose = tuple(os.path.realpath(path) for path in expose)
         self._root = os.geteuid() == 0
-        self.words: tuple[str, ...] = ()
+        self.protections: tuple[str, ...] = ()
         self.counts_memory = False
 
-    def open(self, box: Box) -> Opening:
+    def prepare(self, box: Box) -> PreparedSandbox:
         """Return how to start the tool server."""
-        user = box.user or new_user(box.tree) if self._root else None
+        user = box.user or pick_user(box.tree) if self._root else None
         if user is not None:
-            give(box, user)
-        return self._opening(box, user, [_WORK], "--interactive")
+            give_files(box, user)
+        return self._prepare_start(box, user, [_WORK], "--interactive")
 
-    def _opening(self, box: Box, user: tuple[int, int] | None, code: Sequence[str], *more: str) -> Opening:
+    def _prepare_start(
+        self, box: Box, user: tuple[int, int] | None, code: Sequence[str], *more: str
+    ) -> PreparedSandbox:
         name = f"retinue-{os.getpid()}-{secrets.token_hex(6)}"
         argv = [
             *self._engine.argv,
@@ -152,14 +155,14 @@ class Containers:
             *more,
             "--name",
             name,
-            *labels.of(box.tree, box.run),
+            *_label_options(box.tree, box.run),
             *_CLOSED,
             *([] if self._full_network else ["--network=none"]),
-            *(_PODMAN if self._engine.podman else _DOCKER),
-            *self._as_user(user),
-            *_limits(box.caps),
-            *[f"--env={key}={value}" for key, value in environment(box, os.environ, ()).items() if key != "PATH"],
-            *self._mounts(box),
+            *(_PODMAN if self._engine.is_podman else _DOCKER),
+            *self._list_user_options(user),
+            *_list_limits(box.caps),
+            *[f"--env={key}={value}" for key, value in make_environment(box, os.environ, ()).items() if key != "PATH"],
+            *self._list_mounts(box),
             "--entrypoint",
             PYTHON,
             self._image,
@@ -168,88 +171,96 @@ class Containers:
             "-c",
             *code,
         ]
-        return Opening(
+        return PreparedSandbox(
             argv,
-            client(os.environ),
+            make_client_environment(os.environ),
             user=user,
-            kill=lambda: labels.kill(self._engine, box.tree, box.run),
+            kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
             cwd=str(Path(box.lent).parent),  # podman's monitor leaves a file there when memory is used up
         )
 
-    def _as_user(self, user: tuple[int, int] | None) -> list[str]:
+    def _list_user_options(self, user: tuple[int, int] | None) -> list[str]:
         if user is not None:
             return [f"--user={user[0]}:{user[1]}"]
         own = [f"--user={os.getuid()}:{os.getgid()}"]
-        return ["--userns=keep-id", *own] if self._engine.podman else own
+        return ["--userns=keep-id", *own] if self._engine.is_podman else own
 
-    def _mounts(self, box: Box) -> list[str]:
+    def _list_mounts(self, box: Box) -> list[str]:
         bound: dict[str, str] = {}
-        for source, name in library():
-            bound[f"{LIBRARY}/{name}"] = self._bind(source, f"{LIBRARY}/{name}")
+        for source, name in list_packages():
+            bound[f"{LIBRARY}/{name}"] = self._format_bind(source, f"{LIBRARY}/{name}")
         roots = (*box.readable, box.workspace)
         shown = (*self._expose, *roots)
         for path in shown:
             if path == "/":
-                raise NoWall("the folder / cannot be shown behind a wall: it has everything in it")
-            bound[path] = self._bind(path, path)
-        for path in bound_below(shown, box.hidden):
-            bound[path] = self._bind(COVER, path)
+                raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
+            bound[path] = self._format_bind(path, path)
+        for path in find_bound_sockets(shown, box.hidden):
+            bound[path] = self._format_bind(COVER, path)
         if box.own_workspace:
-            bound[box.workspace] = self._bind(box.workspace, box.workspace, writable=True)
-        bound[box.outputs] = self._bind(box.outputs, box.outputs, writable=True)
-        bound[box.lent] = self._bind(box.lent, box.lent)
+            bound[box.workspace] = self._format_bind(box.workspace, box.workspace, writable=True)
+        bound[box.outputs] = self._format_bind(box.outputs, box.outputs, writable=True)
+        bound[box.lent] = self._format_bind(box.lent, box.lent)
         if box.proxy:
-            bound[PROXY] = self._bind(box.proxy, PROXY)
+            bound[PROXY] = self._format_bind(box.proxy, PROXY)
         masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)} - set(roots)
         for number, mask in enumerate(sorted(masks)):
             if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
-                bound[mask] = self._bind(_empty(Path(box.lent).parent / "masks" / str(number), mask, bound), mask)
+                bound[mask] = self._format_bind(
+                    _make_mask(Path(box.lent).parent / "masks" / str(number), mask, bound), mask
+                )
         return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
 
-    def _bind(self, source: str, path: str, *, writable: bool = False) -> str:
+    def _format_bind(self, source: str, path: str, *, writable: bool = False) -> str:
         """One mount only, not what is mounted below it: that would stay writable."""
         fields = ["type=bind", f"src={source}", f"dst={path}"]
         fields += [] if writable else ["readonly"]
-        return _fields(*fields, *(["bind-nonrecursive=true"] if self._engine.podman else []))
+        return _join_fields(*fields, *(["bind-nonrecursive=true"] if self._engine.is_podman else []))
 
-    def check(self, box: Box, secret: str) -> None:
-        """Looks from inside; raises NoWall unless everything stands. `secret` must not be seen there."""
-        user = new_user(box.tree) if self._root else None
+    def check_protections(self, box: Box, secret: str) -> None:
+        """Look from inside; raises SandboxUnavailable unless all works. `secret` must not be seen there."""
+        user = pick_user(box.tree) if self._root else None
         if user is not None:
-            give(box, user)
-        seen = self._look(self._opening(box, user, [_CHECK, secret, box.lent]))
+            give_files(box, user)
+        seen = self._run_self_check(self._prepare_start(box, user, [_CHECK, secret, box.lent]))
         if seen.machine != platform.machine():
-            raise NoWall(f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}")
-        trouble = holes(seen, user=user, full_network=self._full_network)
+            raise SandboxUnavailable(
+                f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
+            )
+        trouble = find_missing_protections(seen, user=user, full_network=self._full_network)
         trouble += ["mount"] if seen.writable and "mount" not in trouble else []
         trouble += ["seccomp"] if seen.seccomp != "2" else []
         if trouble:
-            raise NoWall(f"{self._engine.argv[0]} started, but its wall has holes here: {', '.join(trouble)}")
+            raise SandboxUnavailable(
+                f"{self._engine.argv[0]} started, but these protections do not work here: {', '.join(trouble)}"
+            )
         self.counts_memory = 0 < seen.memory <= box.caps.memory
         counted = ["cgroup"] if self.counts_memory else []
-        whose = ["uid"] if user else ["user"] if self._engine.podman else []
+        whose = ["uid"] if user else ["user"] if self._engine.is_podman else []
         net = FULL_NETWORK if self._full_network else "net"
-        words = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
-        self.words = (Path(self._engine.argv[0]).name, *words, *counted, "rlimits")
+        protections = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
+        self.protections = (Path(self._engine.argv[0]).name, *protections, *counted, "rlimits")
 
-    def _look(self, opening: Opening) -> _Seen:
-        done = self._engine.call(*opening.argv[len(self._engine.argv) :])
+    def _run_self_check(self, prepared: PreparedSandbox) -> _ContainerSelfCheck:
+        done = self._engine.call(*prepared.argv[len(self._engine.argv) :])
         said = " ".join(done.stderr.split())[-300:]
         if done.returncode:
             if PYTHON in said and ("not found" in said or "no such file" in said.lower()):
-                raise NoWall(f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}")
+                raise SandboxUnavailable(
+                    f"{self._image} has no {PYTHON}, which the tool server is compiled for; {BUILD}"
+                )
             if "ImportError" in said or "ModuleNotFoundError" in said:
-                raise NoWall(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
+                raise SandboxUnavailable(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
             if "subuid" in said:
-                raise NoWall(f"podman needs more user ids for you: {MORE_IDS}")
-            raise _Failed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
+                raise SandboxUnavailable(f"podman needs more user ids for you: {MORE_IDS}")
+            raise _EngineFailed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
         try:
-            return msgspec.json.decode(done.stdout, type=_Seen)
+            return msgspec.json.decode(done.stdout, type=_ContainerSelfCheck)
         except msgspec.MsgspecError:
-            raise NoWall(f"what runs in {self._image} cannot be read") from None
+            raise SandboxUnavailable(f"what runs in {self._image} cannot be read") from None
 
 
-class _Failed(NoWall):
+class _EngineFailed(SandboxUnavailable):
     """The engine itself did not get to start it."""
 
 
@@ -263,7 +274,7 @@ _DOCKER = tuple(f"--env={name}=" for proxy in PROXIES for name in (proxy, proxy.
 _PROBED: dict[tuple[str, ...], Containers] = {}
 
 
-def _empty(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
+def _make_mask(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
     """A folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
     would take over the rights of what it hides, and podman's also the files."""
     folders = {folder.parent, folder}
@@ -282,7 +293,7 @@ def _empty(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
     return str(folder)
 
 
-def _limits(caps: Caps) -> list[str]:
+def _list_limits(caps: Caps) -> list[str]:
     return [
         f"--pids-limit={caps.processes}",
         f"--memory={caps.memory}",
@@ -293,18 +304,20 @@ def _limits(caps: Caps) -> list[str]:
     ]
 
 
-def _fields(*fields: str) -> str:
+def _join_fields(*fields: str) -> str:
     """The comma-separated form of --mount; a field with a comma or quote in it is quoted."""
     return ",".join('"{}"'.format(field.replace('"', '""')) if set(field) & set(',"\n') else field for field in fields)
 
 
-def engine() -> Engine:
-    """podman, else docker; raises NoWall."""
+def find_engine() -> Engine:
+    """podman, else docker; raises SandboxUnavailable."""
     for name in ENGINES:
-        program = command(name)
+        program = find_command(name)
         if program is not None:
             return Engine((program,))
-    raise NoWall("neither podman nor docker is installed: apt-get install podman (or dnf, pacman, zypper, brew)")
+    raise SandboxUnavailable(
+        "neither podman nor docker is installed: apt-get install podman (or dnf, pacman, zypper, brew)"
+    )
 
 
 def probe(
@@ -315,16 +328,16 @@ def probe(
     expose: Sequence[str] = (),
     full_network: bool = False,
 ) -> Containers:
-    """The wall, looked at from inside, once a process; raises NoWall with what to install or set. `folder` is a new one
-    to do it in. What processes that are gone have left is removed first."""
+    """Return the builder, checked from inside, once in a process. Raises SandboxUnavailable, which says what to install
+    or set. `folder` is a new one for the check. Containers that ended processes have left are removed first."""
     key = (image or NAME, *flags, "", *expose, "", str(full_network))
     if key in _PROBED:
         return _PROBED[key]
-    found = engine()
-    labels.sweep(found)
+    found = find_engine()
+    sweep_orphans(found)
     if found.call("image", "inspect", image or NAME).returncode:
         pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image else ""
-        raise NoWall(f"there is no image {image or NAME} here{pull}; {BUILD}")
+        raise SandboxUnavailable(f"there is no image {image or NAME} here{pull}; {BUILD}")
     hidden = folder / "project" / STATE
     places = [hidden / "runs" / "probe" / name for name in ("workspace", "outputs", "lent")]
     for place in places:
@@ -334,14 +347,79 @@ def probe(
     workspace, outputs, lent = map(str, places)
     box = Box("probe", workspace, True, outputs, lent, (str(hidden.parent),), str(hidden), Caps())
     made = partial(Containers, image=image or NAME, flags=flags, expose=expose, full_network=full_network)
-    wall = made(found)
+    builder = made(found)
     try:
-        wall.check(box, str(secret))
-    except _Failed:
-        runc = command("runc")
-        if not found.podman or runc is None:
+        builder.check_protections(box, str(secret))
+    except _EngineFailed:
+        runc = find_command("runc")
+        if not found.is_podman or runc is None:
             raise
-        wall = made(Engine((*found.argv, "--runtime", runc)))
-        wall.check(box, str(secret))
-    _PROBED[key] = wall
-    return wall
+        builder = made(Engine((*found.argv, "--runtime", runc)))
+        builder.check_protections(box, str(secret))
+    _PROBED[key] = builder
+    return builder
+
+
+def _label_options(tree: str, run: int) -> list[str]:
+    return [
+        f"--label={TREE_LABEL}={tree}",
+        f"--label={RUN_LABEL}={tree}/{run}",
+        f"--label={MAKER_LABEL}={name_maker()}",
+    ]
+
+
+def name_maker() -> str:
+    """Return a name of this process that no other has: its pid namespace, its pid and when it began."""
+    return f"{_read_pid_namespace()}.{os.getpid()}.{_read_start_time(os.getpid())}"
+
+
+def _kill_run_containers(engine: Engine, tree: str, run: int) -> None:
+    """End the containers of a run, whatever state they are in."""
+    engine.remove(_find_containers(engine, f"{RUN_LABEL}={tree}/{run}", f"{MAKER_LABEL}={name_maker()}"))
+
+
+def sweep_orphans(engine: Engine) -> None:
+    """End the containers whose makers are gone. Makers in another pid namespace are not ours to judge."""
+    engine.remove([found for found in _find_containers(engine, MAKER_LABEL) if _is_orphan(_read_maker(engine, found))])
+
+
+def _find_containers(engine: Engine, *labels: str) -> list[str]:
+    filters = [word for label in labels for word in ("--filter", f"label={label}")]
+    return engine.call("ps", "--all", "--quiet", "--no-trunc", *filters).stdout.split()
+
+
+def _read_maker(engine: Engine, container: str) -> str:
+    said = engine.call("inspect", "--format", f'{{{{index .Config.Labels "{MAKER_LABEL}"}}}}', container)
+    return said.stdout.strip()
+
+
+def _is_orphan(maker: str) -> bool:
+    numbering, _, rest = maker.partition(".")
+    pid, _, began = rest.partition(".")
+    return numbering == _read_pid_namespace() and pid.isdigit() and _read_start_time(int(pid)) != began
+
+
+def _read_pid_namespace() -> str:
+    """Return the pid namespace; `host` on systems without one."""
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "host"
+
+
+def _read_start_time(pid: int) -> str:
+    """Return when a process began; `gone` for one that is not there."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "" if not Path("/proc/self").exists() and _is_alive(pid) else "gone"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from retinue.sandbox.box import NoWall, command, library, python
+from retinue.sandbox.box import SandboxUnavailable, find_command, find_python, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
@@ -52,55 +52,59 @@ BUILD_SECONDS = 300.0
 _LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
-def build(engine: Sequence[str]) -> str:
-    """Makes the default image and says what is in it; raises NoWall."""
+def build_image(engine: Sequence[str]) -> str:
+    """Makes the default image and says what is in it; raises SandboxUnavailable."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
-        raise NoWall("the default image is made of this machine's own programs, which takes Linux with glibc")
+        raise SandboxUnavailable(
+            "the default image is made of this machine's own programs, which takes Linux with glibc"
+        )
     process = subprocess.Popen(
         [*engine, "import", "-", NAME], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stdin is not None
     try:
-        count = _pack(process.stdin)
+        count = _write_image(process.stdin)
         process.stdin.close()
         process.stdin = None
         _, said = process.communicate(timeout=BUILD_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         process.kill()
         process.wait()
-        raise NoWall(f"the image cannot be made: {error}") from None
+        raise SandboxUnavailable(f"the image cannot be made: {error}") from None
     if process.returncode:
-        raise NoWall(f"the image cannot be made: {' '.join(said.decode('utf-8', 'replace').split())[:300]}")
-    return f"{NAME}: {count} files of this machine, {PYTHON} and {len(_programs())} programs; nothing was downloaded"
+        raise SandboxUnavailable(f"the image cannot be made: {' '.join(said.decode('utf-8', 'replace').split())[:300]}")
+    return (
+        f"{NAME}: {count} files of this machine, {PYTHON} and {len(_find_programs())} programs; nothing was downloaded"
+    )
 
 
-def _pack(pipe: IO[bytes]) -> int:
+def _write_image(pipe: IO[bytes]) -> int:
     with tarfile.open(fileobj=pipe, mode="w|") as tar:
         image = _Image(tar)
         for name in ("usr", "etc", "proc", "sys", "dev", "run", "var", "tmp"):
-            image.folder(f"/{name}")
+            image.add_folder(f"/{name}")
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             if Path("/", name).is_symlink():
-                image.link(f"/{name}", str(Path("/", name).readlink()))
+                image.add_link(f"/{name}", str(Path("/", name).readlink()))
         for name, text in ETC.items():
-            image.text(name, text)
-        programs = _programs()
+            image.add_text(name, text)
+        programs = _find_programs()
         for name, found in programs.items():
-            image.file(os.path.realpath(found), f"{os.path.realpath(Path(found).parent)}/{name}")
-        image.file(python(), python())
+            image.add_file(os.path.realpath(found), f"{os.path.realpath(Path(found).parent)}/{name}")
+        image.add_file(find_python(), find_python())
         for name in ("python3", PYTHON):
             if not image.has(f"/usr/bin/{name}"):
-                image.link(f"/usr/bin/{name}", python())
-        compiled = [python(), *programs.values()]
-        for path in _standard_library():
-            image.file(path, path)
+                image.add_link(f"/usr/bin/{name}", find_python())
+        compiled = [find_python(), *programs.values()]
+        for path in _walk_standard_library():
+            image.add_file(path, path)
             if ".so" in Path(path).name:
                 compiled.append(path)
-        compiled += [str(path) for folder, _ in library() for path in Path(folder).rglob("*.so*")]
-        for path in sorted(_libraries(compiled)):
-            image.file(os.path.realpath(path), f"{os.path.realpath(Path(path).parent)}/{Path(path).name}")
+        compiled += [str(path) for folder, _ in list_packages() for path in Path(folder).rglob("*.so*")]
+        for path in sorted(_find_libraries(compiled)):
+            image.add_file(os.path.realpath(path), f"{os.path.realpath(Path(path).parent)}/{Path(path).name}")
         if Path("/etc/ld.so.cache").exists():
-            image.file("/etc/ld.so.cache", "/etc/ld.so.cache")
+            image.add_file("/etc/ld.so.cache", "/etc/ld.so.cache")
         return len(image.names)
 
 
@@ -114,29 +118,29 @@ class _Image:
     def has(self, path: str) -> bool:
         return path in self.names
 
-    def folder(self, path: str) -> None:
+    def add_folder(self, path: str) -> None:
         if path in self.names or path == "/":
             return
-        self.folder(str(Path(path).parent))
-        self._add(path, tarfile.DIRTYPE, mode=0o1777 if path == "/tmp" else 0o755)
+        self.add_folder(str(Path(path).parent))
+        self._write_entry(path, tarfile.DIRTYPE, mode=0o1777 if path == "/tmp" else 0o755)
 
-    def link(self, path: str, target: str) -> None:
-        self.folder(str(Path(path).parent))
-        self._add(path, tarfile.SYMTYPE, target=target)
+    def add_link(self, path: str, target: str) -> None:
+        self.add_folder(str(Path(path).parent))
+        self._write_entry(path, tarfile.SYMTYPE, target=target)
 
-    def text(self, path: str, text: str) -> None:
-        self._add(f"/{path}", tarfile.REGTYPE, mode=0o644, content=io.BytesIO(text.encode()), size=len(text))
+    def add_text(self, path: str, text: str) -> None:
+        self._write_entry(f"/{path}", tarfile.REGTYPE, mode=0o644, content=io.BytesIO(text.encode()), size=len(text))
 
-    def file(self, source: str, path: str) -> None:
+    def add_file(self, source: str, path: str) -> None:
         if path in self.names:
             return
-        self.folder(str(Path(path).parent))
+        self.add_folder(str(Path(path).parent))
         with Path(source).open("rb") as content:
             found = os.fstat(content.fileno())
             mode = 0o755 if found.st_mode & 0o111 else 0o644
-            self._add(path, tarfile.REGTYPE, mode=mode, content=content, size=found.st_size)
+            self._write_entry(path, tarfile.REGTYPE, mode=mode, content=content, size=found.st_size)
 
-    def _add(
+    def _write_entry(
         self,
         path: str,
         kind: bytes,
@@ -152,11 +156,11 @@ class _Image:
         self._tar.addfile(entry, content)
 
 
-def _programs() -> dict[str, str]:
-    return {name: found for name in PROGRAMS if (found := command(name)) is not None}
+def _find_programs() -> dict[str, str]:
+    return {name: found for name in PROGRAMS if (found := find_command(name)) is not None}
 
 
-def _standard_library() -> Iterator[str]:
+def _walk_standard_library() -> Iterator[str]:
     for folder in {sysconfig.get_path(name, vars=_BASE) for name in ("stdlib", "platstdlib")}:
         for top, folders, files in os.walk(folder):
             folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith("config-")]
@@ -170,10 +174,10 @@ _BASE = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_b
          "installed_platbase": sys.base_exec_prefix}  # fmt: skip
 
 
-def _libraries(compiled: list[str]) -> set[str]:
+def _find_libraries(compiled: list[str]) -> set[str]:
     """Return the libraries they load, and the loader itself, as the loader finds them."""
-    ldd = command("ldd")
+    ldd = find_command("ldd")
     if ldd is None:
-        raise NoWall("ldd is not there: apt-get install libc-bin")
+        raise SandboxUnavailable("ldd is not there: apt-get install libc-bin")
     said = subprocess.run([ldd, *compiled], capture_output=True, text=True, check=False, timeout=60).stdout
     return set(_LIBRARY.findall(said))

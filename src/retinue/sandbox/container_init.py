@@ -22,7 +22,7 @@ _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
-def guard() -> None:
+def run_first_process() -> None:
     """Return in the tool server only; the first process stays here until it ends."""
     _filter_calls()
     hide_process()
@@ -34,25 +34,25 @@ def guard() -> None:
         return
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, _pass_on)
+    signal.signal(signal.SIGTERM, _forward_signal)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     looking = select.poll()
     looking.register(told, select.POLLIN)
     looking.register(0, 0)  # only its end: what comes in is the tool server's
     while True:
-        _bury(child)
+        _reap_children(child)
         for fd, _ in looking.poll():
             if fd == 0:
                 os._exit(1)  # the host is gone
             os.read(told, 512)
 
 
-def _pass_on(*_: object) -> None:
+def _forward_signal(*_: object) -> None:
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGTERM)
 
 
-def _bury(server: int) -> None:
+def _reap_children(server: int) -> None:
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -60,12 +60,12 @@ def _bury(server: int) -> None:
                 return
             if pid == server:
                 code = os.waitstatus_to_exitcode(status)
-                if code == -signal.SIGKILL and _out_of_memory():
+                if code == -signal.SIGKILL and _ran_out_of_memory():
                     os._exit(OUT_OF_MEMORY)
                 os._exit(code if code >= 0 else 128 - code)
 
 
-def _out_of_memory() -> bool:
+def _ran_out_of_memory() -> bool:
     for counters in _COUNTERS:
         with suppress(OSError):
             for line in Path(counters).read_text().splitlines():
@@ -76,7 +76,7 @@ def _out_of_memory() -> bool:
 
 
 def _filter_calls() -> None:
-    program = seccomp.program()
+    program = seccomp.make_filter()
     if program is None:
         return
 

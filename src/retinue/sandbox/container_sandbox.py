@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from retinue.concurrency import TaskOwner
-from retinue.sandbox.box import NoWall
+from retinue.sandbox.box import SandboxUnavailable
 from retinue.sandbox.container_init import OUT_OF_MEMORY as MEMORY_CODE
-from retinue.sandbox.hints import image_hint
+from retinue.sandbox.hints import find_image_hint
 from retinue.sandbox.isolated import Isolated
 from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, Process
 
@@ -23,10 +23,10 @@ class ContainerProcess(Process):
 
     _killing: asyncio.Task[None] | None = None
 
-    def _how(self) -> str:
-        return OUT_OF_MEMORY if self._process.returncode == MEMORY_CODE else super()._how()
+    def _describe_end(self) -> str:
+        return OUT_OF_MEMORY if self._process.returncode == MEMORY_CODE else super()._describe_end()
 
-    def _everybody(self) -> Iterator[int]:
+    def _list_processes(self) -> Iterator[int]:
         yield self._process.pid
 
     def _kill(self) -> None:
@@ -35,19 +35,19 @@ class ContainerProcess(Process):
 
     async def _kill_all(self) -> None:
         """A container that is just being made is not found the first time."""
-        assert self._opening.kill is not None
+        assert self._prepared.kill is not None
         deadline = self._loop.time() + REAP_SECONDS
         while self._loop.time() < deadline:
-            with suppress(NoWall):  # an engine that does not answer is asked again
-                await asyncio.to_thread(self._opening.kill)
-            if await self._within(AGAIN_SECONDS):
+            with suppress(SandboxUnavailable):  # an engine that does not answer is asked again
+                await asyncio.to_thread(self._prepared.kill)
+            if await self._is_gone_within(AGAIN_SECONDS):
                 return
         self._process.kill()
 
-    async def _leave(self) -> None:
+    async def _release_resources(self) -> None:
         if self._killing is not None:
             await self._killing
-        await super()._leave()
+        await super()._release_resources()
 
 
 class Container(Isolated):
@@ -55,4 +55,4 @@ class Container(Isolated):
 
     name = "container"
     process = ContainerProcess
-    hint = staticmethod(image_hint)
+    find_hint = staticmethod(find_image_hint)

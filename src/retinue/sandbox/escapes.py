@@ -1,8 +1,11 @@
-"""Ways out of a wall. Each is a command for a walled run's shell; the one that gets out says ESCAPED.
+"""Attempts to escape from a sandbox: commands, something to find, somebody to hurt, and a model that says the commands.
+
+Each is a command for the shell of a sandboxed run; the one that gets out says ESCAPED. Runs nothing itself: `retinue
+doctor --escape` and the tests give the model to a run in the sandbox.
 
 None does harm where it succeeds: it looks, opens without writing, or touches only what was planted for it, and what it
-takes is bounded. All the same they are never run without walls: `WALLED` is the first command, and nothing is tried
-unless it says, from inside, that the wall stands.
+takes is bounded. All the same they are never run without a sandbox: `SANDBOXED` is the first command, and nothing is
+tried unless it says, from inside, that the sandbox stands.
 
 The run may reach two hosts through its proxy: `{near}`, whose name leads to this machine, and `{far}`.
 `{secret}` is a file of another run, `{home}` one in the user's home, `{state}` our own state in the project, `{pid}` a
@@ -12,17 +15,31 @@ the name of a system call is its number.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 from retinue.core.limits import Caps
+from retinue.core.messages import Call, Reply
+from retinue.core.profiles import RuntimeName
 from retinue.sandbox import seccomp
+from retinue.sandbox.box import find_python
+from retinue.sandbox.container_image import PYTHON
 
+TRY_SECONDS = 15
 MIB = 1024**2
 CAPS = Caps(memory=1024 * MIB, processes=64, file_bytes=16 * MIB, workspace_bytes=64 * MIB)
 MARK = "ESCAPED"
-STANDS = "THE WALL STANDS"
-WALLED = (
+STANDS = "THE SANDBOX STANDS"
+SANDBOXED = (
     'for n in {spaces}; do test "$(readlink /proc/self/ns/${n%%:*})" != "$n" || exit 1; done; '
     "test ! -e {secret} && test ! -e {home} && test $(grep -c : /proc/net/dev) = 1 && test $(id -u) != 0 && "
     "grep -q 'NoNewPrivs:.1' /proc/self/status && grep -q 'CapBnd:.0000000000000000' /proc/self/status && "
@@ -146,14 +163,111 @@ TRIES = {
     "the socket of the proxy": SOCKETS + "s = socket.socket(socket.AF_UNIX); s.connect(\"/retinue/proxy\"); "
     "s.sendall(b\"CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\n\\r\\n\"); r = s.recv(99); "
     "print(\"ESCAPED\" if b\" 200 \" in r[:13] else r)'",
-}  # fmt: skip
-LAST = {
+    # last, because it ends the run
     "a full workspace": "for i in $(seq 12); do head -c 15000000 /dev/zero > f$i; done; sleep 9; echo ESCAPED",
-}
+}  # fmt: skip
 
 
-def filled(command: str, values: Mapping[str, str]) -> str:
+def fill_command(command: str, values: Mapping[str, str]) -> str:
     """Fill in the places of a command. An error that repeats the command must not look like an escape, so the mark is
     said in two halves that a shell, and Python, put together."""
-    text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.number(found[1])), command)
+    text = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1]) or str(seccomp.find_call_number(found[1])), command)
     return text.replace(MARK, 'ESC""APED')
+
+
+class OneByOne:
+    """A model that says one command after the other, if the first one's answer is the right one."""
+
+    name = "list"
+
+    def __init__(self, commands: list[str]) -> None:
+        self.commands = commands
+        self.said: list[str] = []
+        self.stands = False
+
+    async def complete(self, request: Any, on_delta: Any) -> Reply:
+        del on_delta
+        if request.turn > 1:
+            self.said.append(request.thread[-1].text)
+        if request.turn == 2:
+            self.stands = self.said[0].strip() == STANDS
+        if (request.turn > 1 and not self.stands) or request.turn > len(self.commands):
+            return Reply("over")
+        command = self.commands[request.turn - 1]
+        return Reply("", (Call(f"c{request.turn}", "shell", {"command": command, "timeout": TRY_SECONDS}),))
+
+
+class Names:
+    """The internet as the run may reach it: a name that leads to this machine, and one that leads nowhere."""
+
+    near, far = "near.invalid", "far.invalid"
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        return [host if host[0] in "0123456789:" else "127.0.0.1" if host == self.near else "93.184.216.34"]
+
+    async def connect(self, address: str, port: int, *, tls: str | None) -> Any:
+        raise OSError(f"{address}:{port} is not there")
+
+
+class Attempts:
+    """All tries against one sandbox; `folder` is the project of the run that makes them, `network` what it may reach
+    through `dialer`."""
+
+    dialer = Names()
+
+    def __init__(self, folder: Path, values: dict[str, str], victim: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self.network = [self.dialer.far, f"{self.dialer.near}:{values['port']}", self.dialer.near]
+        self._secret, self._victim = values["planted"], victim
+        self.model = OneByOne([fill_command(command, values) for command in (SANDBOXED, *TRIES.values())])
+
+    def list_escapes(self, status: str) -> dict[str, bool | None]:
+        """Return which attempts got out, of a run that ended so; None for one without an answer."""
+        said = dict(zip(TRIES, self.model.said[1:], strict=False))
+        if len(said) == len(TRIES) - 1 and status == "limited":
+            said[list(TRIES)[-1]] = ""  # filling the workspace is what a run ends of
+        if self._victim.poll() is not None:
+            said["a signal to the host"] = MARK
+        out = {name: MARK in text or self._secret in text for name, text in said.items()}
+        return {name: out.get(name) for name in TRIES}
+
+
+@contextmanager
+def plant_targets(runtime: RuntimeName) -> Iterator[Attempts]:
+    """Something to find, in a folder of its own, and somebody to hurt; all of it gone afterwards."""
+    secret = secrets.token_hex(8)
+    with ExitStack() as stack:
+        folder, home = (Path(tempfile.mkdtemp(prefix=f"retinue-{name}-")) for name in ("project", "home"))
+        for made in (folder, home):
+            stack.callback(shutil.rmtree, made, ignore_errors=True)
+        folder.chmod(0o755)
+        home.chmod(0o755)
+        files = {"home": home / "key", "state": folder / ".retinue/control/one.json", "notes": folder / "notes.txt"}
+        files["secret"] = folder / ".retinue/runs/other/1/workspace/secret"
+        for path in files.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(secret)
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for address in (f"\0{secret}", str(home / "socket")):
+            hidden = stack.enter_context(socket.socket(socket.AF_UNIX))
+            hidden.bind(address)
+            hidden.listen()
+        os.environ["PLANTED_KEY"] = secret
+        stack.callback(os.environ.pop, "PLANTED_KEY")
+        victim = subprocess.Popen(["sleep", "987"])
+        stack.callback(victim.wait)
+        stack.callback(victim.kill)
+        values = {name: str(path) for name, path in files.items()} | {
+            "planted": secret,
+            "project": str(folder),
+            "pid": str(victim.pid),
+            "port": str(listening.getsockname()[1]),
+            "abstract": secret,
+            "socket": str(home / "socket"),
+            "python": PYTHON if runtime == "container" else find_python(),
+            "stands": STANDS,
+            "near": Names.near,
+            "far": Names.far,
+            "spaces": " ".join(str(Path("/proc/self/ns", name).readlink()) for name in ("pid", "mnt", "net", "ipc")),
+        }
+        yield Attempts(folder, values, victim)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.sandbox.box import STATE, interpreter
+from retinue.sandbox.box import STATE, list_interpreter_folders
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
@@ -23,38 +23,38 @@ _BASE = re.compile(r"^home\s*=\s*(/.+?)\s*$", re.MULTILINE)
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 
 
-def needed(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
-    """The paths to show so that these programs, and the project's virtual environment, work behind a wall; without
+def find_needed_paths(programs: Sequence[str], folder: Path, env: Mapping[str, str]) -> list[str]:
+    """Return the paths to show so that these programs and the project's virtual environment work in a sandbox, without
     those that are seen anyway. What is first there is found first: the environment, then what it is made of."""
-    found = [*_environment(folder, env)]
+    found = [*_find_environment(folder, env)]
     for program in programs:
         path = shutil.which(program, path=env.get("PATH", os.defpath))
         if path is not None:
-            found += shown_by(path, folder, env)
+            found += find_program_paths(path, folder, env)
     paths = dict.fromkeys(found)
     return [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
 
 
-def shown_by(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
+def find_program_paths(path: str, folder: Path, env: Mapping[str, str]) -> list[str]:
     """Return the paths that show a program; none if it is seen anyway."""
     home = Path(env.get("HOME") or "/nowhere")
     real = Path(os.path.realpath(path))
     if real.name == "rustup":
-        real = _of_rustup(Path(path).name, home, env) or real
+        real = _resolve_rustup(Path(path).name, home, env) or real
     elif Path(path).parent.name == "shims":
-        real = _of_shims(Path(path), folder) or real
-    root = _root(real, Path(os.path.realpath(home)))
+        real = _resolve_shim(Path(path), folder) or real
+    root = _find_install_folder(real, Path(os.path.realpath(home)))
     return [] if _is_seen(root) else [str(root)]
 
 
-def _environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
+def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
-        base = _BASE.search(_text(Path(place, "pyvenv.cfg")))
-        python = next((path for path in _pythons(base[1] if base else "") if _is_python(path)), None)
+        base = _BASE.search(_read_text(Path(place, "pyvenv.cfg")))
+        python = next((path for path in _list_pythons(base[1] if base else "") if _is_python(path)), None)
         root = os.path.realpath(place)
         if place and python is not None and not _is_ours(Path(root), Path(os.path.realpath(folder))):
             yield from ([] if _is_seen(Path(root)) else [root])
-            yield from shown_by(python, folder, env)
+            yield from find_program_paths(python, folder, env)
             return
 
 
@@ -63,7 +63,7 @@ def _is_ours(root: Path, folder: Path) -> bool:
     return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
 
 
-def _pythons(folder: str) -> list[str]:
+def _list_pythons(folder: str) -> list[str]:
     """A file of the project's names that folder, so it counts only where a Python is."""
     return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
 
@@ -74,24 +74,24 @@ def _is_python(path: str) -> bool:
     return _PYTHON.fullmatch(real.name) is not None and real.is_file() and os.access(real, os.X_OK)
 
 
-def _of_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:
+def _resolve_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | None:
     rustup = Path(env.get("RUSTUP_HOME") or home / ".rustup")
-    default = _DEFAULT.search(_text(rustup / "settings.toml"))
+    default = _DEFAULT.search(_read_text(rustup / "settings.toml"))
     program = rustup / "toolchains" / (default[1] if default else "stable") / "bin" / name
     return Path(os.path.realpath(program)) if program.exists() else None
 
 
-def _of_shims(shim: Path, folder: Path) -> Path | None:
+def _resolve_shim(shim: Path, folder: Path) -> Path | None:
     """The program of the version that is chosen here, else of the newest that has it."""
     manager = shim.parent.parent
-    chosen = f"{_text(folder / '.python-version')}\n{_text(manager / 'version')}".split()
+    chosen = f"{_read_text(folder / '.python-version')}\n{_read_text(manager / 'version')}".split()
     found = sorted(manager.glob(f"versions/*/bin/{shim.name}"), key=lambda path: path.parts[-3])
     by_version = {path.parts[-3]: path for path in found}
     program = next((by_version[name] for name in chosen if name in by_version), found[-1] if found else None)
     return None if program is None else Path(os.path.realpath(program))
 
 
-def _root(program: Path, home: Path) -> Path:
+def _find_install_folder(program: Path, home: Path) -> Path:
     folder = program.parent.parent if program.parent.name == "bin" else program.parent
     hidden = folder.parent == home and (folder.name.startswith(".") or folder == program.parent)
     wide = hidden or folder == home / ".local" or home.is_relative_to(folder)
@@ -99,10 +99,10 @@ def _root(program: Path, home: Path) -> Path:
 
 
 def _is_seen(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in (*SEEN, *interpreter()))
+    return any(path.is_relative_to(folder) for folder in (*SEEN, *list_interpreter_folders()))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a regular file; nothing for anything else, such as a pipe that would never end."""
     with suppress(OSError, ValueError):
         if path.is_file():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retinue.core.limits import MIB
-from retinue.sandbox.exposed_paths import shown_by
+from retinue.sandbox.exposed_paths import find_program_paths
 
 MOST = 3
 NOT_SHOWN = (
@@ -38,38 +38,38 @@ _UNREACHABLE = re.compile(
 )
 
 
-def hint(said: str) -> str:
+def find_program_hint(said: str) -> str:
     """Return words to put behind the output of a failed command; none if the program is not on this machine either."""
     notes = []
-    for name, path in _missing(said):
-        shown = shown_by(path, Path(path).parent, os.environ)
+    for name, path in _find_missing_programs(said):
+        shown = find_program_paths(path, Path(path).parent, os.environ)
         if shown:
             notes.append(NOT_SHOWN.format(name=name, path=path, shown=", ".join(shown)))
     return "\n".join(notes[:MOST])
 
 
-def image_hint(said: str) -> str:
+def find_image_hint(said: str) -> str:
     """Do the same for a container, whose programs are those of its image."""
-    return "\n".join([NOT_IN_IMAGE.format(name=name, path=path) for name, path in _missing(said)][:MOST])
+    return "\n".join([NOT_IN_IMAGE.format(name=name, path=path) for name, path in _find_missing_programs(said)][:MOST])
 
 
-def offline_hint(said: str) -> str:
+def find_offline_hint(said: str) -> str:
     """Return a hint for a command that found no network."""
     return NO_NETWORK if _UNREACHABLE.search(said) else ""
 
 
-class Starved:
+class MemoryKillWatch:
     """Tells, of a run whose memory is counted, whether something of it was killed for that since it was last asked."""
 
     def __init__(self, kills: Callable[[], int], memory: int) -> None:
         self._kills, self._memory, self._known = kills, memory, 0
 
-    def hint(self) -> str:
+    def find_hint(self) -> str:
         before, self._known = self._known, self._kills()
         return NO_MEMORY.format(mib=self._memory // MIB) if self._known > before else ""
 
 
-def _missing(said: str) -> list[tuple[str, str]]:
+def _find_missing_programs(said: str) -> list[tuple[str, str]]:
     names = ["".join(groups) for groups in _MISSING.findall(said)]
     found = [(name, path) for name in dict.fromkeys(names) if (path := shutil.which(name)) is not None]
     return found + [(Path(path).name, path) for path in _INTERPRETER.findall(said) if os.access(path, os.X_OK)]

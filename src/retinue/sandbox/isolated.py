@@ -10,8 +10,8 @@ from retinue.core.events import RunStarted
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS, Caps
 from retinue.core.plans import Job
 from retinue.core.ports import Link
-from retinue.sandbox.box import Wall
-from retinue.sandbox.hints import hint
+from retinue.sandbox.box import SandboxBuilder
+from retinue.sandbox.hints import find_program_hint
 from retinue.sandbox.process import REAP_SECONDS, Process
 from retinue.sandbox.proxy_socket import Proxies
 from retinue.sandbox.tool_server_session import SandboxKind, ToolServerSession
@@ -22,12 +22,12 @@ class Isolated:
 
     name = "isolated"
     process = Process
-    hint = staticmethod(hint)
+    find_hint = staticmethod(find_program_hint)
     grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
-    def __init__(self, wall: Wall, *, caps: Caps | None = None, proxies: Proxies | None = None) -> None:
-        self._kind = SandboxKind(wall, caps or Caps(), proxies, self.process, self.hint)
-        self.started = RunStarted(self.name, self._kind.words)
+    def __init__(self, builder: SandboxBuilder, *, caps: Caps | None = None, proxies: Proxies | None = None) -> None:
+        self._kind = SandboxKind(builder, caps or Caps(), proxies, self.process, self.find_hint)
+        self.started = RunStarted(self.name, self._kind.protections)
 
     def open(self, job: Job, link: Link) -> ToolServerSession:
         return ToolServerSession(self._kind, job, link)

@@ -49,10 +49,10 @@ class Route:
 
 
 class Proxy:
-    """Serves one run's hosts on a socket. `refused` is told why a host was not reached."""
+    """Serves one run's hosts on a socket. `on_refusal` is told why a host was not reached."""
 
-    def __init__(self, hosts: Hosts, refused: Callable[[str], None], *, dialer: Dialer) -> None:
-        self._hosts, self._dialer, self._refused = hosts, dialer, refused
+    def __init__(self, hosts: Hosts, on_refusal: Callable[[str], None], *, dialer: Dialer) -> None:
+        self._hosts, self._dialer, self._on_refusal = hosts, dialer, on_refusal
         self._tasks = TaskOwner()
         self._server: asyncio.Server | None = None
 
@@ -112,7 +112,7 @@ class Proxy:
                 there[1].transport.abort()
 
     def _deny(self, reason: str) -> HttpError:
-        self._refused(reason)
+        self._on_refusal(reason)
         return HttpError(403, reason)
 
     async def _dial(self, route: Route) -> Streams:

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[2]
 NAMESPACES = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 
 
-def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run a command with an environment and a home of its own; `also` are more folders it has to reach."""
     made = Path(tempfile.mkdtemp(prefix="retinue-user-"))
     made.chmod(0o755)
@@ -33,7 +33,7 @@ def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> sub
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "TMPDIR": str(home), "HOME": str(home)}
     env |= {"LANG": "C.UTF-8", "XDG_RUNTIME_DIR": str(home / "run")}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.startswith("/"))
-    mounts = _mounts(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
+    mounts = _list_mount_commands(made, {sys.prefix, sys.base_prefix, str(PACKAGE), *also})
     script = "\n".join(
         ["set -e", *mounts, '"$@" || exit $?', "exit 0"]
     )  # the shell stays, and buries who has no parent
@@ -47,7 +47,7 @@ def run(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()) -> sub
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _mounts(made: Path, needed: set[str]) -> Iterator[str]:
+def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
     """The lines of a shell; all they mount is gone with the last process in the namespace."""
     texts = {
         "passwd": Path("/etc/passwd").read_text() + f"{NAME}:x:{USER}:{USER}::{made}/home:/bin/sh\n",
@@ -59,17 +59,17 @@ def _mounts(made: Path, needed: set[str]) -> Iterator[str]:
         if Path("/etc", name).exists():
             (made / name).write_text(text)
             yield f"mount --bind {made / name} /etc/{name}"
-    hidden = sorted(path for path in needed if _closed(path))
+    hidden = sorted(path for path in needed if _find_closed_folder(path))
     for number, path in enumerate(hidden):
         (made / str(number)).mkdir()
         yield f"mount --rbind {shlex.quote(path)} {made / str(number)}"
-    for folder in sorted({_closed(path) for path in hidden}):
+    for folder in sorted({_find_closed_folder(path) for path in hidden}):
         yield f"mount -t tmpfs -o mode=755 none {shlex.quote(folder)}"
     for number, path in enumerate(hidden):
         if not any(path.startswith(f"{other}/") for other in hidden):
             yield f"mkdir -p {shlex.quote(path)}; mount --rbind {made / str(number)} {shlex.quote(path)}"
 
 
-def _closed(path: str) -> str:
+def _find_closed_folder(path: str) -> str:
     """The first folder on the way to it that others may not pass."""
     return next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")

@@ -14,7 +14,7 @@ from retinue.core.events import Warned
 from retinue.core.network import Hosts
 from retinue.core.plans import JobRunner, Plan, Sandbox
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
-from retinue.sandbox.proxy_socket import Reach, reach_of
+from retinue.sandbox.proxy_socket import Reach, find_reach
 
 Runtime = Sandbox | JobRunner
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
@@ -49,25 +49,25 @@ class Placement:
             wanted = parent.floor
         if wanted == "delegated" and parent is not None and parent.floor == "isolated":
             wanted = "isolated"  # its tools have a sandbox here: there is nothing to ask the host for
-        runtime, notes = self._get(wanted if profile.call is None else "inherited", reach_of(network))
+        runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", find_reach(network))
         return runtime, wanted, notes
 
     def runtime(self, name: RuntimeName, reach: Reach = "none") -> Runtime:
-        return self._get(name, reach)[0]
+        return self._find_runtime(name, reach)[0]
 
-    def _get(self, name: RuntimeName, reach: Reach) -> tuple[Runtime, tuple[Warned, ...]]:
+    def _find_runtime(self, name: RuntimeName, reach: Reach) -> tuple[Runtime, tuple[Warned, ...]]:
         options: tuple[Any, ...] = () if reach == "none" or name not in SANDBOXED else (reach,)
         key = ":".join((name, *options))
         if key not in self._made:
-            self._made[key] = self._make(name, options)
+            self._made[key] = self._make_runtime(name, options)
         return self._made[key]
 
-    def _make(self, name: RuntimeName, options: tuple[Any, ...]) -> tuple[Runtime, tuple[Warned, ...]]:
+    def _make_runtime(self, name: RuntimeName, options: tuple[Any, ...]) -> tuple[Runtime, tuple[Warned, ...]]:
         try:
             return self._makers[name](*options), ()
         except ConfigError as error:
             if self._fallback is None or RUNTIMES.index(self._fallback) >= RUNTIMES.index(name):
                 raise
-            runtime, _ = self._get(self._fallback, "none")
+            runtime, _ = self._find_runtime(self._fallback, "none")
             text = FELL_BACK.format(wanted=name, got=runtime.name, why=error)
             return runtime, (Warned(text, code="runtime_fallback"),)

@@ -25,7 +25,7 @@ class HostFolders:
         self._spilled: int | None = None
 
     @property
-    def _lent(self) -> str:
+    def _lent_folder(self) -> str:
         return f"{os.path.realpath(self._folders.own)}/lent"
 
     @property
@@ -34,14 +34,14 @@ class HostFolders:
 
     @property
     def roots(self) -> Sequence[Path]:
-        return (self._folders.workspace, *map(Path, self._folders.readable), Path(self._lent))
+        return (self._folders.workspace, *map(Path, self._folders.readable), Path(self._lent_folder))
 
     @property
     def searched(self) -> Sequence[Path]:
         return self._folders.searched
 
     def spill(self, name: str) -> Path:
-        folder = make_private_folder(self._lent)
+        folder = make_private_folder(self._lent_folder)
         if self._spilled is None:
             self._spilled = len(list(folder.iterdir()))
         self._spilled += 1
@@ -57,8 +57,8 @@ class HostFolders:
     def give_to(self, user: tuple[int, int] | None) -> None:
         """Let the user of the sandbox read what was and will be spilled."""
         if user is not None and user != self._user:
-            for name in os.listdir(self._lent):  # noqa: PTH208
-                os.chown(f"{self._lent}/{name}", *user, follow_symlinks=False)
+            for name in os.listdir(self._lent_folder):  # noqa: PTH208
+                os.chown(f"{self._lent_folder}/{name}", *user, follow_symlinks=False)
         self._user = user
 
 
@@ -95,7 +95,7 @@ def _git_objects(folders: RunFolders) -> Iterator[str]:
             yield os.path.realpath(path)
 
 
-def closed_paths(box: Box) -> list[str]:
+def find_closed_paths(box: Box) -> list[str]:
     """Return what the run was given to read and, being another user, cannot. It is told, never opened up."""
     given = [path for path in (*box.readable, *box.objects) if not is_below(path, (box.hidden,))]
     if not box.own_workspace:

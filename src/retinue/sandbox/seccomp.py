@@ -1,4 +1,4 @@
-"""The syscall filter of walled runs, as the kernel's own small program: what no tool of an agent needs is refused.
+"""The syscall filter of sandboxed runs, as the kernel's own small program: what no tool of an agent needs is refused.
 
 A list of what is denied, not of what is allowed: compilers and test suites must run. Namespaces, mounts, other
 processes' memory, keys, kernel features with a history of holes, and typing into terminals are out.
@@ -51,44 +51,58 @@ _CLONE, _UNSHARE, _CLONE3 = (56, 220), (272, 97), (435, 435)
 _SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
 
 
-def number(name: str) -> int:
+def find_call_number(name: str) -> int:
     """The number of a call that is denied, on this kind of machine; a KeyError for another."""
     known = {**_DENIED, "clone": _CLONE, "clone3": _CLONE3}
     return known[name][_MACHINES[platform.machine()].column]
 
 
-def program(machine: str = "") -> bytes | None:
+def make_filter(machine: str = "") -> bytes | None:
     """The filter for this kind of machine; None where we have none."""
     kind = _MACHINES.get(machine or platform.machine())
     if kind is None:
         return None
     at = kind.column
-    lines = [_line(_LOAD, _ARCH), _line(_JUMP_EQUAL, kind.audit, 1, 0), _line(_RETURN, _KILL), _line(_LOAD, _NUMBER)]
+    lines = [
+        _encode_line(_LOAD, _ARCH),
+        _encode_line(_JUMP_EQUAL, kind.audit, 1, 0),
+        _encode_line(_RETURN, _KILL),
+        _encode_line(_LOAD, _NUMBER),
+    ]
     if kind.x32:  # the same calls under other numbers
-        lines += [_line(_JUMP_OVER, 0x40000000, 0, 1), _refuse(errno.ENOSYS)]
+        lines += [_encode_line(_JUMP_OVER, 0x40000000, 0, 1), _refuse_call(errno.ENOSYS)]
     for numbers in _DENIED.values():
         if numbers[at] != _NONE:
-            lines += [_line(_JUMP_EQUAL, numbers[at], 0, 1), _refuse(errno.EPERM)]
-    lines += [_line(_JUMP_EQUAL, _CLONE3[at], 0, 1), _refuse(errno.ENOSYS)]  # its flags cannot be seen from here
-    lines += _on(_CLONE[at], 0, [_line(_JUMP_SET, _NAMESPACES, 0, 1), _refuse(errno.EPERM)])
-    lines += _on(_UNSHARE[at], 0, [_line(_JUMP_SET, _NAMESPACES | _NEWTIME, 0, 1), _refuse(errno.EPERM)])
+            lines += [_encode_line(_JUMP_EQUAL, numbers[at], 0, 1), _refuse_call(errno.EPERM)]
+    lines += [
+        _encode_line(_JUMP_EQUAL, _CLONE3[at], 0, 1),
+        _refuse_call(errno.ENOSYS),
+    ]  # its flags cannot be seen from here
+    lines += _check_argument(_CLONE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES, 0, 1), _refuse_call(errno.EPERM)])
+    lines += _check_argument(
+        _UNSHARE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES | _NEWTIME, 0, 1), _refuse_call(errno.EPERM)]
+    )
     for call in (_SOCKET, _SOCKETPAIR):
-        known = [line for family in _FAMILIES for line in (_line(_JUMP_EQUAL, family, 0, 1), _line(_RETURN, _ALLOW))]
-        lines += _on(call[at], 0, [*known, _refuse(errno.EAFNOSUPPORT)])
-    typing = [line for code in _TERMINAL for line in (_line(_JUMP_EQUAL, code, 0, 1), _refuse(errno.EPERM))]
-    lines += _on(_IOCTL[at], 1, typing)
-    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+        known = [
+            line
+            for family in _FAMILIES
+            for line in (_encode_line(_JUMP_EQUAL, family, 0, 1), _encode_line(_RETURN, _ALLOW))
+        ]
+        lines += _check_argument(call[at], 0, [*known, _refuse_call(errno.EAFNOSUPPORT)])
+    typing = [line for code in _TERMINAL for line in (_encode_line(_JUMP_EQUAL, code, 0, 1), _refuse_call(errno.EPERM))]
+    lines += _check_argument(_IOCTL[at], 1, typing)
+    return b"".join([*lines, _encode_line(_RETURN, _ALLOW)])
 
 
-def _on(number: int, argument: int, check: list[bytes]) -> list[bytes]:
+def _check_argument(number: int, argument: int, check: list[bytes]) -> list[bytes]:
     """Look at the low half of an argument of one call, check it, else allow."""
-    body = [_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _line(_RETURN, _ALLOW)]
-    return [_line(_JUMP_EQUAL, number, 0, len(body)), *body]
+    body = [_encode_line(_LOAD, _ARGUMENTS + 8 * argument), *check, _encode_line(_RETURN, _ALLOW)]
+    return [_encode_line(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
-def _line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+def _encode_line(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("=HBBI", code, yes, no, value)
 
 
-def _refuse(number: int) -> bytes:
-    return _line(_RETURN, _ERRNO | number)
+def _refuse_call(number: int) -> bytes:
+    return _encode_line(_RETURN, _ERRNO | number)

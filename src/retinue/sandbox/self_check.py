@@ -1,4 +1,4 @@
-"""The self-check of a sandbox: what a process sees from inside, and which walls do not stand by that."""
+"""The self-check of a sandbox: what a process sees from inside, and the protections that are missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 import msgspec
 
-# Leaves `seen`, as `Seen` has it, to a program whose first argument is what must not be seen there.
-LOOK = """
+# Leaves `seen`, as `SelfCheck` has it, to a program whose first argument is what must not be seen there.
+CHECK_CODE = """
 import json, os, sys
 said = dict(line.split(":", 1) for line in open("/proc/self/status"))
 lines = open("/proc/net/dev").read().splitlines()[2:]
@@ -15,10 +15,10 @@ seen = {"uid": os.getuid(), "caps": int(said["CapBnd"], 16) | int(said["CapEff"]
     "nnp": said["NoNewPrivs"].strip(), "seccomp": said["Seccomp"].strip(), "pid": os.getpid(),
     "nets": [line.split(":")[0].strip() for line in lines], "seen": os.path.exists(sys.argv[1])}
 """
-TELL = "print(json.dumps(seen))\n"
+PRINT_CODE = "print(json.dumps(seen))\n"
 
 
-class Seen(msgspec.Struct):
+class SelfCheck(msgspec.Struct):
     """The findings from inside. `seen` is what it must not see, `seccomp` 2 where calls are filtered."""
 
     uid: int
@@ -30,8 +30,8 @@ class Seen(msgspec.Struct):
     seen: bool
 
 
-def holes(seen: Seen, *, user: tuple[int, int] | None, full_network: bool) -> list[str]:
-    """Return the walls that do not stand. `user` is who it should be, where that is somebody else than we."""
+def find_missing_protections(seen: SelfCheck, *, user: tuple[int, int] | None, full_network: bool) -> list[str]:
+    """Return the protections that do not work. `user` is the user it should be, where that is not ours."""
     stands = {
         "uid": seen.uid == (user[0] if user else os.getuid()) != 0,
         "caps": seen.caps == 0,

@@ -23,7 +23,7 @@ from retinue.core.ports import LocalTool, Made, Outcome
 from retinue.protocol import tool_server as frames
 from retinue.sandbox.channel import Channel
 from retinue.sandbox.process_privacy import hide_process
-from retinue.sandbox.proxy_socket import forward
+from retinue.sandbox.proxy_socket import forward_connections
 from retinue.tools.local import make_sandboxed_tool
 
 UMASK = 0o027
@@ -40,10 +40,10 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    asyncio.run(_serve(reading, writing))
+    asyncio.run(_serve_host(reading, writing))
 
 
-async def _serve(reading: int, writing: int) -> None:
+async def _serve_host(reading: int, writing: int) -> None:
     await ToolServer().serve(reading, writing)
 
 
@@ -112,16 +112,18 @@ class ToolServer:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reading: int, writing: int) -> None:
-        self.channel = Channel(reading, writing, sender="host", on_frame=self._take, on_end=lambda _: os._exit(1))
+        self.channel = Channel(
+            reading, writing, sender="host", on_frame=self._handle_frame, on_end=lambda _: os._exit(1)
+        )
         self.channel.send(frames.Hello(frames.VERSION))
         start = await self._started
-        limit(start.caps, memory=start.limit_memory)
+        set_resource_limits(start.caps, memory=start.limit_memory)
         if start.proxy:
-            os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward(start.proxy)}"
+            os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward_connections(start.proxy)}"
         self._ready.set()
         await asyncio.get_running_loop().create_future()  # the host ends what is left here, all of it at once
 
-    def _take(self, frame: frames.FromHost) -> None:
+    def _handle_frame(self, frame: frames.FromHost) -> None:
         match frame:
             case frames.Start():
                 self._begin(frame)
@@ -159,7 +161,7 @@ class ToolServer:
             if isinstance(frame, frames.Preview):
                 self.channel.send(frames.Previewed(frame.id, tool.preview(call, self.folders)))
             else:
-                self.channel.send(self._result(frame.id, await self._execute(frame.id, tool, call)))
+                self.channel.send(self._make_result(frame.id, await self._execute(frame.id, tool, call)))
         except asyncio.CancelledError:
             self._fail(frame, f"{frame.name} took too long and was stopped.")
         except ToolError as error:
@@ -175,7 +177,7 @@ class ToolServer:
         finally:
             del self._executions[number]
 
-    def _result(self, number: int, outcome: Outcome) -> frames.Frame:
+    def _make_result(self, number: int, outcome: Outcome) -> frames.Frame:
         folder, _, name = outcome.file.rpartition("/")
         file = name if folder == self.start.outputs else ""
         return frames.Result(number, outcome.text, outcome.success, file)
@@ -188,18 +190,18 @@ class ToolServer:
             self.channel.send(frames.Result(frame.id, text, success=False))
 
 
-def limit(caps: Caps, *, memory: bool) -> None:
+def set_resource_limits(caps: Caps, *, memory: bool) -> None:
     """Bound this process and all it starts; nobody here can take that back."""
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_NPROC, caps.processes)
-    _lower(resource.RLIMIT_CPU, caps.cpu_seconds)
-    _lower(resource.RLIMIT_FSIZE, caps.file_bytes)
-    _lower(resource.RLIMIT_NOFILE, caps.open_files)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_NPROC, caps.processes)
+    _lower_limit(resource.RLIMIT_CPU, caps.cpu_seconds)
+    _lower_limit(resource.RLIMIT_FSIZE, caps.file_bytes)
+    _lower_limit(resource.RLIMIT_NOFILE, caps.open_files)
     if memory:
-        _lower(resource.RLIMIT_AS, caps.memory)
+        _lower_limit(resource.RLIMIT_AS, caps.memory)
 
 
-def _lower(kind: int, most: int) -> None:
+def _lower_limit(kind: int, most: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (value, value))

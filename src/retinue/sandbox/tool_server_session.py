@@ -28,14 +28,14 @@ from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
-from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, Opening, Wall
+from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, PreparedSandbox, SandboxBuilder
 from retinue.sandbox.channel import Channel
-from retinue.sandbox.hints import Starved, offline_hint
+from retinue.sandbox.hints import MemoryKillWatch, find_offline_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, Process
-from retinue.sandbox.proxy_socket import Gate, Proxies
+from retinue.sandbox.proxy_socket import Proxies, ProxySocket
 from retinue.sandbox.run_box import (
     HostFolders,
-    closed_paths,
+    find_closed_paths,
     find_output,
     has_own_workspace,
     make_box,
@@ -72,18 +72,19 @@ class SandboxLost(Exception):
 
 @dataclass(frozen=True)
 class SandboxKind:
-    """One kind of sandbox, and the way to start it. `hint` explains why a command failed inside that works outside."""
+    """One kind of sandbox, and the way to start it. `find_hint` explains why a command
+    failed inside that works outside."""
 
-    wall: Wall
+    builder: SandboxBuilder
     caps: Caps
     proxies: Proxies | None
     process: type[Process]
-    hint: Callable[[str], str]
+    find_hint: Callable[[str], str]
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The walls that stand around a run."""
-        return (*self.wall.words, *(["proxy"] if self.proxies is not None else []))
+    def protections(self) -> tuple[str, ...]:
+        """The protections of a run."""
+        return (*self.builder.protections, *(["proxy"] if self.proxies is not None else []))
 
 
 @dataclass(eq=False)
@@ -109,7 +110,7 @@ class Connection:
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
-            process.reading, process.writing, sender="server", on_frame=self._take, on_end=self._end
+            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._end
         )
         self._channel.send(start)
 
@@ -207,7 +208,7 @@ class Connection:
         process = self._process
         await process.stop(None)
         self._channel.close()
-        said = f" ({process.last_words})" if process.last_words else ""
+        said = f" ({process.stderr_tail})" if process.stderr_tail else ""
         self._fail(SandboxLost(process.why + said, out_of_memory=process.why == OUT_OF_MEMORY))
 
     def _fail(self, error: BaseException) -> None:
@@ -219,39 +220,39 @@ class Connection:
 
     # Frames of the tool server
 
-    def _take(self, frame: frames.FromServer) -> None:
+    def _handle_frame(self, frame: frames.FromServer) -> None:
         if not self._greeted.done():
-            _must(isinstance(frame, frames.Hello), "it did not say which version it speaks")
+            _require(isinstance(frame, frames.Hello), "it did not say which version it speaks")
             assert isinstance(frame, frames.Hello)
-            _must(frame.version == frames.VERSION, f"it speaks version {frame.version}, and we {frames.VERSION}")
+            _require(frame.version == frames.VERSION, f"it speaks version {frame.version}, and we {frames.VERSION}")
             self._greeted.set_result(None)
             return
         match frame:
             case frames.Result():
                 request = self._find(frame.id)
-                _must(request.execution is not None, "a result of a preview")
-                _must(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
-                _must(_is_file_name(frame.file), "a result in a file that is not its own")
+                _require(request.execution is not None, "a result of a preview")
+                _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
+                _require(_is_file_name(frame.file), "a result in a file that is not its own")
                 self._answer(request, frame)
             case frames.Previewed():
                 request = self._find(frame.id)
-                _must(request.execution is None, "a preview of a call that runs")
+                _require(request.execution is None, "a preview of a call that runs")
                 self._answer(request, frame)
             case frames.Output():
                 request = self._find(frame.id)
-                _must(request.execution is not None and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
+                _require(request.execution is not None and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
                 assert request.execution is not None
                 request.execution.show_output(frame.text.encode("utf-8", "replace"))
             case frames.CallTool():
                 request = self._find(frame.id)
-                _must(request.tool == CODE_MODE, f"a call within {request.tool!r}")
+                _require(request.tool == CODE_MODE, f"a call within {request.tool!r}")
                 self._serve_program(request, frame)
             case _:
-                _must(False, "a second hello")
+                _require(False, "a second hello")
 
     def _find(self, number: int) -> _Request:
         request = self._requests.get(number)
-        _must(request is not None and not request.answer.done(), f"an answer to a call that nobody made: {number}")
+        _require(request is not None and not request.answer.done(), f"an answer to a call that nobody made: {number}")
         assert request is not None
         return request
 
@@ -288,7 +289,7 @@ class ToolServerSession:
         self.folders = HostFolders(job.folders)
         self._lock = asyncio.Lock()
         self._starts = 0
-        self._started: _Started | None = None
+        self._started: _RunningServer | None = None
         self._lost: SandboxLost | None = None
         self._fatal: Stop | None = None
         self._user: tuple[int, int] | None = None
@@ -339,7 +340,7 @@ class ToolServerSession:
                 if not may_repeat:
                     break
             else:
-                return self._outcome(tool, result, started)
+                return self._make_outcome(tool, result, started)
         return Outcome(UNKNOWN_AFTER_CRASH_TEXT, success=False, code=UNKNOWN_AFTER_CRASH)
 
     async def close(self) -> None:
@@ -351,7 +352,7 @@ class ToolServerSession:
             if self._fatal is None and isinstance(error, Stop):
                 raise error
 
-    async def _connect(self) -> _Started:
+    async def _connect(self) -> _RunningServer:
         """Return the running tool server; start it if there is none."""
         async with self._lock:
             if self._started is not None:
@@ -382,40 +383,42 @@ class ToolServerSession:
                 raise Limited(MEMORY_USED.format(mib=self._kind.caps.memory // MIB))
             raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
 
-    async def _start(self) -> _Started:
+    async def _start(self) -> _RunningServer:
         kind = self._kind
         box = replace(make_box(self._job, self._own, kind.caps), user=self._user)
         if kind.proxies is None:
             return await self._start_in(box, None)
-        gate = Gate(str(Path(box.lent).parent), self._job.plan.network, self._link, kind.proxies)
-        await gate.__aenter__()
+        proxy_socket = ProxySocket(str(Path(box.lent).parent), self._job.plan.network, self._link, kind.proxies)
+        await proxy_socket.__aenter__()
         try:
-            return await self._start_in(replace(box, proxy=str(gate.path)), gate)
+            return await self._start_in(replace(box, proxy=str(proxy_socket.path)), proxy_socket)
         except BaseException:
-            await gate.__aexit__(None)
+            await proxy_socket.__aexit__(None)
             raise
 
-    async def _start_in(self, box: Box, gate: Gate | None) -> _Started:
+    async def _start_in(self, box: Box, proxy_socket: ProxySocket | None) -> _RunningServer:
         kind = self._kind
-        opening = await _open(kind.wall, box)
-        process = kind.process(opening, Path(self._own.own, "full_logs", "tool_server.log"))
+        prepared = await _prepare_sandbox(kind.builder, box)
+        process = kind.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
         process.start()
         connection = Connection(process, self._start_frame(box))
-        if opening.user is not None:
-            self.folders.give_to(opening.user)
+        if prepared.user is not None:
+            self.folders.give_to(prepared.user)
             if self._user is None:
-                for path in closed_paths(box):
+                for path in find_closed_paths(box):
                     self._link.emit(Warned(CLOSED.format(path=path), code="closed_path"))
-            self._user = opening.user
+            self._user = prepared.user
         try:
             await connection.greet()
         except BaseException:
             await connection.stop()
             raise
-        if gate is not None:
-            gate.vanish()
-        starved = None if opening.group is None else Starved(opening.group.memory_kills, box.caps.memory)
-        return _Started(connection, box, gate, starved)
+        if proxy_socket is not None:
+            proxy_socket.unlink_socket()
+        memory_watch = (
+            None if prepared.group is None else MemoryKillWatch(prepared.group.count_memory_kills, box.caps.memory)
+        )
+        return _RunningServer(connection, box, proxy_socket, memory_watch)
 
     def _start_frame(self, box: Box) -> frames.Start:
         code_mode = self._job.plan.by_name.get(CODE_MODE) if CODE_MODE in self._tools else None
@@ -429,35 +432,37 @@ class ToolServerSession:
             roots=(box.workspace, *box.readable, box.outputs, box.lent),
             outputs=box.outputs,
             caps=box.caps,
-            limit_memory=not self._kind.wall.counts_memory,
+            limit_memory=not self._kind.builder.counts_memory,
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",
             lent=local.lent if isinstance(local, ExecutePython) else (),
         )
 
-    def _outcome(self, tool: LocalTool, result: frames.Result, started: _Started) -> Outcome:
+    def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:
         text = result.text
-        if not result.success and tool.spec.name in COMMANDS and (note := self._hint(text, started)):
+        if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, started)):
             text = f"{text}\n{note}"
         file = find_output(started.box.outputs, result.file) if result.file else ""
-        words = () if started.is_used else self._kind.words
+        protections = () if started.is_used else self._kind.protections
         started.is_used = True
-        return Outcome(text, result.success, file=file, sandbox=words)
+        return Outcome(text, result.success, file=file, sandbox=protections)
 
-    def _hint(self, text: str, started: _Started) -> str:
+    def _find_hint(self, text: str, started: _RunningServer) -> str:
         """Return words for a command that failed because of what its sandbox does not have."""
-        unreached = "" if FULL_NETWORK in self._kind.wall.words else offline_hint(text)
-        if started.gate is not None:
-            unreached = started.gate.note()
-        starved = "" if started.starved is None else started.starved.hint()
-        return "\n".join(filter(None, (self._kind.hint(text), unreached, starved)))
+        unreached = "" if FULL_NETWORK in self._kind.builder.protections else find_offline_hint(text)
+        if started.proxy_socket is not None:
+            unreached = started.proxy_socket.take_refusals()
+        memory_hint = "" if started.memory_watch is None else started.memory_watch.find_hint()
+        return "\n".join(filter(None, (self._kind.find_hint(text), unreached, memory_hint)))
 
 
-class _Started:
+class _RunningServer:
     """A tool server at work, with what belongs to it: its proxy, and the watch over the size of its files."""
 
-    def __init__(self, connection: Connection, box: Box, gate: Gate | None, starved: Starved | None) -> None:
-        self.connection, self.box, self.gate, self.starved = connection, box, gate, starved
+    def __init__(
+        self, connection: Connection, box: Box, proxy_socket: ProxySocket | None, memory_watch: MemoryKillWatch | None
+    ) -> None:
+        self.connection, self.box, self.proxy_socket, self.memory_watch = connection, box, proxy_socket, memory_watch
         self.is_used = False
         self._tasks = TaskOwner()
         self._tasks.start(self._watch_size())
@@ -467,8 +472,8 @@ class _Started:
         try:
             await self.connection.stop()
         finally:
-            if self.gate is not None:
-                await self.gate.__aexit__(None)
+            if self.proxy_socket is not None:
+                await self.proxy_socket.__aexit__(None)
 
     async def _watch_size(self) -> None:
         """End the run when what it has written is more than it may."""
@@ -484,20 +489,20 @@ class _Started:
             pause = max(LOOK_SECONDS, LOOK_SHARE * (loop.time() - before))
 
 
-async def _open(wall: Wall, box: Box) -> Opening:
+async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox:
     """Prepare the sandbox beside the event loop: giving a large workspace to its run takes a while."""
-    opening = TaskOwner().start_thread(lambda: wall.open(box))
+    prepared = TaskOwner().start_thread(lambda: builder.prepare(box))
     try:
-        return await asyncio.shield(opening)
+        return await asyncio.shield(prepared)
     except asyncio.CancelledError:
-        opening.add_done_callback(_drop)
+        prepared.add_done_callback(_discard)
         raise
 
 
-def _drop(opened: asyncio.Future[Opening]) -> None:
+def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:
     """Nobody waits for it any more."""
     if not opened.cancelled() and opened.exception() is None:
-        opened.result().drop()
+        opened.result().discard()
 
 
 async def _cancel_all(tasks: set[asyncio.Future[None]]) -> None:
@@ -519,6 +524,6 @@ def _is_file_name(name: str) -> bool:
     return "/" not in name and "\0" not in name and name not in (".", "..")
 
 
-def _must(fits: bool, what: str) -> None:
+def _require(fits: bool, what: str) -> None:
     if not fits:
         raise ProtocolError(what)

@@ -16,7 +16,7 @@ TABLE = Path("/proc/net/unix")
 COVER = "/dev/null"
 
 
-def bound_below(folders: Sequence[str], hidden: str) -> list[str]:
+def find_bound_sockets(folders: Sequence[str], hidden: str) -> list[str]:
     """The sockets that stand below these folders, which are real paths, and not in what is hidden of them. One that was
     bound by a relative path is looked for in the folders themselves."""
     found = set()

@@ -165,13 +165,13 @@ class _WorkspaceSession:
             if self._inner is not None:
                 await self._inner.close()
         finally:
-            await self._look()
+            await self._keep_changes()
 
     def _was_made(self) -> bool:
         """Tell whether an earlier process has made the workspace."""
         return self._job.past is not None and read_record(self._own.own, WORKSPACE_FILE, WorkspaceRecord) is not None
 
-    async def _look(self) -> None:
+    async def _keep_changes(self) -> None:
         own = self._own
         if self._is_lost:
             return
@@ -179,14 +179,14 @@ class _WorkspaceSession:
             own.changes = ChangesRecord((), 0)
         elif own.workspace_copy is not None or own.used or self._job.plan.profile.call is not None:
             try:
-                found = await asyncio.shield(self._maker.run_beside(lambda: _settle(self._job, own)))
+                found = await asyncio.shield(self._maker.run_beside(lambda: _record_results(self._job, own)))
             except (RetinueError, OSError) as error:
                 found = [f"what it changed was not looked at: {error}"]
             for text in found:
                 self._link.emit(Warned(text, code="workspace"))
 
 
-def _settle(job: Job, folders: RunFolders) -> list[str]:
+def _record_results(job: Job, folders: RunFolders) -> list[str]:
     """Keep what a run left; what is to be told of it."""
     found: list[str] = []
     only: set[str] | None = None

@@ -105,6 +105,7 @@ class AdoptedRun(Run, eq=False):
                 error_details=ending.error,
                 partial=partial if ending.status != "done" else "",
                 structured=ending.structured,
+                code=ending.code,
             ),
         )
         self.finish()
@@ -213,8 +214,7 @@ class Adoption:
         node = self._runs[report.run]
         match body:
             case RunEnded() if isinstance(node, AdoptedRun):
-                ending = Ending(body.status, body.final_response, body.error_details, body.structured)  # type: ignore[arg-type]
-                node.end(ending, partial=body.partial)
+                node.end(body.ending, partial=body.partial)
             case RunEnded():
                 return body
             case RunStarted(sandbox=sandbox):

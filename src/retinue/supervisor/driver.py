@@ -16,7 +16,7 @@ from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.plans import Job, JobRunner
 from retinue.core.ports import Clock, CommitHook
-from retinue.core.results import STATUSES, Ending, ending_texts, stalled_texts, unconfirmed_texts
+from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.files.private import make_private_folder
 from retinue.remote.runtime import RemoteRuntime
 from retinue.supervisor import inbox
@@ -28,7 +28,7 @@ from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, TreeRegistry
 from retinue.workspaces.run_folders import StateFolder
 
-WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is taken over"
+WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 
 
 class Driver:
@@ -216,7 +216,7 @@ def make_failed_ending(run: Run, error: BaseException) -> Ending:
             text, details = ending_texts("limited", name=run.name, primary=primary, detail=str(error))
             return Ending("limited", text, details)
         case Unconfirmed():
-            return Ending("failed", *unconfirmed_texts(name=run.name, primary=primary))
+            return make_unconfirmed_ending(name=run.name, primary=primary)
         case StreamCut():
             return Ending("disconnected", *ending_texts("disconnected", name=run.name, primary=primary))
         case Disconnected():
@@ -263,4 +263,5 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
         file=file,
         changed_files=() if changes is None else changes.files,
         changed_count=0 if changes is None else changes.count,
+        code=ending.code,
     )

@@ -53,7 +53,7 @@ async def drive_remote_run(
     try:
         ended = await asyncio.shield(reading)
         run.keep_partial(ended.partial)
-        return Ending(ended.status, ended.final_response, ended.error_details, ended.structured)  # type: ignore[arg-type]
+        return ended.ending
     except asyncio.CancelledError:
         with suppress(Undelivered):
             remote.cancel(STARTED)

@@ -32,7 +32,7 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.supervisor import apply_changes
+from retinue.workspaces.copies import CopiedWorkspace, explain_missing_copy, find_copy
 
 NO_PROCESS = "no process runs this: {what} needs one"
 
@@ -94,22 +94,22 @@ class StoredControl:
     # Changes
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        return await asyncio.to_thread(apply_changes.describe, await self._find_copied(tree, run))
+        return await asyncio.to_thread((await self._find_copy(tree, run)).describe)
 
     async def diff(self, tree: str, run: int = 0, *, live: bool = False) -> str:
-        copied = await self._find_copied(tree, run)
-        shown = await asyncio.to_thread(apply_changes.diff, copied, "-p", "-M", live=live)
+        copy = await self._find_copy(tree, run)
+        shown = await asyncio.to_thread(copy.diff, "-p", "-M", live=live)
         return shown.decode("utf-8", "backslashreplace")
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return await asyncio.to_thread(apply_changes.take_over, await self._find_copied(tree, run))
+        return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
 
-    async def _find_copied(self, tree: str, run: int) -> apply_changes.Copied:
+    async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
         view = await self._find_view(tree, run)
-        copied = apply_changes.copied(self._state, tree, run)
-        if copied is None:
-            raise RetinueError(apply_changes.no_copy(view.path, view.spawned))
-        return copied
+        copy = find_copy(self._state, tree, run)
+        if copy is None:
+            raise RetinueError(explain_missing_copy(view.path, view.spawned))
+        return copy
 
     # Commands that need a process
 

@@ -226,7 +226,7 @@ class ApplySubagent:
 
     spec = ToolSpec(
         "apply_subagent",
-        "Take over the files that a finished subagent changed in its own copy or worktree into your workspace: all of "
+        "Apply the files that a finished subagent changed in its own copy or worktree to your workspace: all of "
         "them, or, where they conflict with yours, none. 'subagent_id' is its id, its label, or the N of agent:N.",
         {
             "type": "object",

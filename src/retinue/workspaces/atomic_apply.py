@@ -30,7 +30,7 @@ from retinue.workspaces.walk import display_path
 FOLDER = "applying"
 JOURNAL, DONE = "journal.json", "done"
 CHANGED = "{path} was changed while it was being replaced; everything is as it was before"
-BUSY = "another process is taking over changes into this folder just now"
+BUSY = "another process is applying changes to this folder just now"
 
 
 class _Step(msgspec.Struct, frozen=True):

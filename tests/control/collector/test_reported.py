@@ -143,9 +143,9 @@ async def test_of_a_run_elsewhere_it_is_said_where_it_is(
         for command in ("diff", "apply"):
             assert await said(command, known) == (
                 f"{h.tree}/1 ran in the MCP server 'reviewers': it worked there, so there is nothing of it here to "
-                f"take over; `retinue diff {home}` shows what it changed there\n"
+                f"apply; `retinue diff {home}` shows what it changed there\n"
             )
-        assert (await said("diff", other)).endswith("nothing of it here to take over\n")
+        assert (await said("diff", other)).endswith("nothing of it here to apply\n")
         assert await said("continue", known, "x") == (
             f"{h.tree}/1 ran in the MCP server 'reviewers': it cannot be continued from here; "
             f"`retinue continue {home} TEXT` does\n"

@@ -150,3 +150,12 @@ def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     assert wire.ending_of(response, agent="explorer", primary=True).error == error
     ending = wire.ending_of(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
+
+
+def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:
+    text = "Run requires confirmation"
+    response = wire.Response(id="a", status="failed", final_response=text, error_details=text, code="unconfirmed")
+    ending = wire.ending_of(response, agent="explorer", primary=False)
+    assert (ending.status, ending.text, ending.code) == ("failed", "Subagent requires confirmation", "unconfirmed")
+    strange = wire.Response(id="a", status="done", final_response="x", code="unconfirmed")
+    assert wire.ending_of(strange, agent="explorer", primary=False).code == ""

@@ -20,7 +20,7 @@ from tests.supervisor.tree.kit import bodies, call
 def test_every_field_of_a_result() -> None:
     spawned = RunSpawned(None, "label", 0, "task", "subagent_id", "workspace")
     changed = (ChangedFile("added", "file"),)
-    ended = RunEnded("failed", "final_response", 3, "error_details", "partial", "structured", "", changed, 9)
+    ended = RunEnded("failed", "final_response", 3, "error_details", "partial", "structured", "", changed, 9, "code")
     logs = (ToolLog("read", "Read", "", "1 lines", True, 0),)
     place = RunStarted("isolated", ("uid",))
     view = RunView(
@@ -29,7 +29,7 @@ def test_every_field_of_a_result() -> None:
     )  # fmt: skip
     result = view.result("tree")
     found = {name: getattr(result, name) for name in result.__struct_fields__ if name != "parse"}
-    texts = "name", "final_response", "error_details", "tree", "path", "label", "subagent_id", "workspace"
+    texts = "name", "final_response", "error_details", "tree", "path", "label", "subagent_id", "workspace", "code"
     assert {name: found.pop(name) for name in (*texts, "structured", "partial", "warning")} == {
         name: name for name in (*texts, "structured", "partial", "warning")
     }

@@ -1,4 +1,4 @@
-"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are taken over."""
+"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are applied."""
 
 import json
 import signal
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from retinue.core.limits import MIB
-from retinue.sandbox.box import command
-from retinue.sandbox.container import engine
+from retinue.sandbox.box import find_command
+from retinue.sandbox.container import find_engine
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.sandbox.test_placement import WITHOUT, without_bubblewrap
 from tests.surfaces.cli.shell import Project, one_line_error
@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def engine_name() -> str:
-    return Path(engine().argv[0]).name
+    return Path(find_engine().argv[0]).name
 
 
 def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(pr
     done = project.run("--yes", agents={"main": CHANGE})
     assert done.stdout == "said 1\n\n", done.stderr  # the history is there
     tree = project.rows()[0]["tree"]
-    assert f"2 files changed, not taken over: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
+    assert f"2 files changed, not applied: retinue diff {tree}/0 · retinue apply {tree}/0" in done.stderr
     assert (project.folder / "a.txt").read_text() == before and not (project.folder / "b.txt").exists()
     result = json.loads(project.retinue("show", "--json").stdout)
     assert result["runtime"] == "isolated" and {"mount", "net", "pid"} <= set(result["sandbox"])
@@ -227,7 +227,10 @@ def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project:
 @without_bubblewrap
 def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -> None:
     hidden = [
-        word for name in ("podman", "docker") if (path := command(name)) for word in ("--ro-bind", "/dev/null", path)
+        word
+        for name in ("podman", "docker")
+        if (path := find_command(name))
+        for word in ("--ro-bind", "/dev/null", path)
     ]
     project.prefix = [*WITHOUT[:-1], *hidden, "--"]
     terminal = Terminal(project, "run", "x", "--model", project.script({"main": [{"text": "the answer"}]}))

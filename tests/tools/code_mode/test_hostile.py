@@ -14,7 +14,7 @@ from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
 from retinue.sandbox.isolated import Isolated
 from retinue.testing import scripted
-from tests.sandbox.test_hostile import CALLED, NoWallAtAll, use_sandbox
+from tests.sandbox.test_hostile import CALLED, NoProtection, use_sandbox
 from tests.supervisor.tree.kit import bodies, call
 from tests.tools.code_mode.kit import NAME, TOOLS, program, served
 
@@ -27,7 +27,7 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
     model = scripted({"main": [reply or program("1"), {"text": "x"}]})
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
     profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
-    with use_sandbox(Isolated(NoWallAtAll(script))):
+    with use_sandbox(Isolated(NoProtection(script))):
         node = owner.spawn(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()

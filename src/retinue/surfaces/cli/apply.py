@@ -1,4 +1,4 @@
-"""`retinue apply RUN|TREE`: takes over what runs changed in their copies, all of it or nothing."""
+"""`retinue apply RUN|TREE`: applies what runs changed in their copies, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
+from retinue.build.changes import CopiedWorkspace, ProjectChanges
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing
-from retinue.supervisor import apply_changes as takeover
-from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.diff import find_copies
 from retinue.surfaces.cli.show import RUN_HELP
@@ -20,20 +19,20 @@ from retinue.surfaces.printer import colors, safe
 EPILOG = """\
 The changes are merged into the project as it is now, as git merges: what both changed in different lines is put
 together; a file that cannot be merged is named, and then nothing at all is changed. Nothing is committed or staged.
-Given a tree whose primary worked in the project itself, the changes of all its runs are taken over in turn.
+Given a tree whose primary worked in the project itself, the changes of all its runs are applied in turn.
 
-exit codes: 0 taken over (or there was nothing left to), 1 conflicts, or the answer was no, 2 usage
+exit codes: 0 applied (or there was nothing left to apply), 1 conflicts, or the answer was no, 2 usage
 
 examples:
   retinue diff 7jw4p2xk9mtb/1        first look
   retinue apply 7jw4p2xk9mtb/1       then this: it shows the diff once more and asks
   retinue apply --yes                what the latest tree changed"""
-QUESTION = "take over these changes? [y]es [n]o > "
+QUESTION = "apply these changes? [y]es [n]o > "
 FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Take over into the project what a run, or all runs of a tree, changed in a copy or worktree."
+    parser.description = "Apply to the project what a run, or all runs of a tree, changed in a copy or worktree."
     parser.epilog = EPILOG
     parser.add_argument("name", metavar="RUN|TREE", nargs="?", help=RUN_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -41,41 +40,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     tree, _, copies = asyncio.run(find_copies(args.name))
-    runs = _open(tree, copies)
+    runs = _select_unapplied(tree, copies)
     if not runs:
         return 0
-    project = find_project(Path.cwd())
-    state = project / ".retinue"
-    if takeover.recover(f"{state}/applying"):
+    changes = ProjectChanges(find_project(Path.cwd()) / ".retinue")
+    if changes.recover():
         screen.print_warning("an earlier apply was interrupted: what it had done is undone")
-    target = str(project)
-    made = takeover.plan(runs, target)
-    if made.conflicts:
-        screen.print_error(takeover.CONFLICTS.format(count=len(made.conflicts), why="").rstrip(":\n") + ":")
-        for conflict in made.describe_conflicts().split("\n"):
+    plan = changes.plan_apply(runs)
+    if plan.conflicts:
+        screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
+        for conflict in plan.describe_conflicts().split("\n"):
             print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
         return FAILED
-    if not args.yes and not _agreed(made.diff.decode("utf-8", "backslashreplace")):
+    if not args.yes and not _ask_user(plan.diff.decode("utf-8", "backslashreplace")):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    takeover.carry_out(made, runs, aside=f"{state}/applying")
-    count = len(made.changes)
-    print(f"Took over {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
+    changes.carry_out_plan(plan, runs)
+    count = len(plan.changes)
+    print(f"Applied {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
     return 0
 
 
-def _must_have_ended(tree: Listing, one: Copied) -> None:
+def _must_have_ended(tree: Listing, one: CopiedWorkspace) -> None:
     view = tree.runs.runs.get(one.workspace.run)
     if tree.live and view is not None and view.ended is None:
         raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
 
 
-def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
-    """Return the runs with something to take over, and print for each of the others why it has nothing."""
+def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[CopiedWorkspace]:
+    """Return the runs with something to apply, and print for each of the others why it has nothing."""
     left = []
     for one in runs:
         _must_have_ended(tree, one)
-        why = takeover.why_not(one)
+        why = one.explain_nothing_to_apply()
         if why:
             print(safe.escape_line(why), file=sys.stderr)
         else:
@@ -83,7 +80,7 @@ def _open(tree: Listing, runs: list[Copied]) -> list[Copied]:
     return left
 
 
-def _agreed(diff: str) -> bool:
+def _ask_user(diff: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
     print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)

@@ -6,9 +6,6 @@ import argparse
 import asyncio
 import sys
 
-from retinue.core.approvals import Approval
-from retinue.core.ports import LogReader
-from retinue.log.styled_text import make_question_spans
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import questions
 from retinue.surfaces.cli.questions import Waiting
@@ -42,25 +39,19 @@ def run_command(args: argparse.Namespace) -> int:
     if args.watch:
         asyncio.run(_watch(project, as_json=args.json))
         return 0
-    found = asyncio.run(questions.waiting(project))
+    found = asyncio.run(questions.find_waiting(project))
     if args.json:
         screen.print_json([each.to_json() for each in found])
     elif not found:
         print("Nothing waits for an answer.")
     else:
-        print("\n".join(screen.format_table(HEADS, [_row(each) for each in found], right=frozenset({"NO"}))))
+        print("\n".join(screen.format_table(HEADS, [_make_row(each) for each in found], right=frozenset({"NO"}))))
     return 0
 
 
-def asked(approval: Approval) -> str:
-    """The question on a line: `[label] edit(src/lib.rs)`."""
-    spans = make_question_spans(approval.label, approval.tool, approval.args)[1:]
-    return safe.escape_line("".join(text for _, text in spans))
-
-
-def _row(each: Waiting) -> tuple[str, ...]:
+def _make_row(each: Waiting) -> tuple[str, ...]:
     about = each.approval
-    question = screen.shorten_to_width(asked(about), QUESTION_WIDTH)
+    question = screen.shorten_to_width(questions.format_question(about), QUESTION_WIDTH)
     return (
         str(each.number),
         f"{about.tree}/{about.run}",
@@ -74,7 +65,7 @@ async def _watch(project: screen.ProjectLog, *, as_json: bool) -> None:
     printer = Printer(sys.stdout)
     seen: dict[str, Waiting] = {}
     while True:
-        now = {each.approval.id: each for each in await questions.waiting(project)}
+        now = {each.approval.id: each for each in await questions.find_waiting(project)}
         for each in [each for name, each in now.items() if name not in seen]:
             if as_json:
                 screen.print_json(each.to_json())
@@ -84,17 +75,8 @@ async def _watch(project: screen.ProjectLog, *, as_json: bool) -> None:
                 number, name = each.number, f"{each.approval.tree}/{each.approval.run}"
                 printer.show_note(f"{number}  {name}: retinue approve {number} · retinue deny {number} REASON")
         for each in [each for name, each in seen.items() if name not in now and not as_json]:
-            printer.show_note(f"{each.number}  {await describe_outcome(project.log, each.approval)}")
+            printer.show_note(f"{each.number}  {await questions.describe_outcome(project.log, each.approval)}")
         seen = now
         if printer.is_closed:
             raise BrokenPipeError
         await asyncio.sleep(POLL_SECONDS)
-
-
-async def describe_outcome(log: LogReader, approval: Approval) -> str:
-    """Say who decided what about a question that is no longer open."""
-    decided = await questions.find_decision(log, approval)
-    if decided is None:
-        return "no longer needed"
-    reason = f": {decided.reason}" if decided.reason else ""
-    return f"{'approved' if decided.allowed else 'denied'} by {decided.by or 'somebody'}{reason}"

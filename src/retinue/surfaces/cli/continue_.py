@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from retinue.build.changes import ProjectChanges
 from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
-from retinue.supervisor.apply_changes import copied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -45,10 +45,10 @@ def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))
-    copy = copied(str(start.project.folder / ".retinue"), tree.tree, found.run)
-    if copy is not None and copy.open:
+    copy = ProjectChanges(start.project.folder / ".retinue").find_copy(tree.tree, found.run)
+    if copy is not None and copy.has_unapplied:
         screen.print_warning(
-            f"{found.name} changed files that were not taken over: the new run begins without them "
+            f"{found.name} changed files that were not applied: the new run begins without them "
             f"(`retinue apply {found.name}`)"
         )
     overrides = make_overrides(args, start)

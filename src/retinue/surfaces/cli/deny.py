@@ -1,4 +1,4 @@
-"""`retinue deny ID REASON`: says no to a question of another process, and tells the model why."""
+"""`retinue deny ID REASON`: say no to a question of another process, and tell the model why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from retinue.core.approvals import Deny
-from retinue.surfaces.cli.approve import ID_HELP, answer, answer_all
+from retinue.surfaces.cli.questions import ID_HELP, answer_all_of_run, answer_question
 
 EPILOG = """\
 The run goes on; its model reads the reason. The first answer is taken, wherever it is given; exit code 1 when somebody
@@ -28,5 +28,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    give = answer_all if args.pending else answer
+    give = answer_all_of_run if args.pending else answer_question
     return asyncio.run(give(args.id, Deny(os.fsencode(args.reason).decode("utf-8", "replace"))))

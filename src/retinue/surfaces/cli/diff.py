@@ -6,11 +6,10 @@ import argparse
 import asyncio
 import sys
 
+from retinue.build.changes import CopiedWorkspace, ProjectChanges, explain_missing_copy, is_unmade
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import FoundRun, find_reported_run
-from retinue.supervisor import apply_changes as takeover
-from retinue.supervisor.apply_changes import Copied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.printer import colors, safe
@@ -36,44 +35,42 @@ def run_command(args: argparse.Namespace) -> int:
     tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
     if args.json:
-        screen.print_json([{"run": one.name, **file} for one in shown for file in takeover.numbers(one, live=live)])
+        screen.print_json([{"run": one.name, **file} for one in shown for file in one.list_changed_lines(live=live)])
         return 0
     for one in shown:
         _print_diff(one, "--stat=100" if args.stat else "-p", live=live, named=len(shown) > 1)
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[Copied]]:
+async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[CopiedWorkspace]]:
     """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
     made below it."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
-    state = str(project.state)
-    one = takeover.copied(state, tree.tree, found.run)
+    changes = ProjectChanges(project.state)
+    one = changes.find_copy(tree.tree, found.run)
     if one is not None:
         return tree, found, [one]
     if found.run == 0:
-        below = [
-            each for each in takeover.all_copied(state, tree.tree) if each.workspace.source == each.workspace.project
-        ]
+        below = changes.list_project_copies(tree.tree)
         if below:
             return tree, found, below
     view = tree.runs.runs[found.run]
-    if takeover.is_unmade(view.spawned):
-        print(takeover.NOTHING.format(who=found.name), file=sys.stderr)
+    if is_unmade(view.spawned):
+        print(explain_missing_copy(found.name, view.spawned), file=sys.stderr)
         return tree, found, []
     where = ""
     if view.spawned.server:
         home = await find_reported_run(project.log, view.agent, view.spawned.subagent_id)
         where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
-    raise ConfigError(takeover.no_copy(found.name, view.spawned) + where)
+    raise ConfigError(explain_missing_copy(found.name, view.spawned) + where)
 
 
-def _print_diff(one: Copied, how: str, *, live: bool, named: bool) -> None:
-    text = takeover.diff(one, how, "-M", live=live).decode("utf-8", "backslashreplace")
+def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> None:
+    text = one.diff(how, "-M", live=live).decode("utf-8", "backslashreplace")
     color = colors.wants_color(sys.stdout)
     if not text:
-        print(takeover.NOTHING.format(who=one.name) + (" so far" if live else ""), file=sys.stderr)
+        print(f"{one.name} changed no files{' so far' if live else ''}", file=sys.stderr)
         return
     if named:
         print(

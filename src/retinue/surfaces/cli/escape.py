@@ -107,7 +107,7 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
         result = await play(parts, made.model)
         if not made.model.stands:
             raise NotTried(f"from inside, the sandbox is not seen to work ({result.error_details or made.model.said})")
-        escaped: dict[str, bool | None] = made.escaped(result.status)
+        escaped: dict[str, bool | None] = made.list_escapes(result.status)
         return escaped
 
 

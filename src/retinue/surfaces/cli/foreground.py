@@ -14,7 +14,7 @@ from typing import Any
 from retinue.core.control import RunHandle
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
-from retinue.core.results import Result, unconfirmed_texts
+from retinue.core.results import Result
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
@@ -70,7 +70,7 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
             printer.show_text(colors.paint_faint(more, color=printer.color))
         for name, count in _find_changes(result):
             files = f"{count} file{'' if count == 1 else 's'}"
-            printer.show_note(f"{files} changed, not taken over: retinue diff {name} · retinue apply {name}")
+            printer.show_note(f"{files} changed, not applied: retinue diff {name} · retinue apply {name}")
         if result.status != "done":
             output.print_error(f"{result.status}: {result.error_details or result.final_response}{_add_hint(result)}")
         if shown.log_error is not None:
@@ -97,12 +97,9 @@ def _find_changes(result: Result[Any]) -> Iterator[tuple[str, int]]:
 
 
 def _add_hint(result: Result[Any]) -> str:
-    unconfirmed = unconfirmed_texts(name=result.name, primary=True)
-    return (
-        "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
-        if result.error_details == unconfirmed[1]
-        else ""
-    )
+    if result.code != "unconfirmed":
+        return ""
+    return "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 
 
 class DetachedProcess:

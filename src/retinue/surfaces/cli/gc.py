@@ -8,17 +8,17 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from retinue.build.changes import list_unapplied
 from retinue.config.project import load_project
 from retinue.log.opening import open_reader
 from retinue.log.retention import Report, remove_old_trees
-from retinue.supervisor.apply_changes import unapplied
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age
 
 EPILOG = """\
 A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
 workspaces of its runs. An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that
-another continues. A tree also stays while a run of it has changes that nobody took over (`retinue apply`), unless
+another continues. A tree also stays while a run of it has changes that nobody applied (`retinue apply`), unless
 --force is given. What lives is never touched; a log that another process writes just now is left for later.
 The default is `retention_days` in retinue.yaml, else 30 days.
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older-than", metavar="AGE", type=parse_age, help="30d, 12h (`retention_days` in retinue.yaml)"
     )
     parser.add_argument("--interrupted", action="store_true", help="also trees without an ending, which could go on")
-    parser.add_argument("--force", action="store_true", help="also trees with changes that nobody took over")
+    parser.add_argument("--force", action="store_true", help="also trees with changes that nobody applied")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
     parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
 
@@ -53,12 +53,12 @@ def run_command(args: argparse.Namespace) -> int:
         before=time.time() - seconds,
         dry_run=args.dry_run,
         interrupted=args.interrupted,
-        find_unapplied=(lambda _: []) if args.force else unapplied,
+        find_unapplied=(lambda _: []) if args.force else list_unapplied,
     )
     report = asyncio.run(removing)
     for runs in report.kept.values():
         screen.print_warning(
-            f"kept, for its changes were not taken over: {', '.join(runs)} "
+            f"kept, for its changes were not applied: {', '.join(runs)} "
             f"(`retinue diff {runs[0]}`, `retinue apply {runs[0]}`, or --force)"
         )
     for file in report.held:

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from retinue.core.results import ToolLog
+from retinue.build.changes import ProjectChanges
+from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.audit import Action, fold_actions
 from retinue.log.listing import INTERRUPTED, Listing, load_listing
@@ -21,7 +22,6 @@ from retinue.log.runs import RunView
 from retinue.log.styled_text import format_count, format_json, make_call_spans
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import format_transcript
-from retinue.supervisor.apply_changes import copied, listed, why_not
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
@@ -100,7 +100,8 @@ def _format_page(state: Path, tree: Listing, view: RunView, now: float) -> Itera
     if view.ended is not None and view.ended.changed_count:
         yield from ("", "changed files")
         yield from (
-            INDENT + safe.escape_line(line) for line in listed(view.ended.changed_files, view.ended.changed_count)
+            INDENT + safe.escape_line(line)
+            for line in format_changed_files(view.ended.changed_files, view.ended.changed_count)
         )
     yield from _format_outcome(tree, view)
     if view.children:
@@ -152,11 +153,13 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     """Say whether the changes of a run were applied, and how to apply them."""
-    one = copied(str(state), tree.tree, run)
+    one = ProjectChanges(state).find_copy(tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"
-    return f"not taken over: retinue diff {name} · retinue apply {name}" if one.applied is None else why_not(one)
+    if one.applied is None:
+        return f"not applied: retinue diff {name} · retinue apply {name}"
+    return one.explain_nothing_to_apply()
 
 
 def _format_outcome(tree: Listing, view: RunView) -> Iterator[str]:

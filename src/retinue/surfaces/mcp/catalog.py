@@ -56,7 +56,7 @@ _ENTRY: Schema = {
         "status_file": _TEXT,
         "changed_files": {"type": "array", "items": _TEXT},
         "changed_count": {"type": "integer"},
-        "apply": {"type": "string", "description": "The command by which the user takes over what it changed"},
+        "apply": {"type": "string", "description": "The command by which the user applies what it changed"},
         "watch": {"type": "string", "description": "The command that shows everything it does"},
         "questions": {"type": "array", "items": {"type": "object"}, "description": "What waits for the user's answer"},
         "structured": {"description": "The answer as data, where its profile has an output schema"},

@@ -61,7 +61,7 @@ def _render_result(entry: dict[str, Any]) -> Iterator[str]:
         files = entry["changed_files"]
         more = entry["changed_count"] - len(files[:LISTED])
         yield f"-- changed: {', '.join(files[:LISTED])}{f' and {more} more' if more > 0 else ''}"
-        yield f"-- take over: {entry['apply']}"
+        yield f"-- apply: {entry['apply']}"
 
 
 def _render_status(entry: dict[str, Any], *, whole: bool = False) -> Iterator[str]:

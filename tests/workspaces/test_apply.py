@@ -1,4 +1,4 @@
-"""Taking over: three-way, all or nothing, also when it is stopped in the middle."""
+"""Applying: three-way, all or nothing, also when it is stopped in the middle."""
 
 import os
 import subprocess
@@ -13,18 +13,18 @@ import retinue
 from retinue import Allow, Approval, Deny, Profile
 from retinue.core.errors import RetinueError
 from retinue.core.events import ApprovalAsked, ToolResult
-from retinue.supervisor import apply_changes as takeover
 from retinue.testing import scripted
 from retinue.workspaces import atomic_apply as swapping
+from retinue.workspaces import copies
 from tests.supervisor.tree.kit import bodies, call
 from tests.surfaces.cli.shell import SOURCE
-from tests.workspaces.kit import LINES, changes, copied, hashed, repository, seen, shell, take_over, work
+from tests.workspaces.kit import LINES, apply_copy, changes, copied, hashed, repository, seen, shell, work
 
 CODER = Profile("coder", "You code.", workspace="worktree")
 
 
 def plan(result: retinue.Result[Any], project: Path) -> Any:
-    return takeover.plan([copied(result)], str(project))
+    return copies.plan_apply([copied(result)], str(project))
 
 
 async def test_all_kinds_of_changes_arrive(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ async def test_all_kinds_of_changes_arrive(tmp_path: Path) -> None:
         "rm -r folder; echo now > folder; chmod +x run; ln -s run link; printf '\\0\\377' > binary; : > empty;"
         r"printf x > $'new\nline'; printf y > -- -dash; printf z > $'by\377te'; mkdir -p n/e/w; echo 1 > n/e/w/f",
     )
-    take_over(result, project)
+    apply_copy(result, project)
     made = Path(result.workspace)
     names = [line for line in hashed(made) if not line.startswith(".git")]
     assert sorted(names) == sorted(line for line in hashed(project) if not line.startswith(".git"))
@@ -61,13 +61,13 @@ async def test_what_both_changed_is_merged_by_lines_and_modes_are_kept(tmp_path:
     (project / "moved").unlink()
     made = plan(result, project)
     assert not made.conflicts and b"+line two" in made.diff and b"same" not in made.diff
-    take_over(result, project)
+    apply_copy(result, project)
     text = LINES.replace("line 19\n", "line nineteen\n").replace("line 2\n", "line two\n")
     assert (project / "a.txt").read_text() == text
     assert (project / "a.txt").stat().st_mode & 0o777 == 0o750
     assert not (project / "moved").exists() and (project / "unrelated").read_text() == "mine\n"
     one = copied(result)
-    assert "were taken over already" in takeover.why_not(one)
+    assert "were already applied" in one.explain_nothing_to_apply()
 
 
 async def test_conflicts_are_named_one_by_one_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ async def test_conflicts_are_named_one_by_one_and_nothing_is_changed(tmp_path: P
         "bin": "was changed here and by the run, and is binary or too large to merge",
         "thing/f": "cannot be reached: Not a directory",
     }
-    with pytest.raises(RetinueError, match=r"nothing was changed: .* of the files cannot be taken over"):
-        take_over(result, project)
+    with pytest.raises(RetinueError, match=r"nothing was changed: .* of the files cannot be applied"):
+        apply_copy(result, project)
     assert hashed(project) == before and copied(result).applied is None
 
 
@@ -115,13 +115,13 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     (project / "c").write_text("the user was faster\n")
     before = hashed(project)
     with pytest.raises(RetinueError, match="c was changed while it was being replaced"):
-        takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
     assert hashed(project) == before and copied(result).applied is None
     (project / "c").write_text("c\n")
     (project / "n").write_text("in the way\n")
     before = hashed(project)
     with pytest.raises(RetinueError, match="File exists"):
-        takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
     assert hashed(project) == before
     late = made.changes[1]
     assert late.path == "b"
@@ -135,14 +135,14 @@ async def test_a_file_that_changes_meanwhile_puts_everything_back(
     (project / "n").unlink()
     monkeypatch.setattr(swapping, "_verify_old", meddle)
     with pytest.raises(RetinueError, match="was changed while"):
-        takeover.carry_out(made, [copied(result)], aside=f"{project}/.retinue/applying")
+        copies.carry_out_plan(made, [copied(result)], aside=f"{project}/.retinue/applying")
     assert (project / "c").read_text() == "in the last moment\n" and (project / "b").read_text() == "b\n"
 
 
 CRASH = """
 import os, sys
 from retinue.workspaces import atomic_apply as swapping
-from retinue.supervisor import apply_changes as takeover
+from retinue.workspaces import copies
 from retinue.testing import scripted
 state, tree, project, after = sys.argv[1:5]
 left = [int(after)]
@@ -155,8 +155,8 @@ def counted(real):
     return call
 for name in ("link", "rename", "mkdir", "rmdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
-one = takeover.copied(state, tree, 0)
-takeover.carry_out(takeover.plan([one], project), [one], aside=state + "/applying")
+one = copies.find_copy(state, tree, 0)
+copies.carry_out_plan(copies.plan_apply([one], project), [one], aside=state + "/applying")
 """
 
 
@@ -195,9 +195,9 @@ async def test_two_at_once_are_one_after_the_other(tmp_path: Path) -> None:
     project = repository(tmp_path / "p")
     result = await work(project, "echo 1 > b")
     aside = f"{project}/.retinue/applying"
-    with swapping._hold_lock(aside), pytest.raises(RetinueError, match="another process is taking over"):
-        take_over(result, project)
-    take_over(result, project)
+    with swapping._hold_lock(aside), pytest.raises(RetinueError, match="another process is applying"):
+        apply_copy(result, project)
+    apply_copy(result, project)
     assert (project / "b").read_text() == "1\n"
 
 
@@ -211,10 +211,10 @@ async def test_the_changes_of_several_runs_are_put_together(tmp_path: Path) -> N
         "three": [shell("sed -i 's/^line 19$/nineteen/' a.txt"), {"text": "done"}],
     }  # fmt: skip
     result, _ = await seen(project, agents, profiles=[CODER])
-    runs = takeover.all_copied(f"{project}/.retinue", result.tree)
+    runs = copies.list_copies(f"{project}/.retinue", result.tree)
     assert len(runs) == 3
-    made = takeover.plan(runs, str(project))
-    takeover.carry_out(made, runs, aside=f"{project}/.retinue/applying")
+    made = copies.plan_apply(runs, str(project))
+    copies.carry_out_plan(made, runs, aside=f"{project}/.retinue/applying")
     expected = LINES.replace("line 2\n", "two\n").replace("line 10\n", "ten\n").replace("line 19\n", "nineteen\n")
     assert (project / "a.txt").read_text() == expected and (project / "b").read_text() == "2\n"
 
@@ -254,8 +254,8 @@ async def test_a_parent_takes_over_after_one_question_with_the_whole_diff(tmp_pa
     assert "-line 2\n+two\n" in question.preview and "+++ b/b.txt\n" in question.preview
     assert bodies(events, ApprovalAsked)[-1].preview == question.preview
     first, second = [body for body in bodies(events, ToolResult, run=0) if body.name == "apply_subagent"]
-    assert first.text == "Taken over from agent:1:\nmodified a.txt\nadded    b.txt"
-    assert not second.success and "were taken over already" in second.text
+    assert first.text == "Applied the changes of agent:1:\nmodified a.txt\nadded    b.txt"
+    assert not second.success and "were already applied" in second.text
     assert (project / "a.txt").read_text() == LINES.replace("line 2\n", "two\n")
 
 
@@ -295,7 +295,7 @@ async def test_a_child_that_conflicts_or_has_no_copy_is_said_without_a_question(
     _, events = await seen(project, agents, profiles=[CODER, plain], mode="ask", approver=asked)
     first, second = [body for body in bodies(events, ToolResult, run=0) if body.name == "apply_subagent"]
     assert "a.txt: was changed here and by the run, in the same lines" in first.text
-    assert second.text.startswith("apply_subagent: agent:2 worked in no copy, so there is nothing to take over")
+    assert second.text.startswith("apply_subagent: agent:2 worked in no copy, so there is nothing to apply")
     assert not asked.questions and (project / "a.txt").read_text() == "other\n"
 
 
@@ -325,7 +325,7 @@ async def test_a_grandchilds_changes_go_up_step_by_step(tmp_path: Path) -> None:
     [coder] = result.children
     assert changes(coder) == {"mine.txt": "added", "theirs.txt": "added"}
     assert hashed(project) == before
-    take_over(coder, project)
+    apply_copy(coder, project)
     assert (project / "mine.txt").read_text() == "mine\nboth\n" and (project / "theirs.txt").exists()
 
 
@@ -339,7 +339,7 @@ async def test_the_library_shows_and_takes_over(tmp_path: Path) -> None:
         await run.result()
         assert "+++ b/b\n" in await run.diff()
         assert [(file.status, file.path) for file in await run.apply()] == [("added", "b")]
-        with pytest.raises(RetinueError, match="were taken over already"):
+        with pytest.raises(RetinueError, match="were already applied"):
             await run.apply()
         plain = await r.spawn(Profile("main", model=model), "go")
         await plain.result()

@@ -1,0 +1,175 @@
+"""The copied workspaces of runs: found again, and their changes shown and applied, all of them or none.
+
+Knows no run of a living process: a copy is found by the folder of its run in the state folder of the project.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retinue.core.control import Changes
+from retinue.core.errors import RetinueError
+from retinue.core.events import RunSpawned, decode_raw
+from retinue.core.results import ChangedFile
+from retinue.workspaces import atomic_apply, merge, tree_workspaces
+from retinue.workspaces.workspace import (
+    APPLIED_FILE,
+    CHANGES_FILE,
+    WORKSPACE_FILE,
+    ApplyRecord,
+    ChangesRecord,
+    Workspace,
+    WorkspaceRecord,
+    read_record,
+    write_record,
+)
+
+COPIES = ("copy", "worktree")
+SANDBOXED = ("isolated", "container")
+NO_COPY = "{who} worked in no copy, so there is nothing to apply: its workspace is {workspace}"
+ELSEWHERE = "{who} ran in the MCP server '{server}': it worked there, so there is nothing of it here to apply"
+NOTHING = "{who} changed no files"
+ALREADY = "the changes of {who} were already applied to {into}, {at}"
+CONFLICTS = "nothing was changed: {count} of the files cannot be applied:\n{why}"
+_STATUS = {"A": "added", "D": "deleted"}
+
+
+@dataclass(frozen=True)
+class CopiedWorkspace:
+    """The copied workspace of one run and what is known of it. `changes` is None for a run that nobody saw end."""
+
+    workspace: Workspace
+    name: str
+    changes: ChangesRecord | None
+    applied: ApplyRecord | None
+
+    @property
+    def has_unapplied(self) -> bool:
+        """True if there are, or may be, changes that nobody has applied."""
+        return self.applied is None and (self.changes is None or self.changes.count > 0)
+
+    def find_changes(self) -> ChangesRecord:
+        """Return the changes of an ended run; looks at the files if nobody has."""
+        if self.changes is not None:
+            return self.changes
+        return tree_workspaces.record_changes(self.workspace)[0]
+
+    def diff(self, *options: str, live: bool = False) -> bytes:
+        """Return the changes of a run as git shows them; of one that is `live`, those so far."""
+        store, ref = tree_workspaces.find_store(self.workspace.own), self.workspace.end
+        if live:
+            ref = f"refs/runs/{self.workspace.run}/now"
+            tree_workspaces.record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
+        else:
+            self.find_changes()
+        return store.diff(self.workspace.base, ref, *options)
+
+    def list_changed_lines(self, *, live: bool = False) -> list[dict[str, Any]]:
+        """Return each changed file for programs: its status, and its added and removed lines (None if it is binary)."""
+        words = ("--no-renames", "-z")
+        statuses = self.diff("--name-status", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
+        counts = self.diff("--numstat", *words, live=live).decode("utf-8", "backslashreplace").split("\0")
+        by_path = {line.split("\t", 2)[2]: line.split("\t", 2)[:2] for line in counts if line}
+        found = []
+        for letter, path in zip(statuses[::2], statuses[1::2], strict=False):
+            added, removed = (None if number == "-" else int(number) for number in by_path.get(path, ["-", "-"]))
+            status = _STATUS.get(letter, "modified")
+            found.append({"status": status, "path": path, "added": added, "removed": removed, "binary": added is None})
+        return found
+
+    def explain_nothing_to_apply(self) -> str:
+        """Return why an ended run has no changes to apply; empty if it has."""
+        if self.applied is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.applied.at))
+            return ALREADY.format(who=self.name, into=self.applied.into, at=at)
+        return "" if self.find_changes().count else NOTHING.format(who=self.name)
+
+    def describe(self) -> Changes:
+        """Return the changes of an ended run as Control gives them."""
+        found = self.find_changes()
+        applied = "" if self.applied is None else self.applied.into
+        return Changes(tuple(found.files), found.count, self.workspace.source, applied)
+
+    def apply_to_source(self) -> Sequence[ChangedFile]:
+        """Apply the changes of a run to the folder its copy was made of. Return as many as fit in a list."""
+        why = self.explain_nothing_to_apply()
+        if self.applied is not None:
+            raise RetinueError(why)
+        if not why:
+            source = self.workspace.source
+            aside = (
+                f"{source}/.retinue/applying" if source == self.workspace.project else f"{Path(source).parent}/applying"
+            )
+            atomic_apply.recover_folder(aside)
+            carry_out_plan(plan_apply([self], source), [self], aside=aside)
+        return self.find_changes().files
+
+
+def find_copy(state: str, tree: str, run: int) -> CopiedWorkspace | None:
+    """Return the copied workspace of a run; None if it had none."""
+    own = f"{state}/runs/{tree}/{run}"
+    fact = read_record(own, WORKSPACE_FILE, WorkspaceRecord)
+    if fact is None:
+        return None
+    workspace = Workspace(fact.kind, tree, run, own, fact.path, fact.source, fact.project)
+    return CopiedWorkspace(
+        workspace,
+        f"{tree}/{run}",
+        read_record(own, CHANGES_FILE, ChangesRecord),
+        read_record(own, APPLIED_FILE, ApplyRecord),
+    )
+
+
+def is_unmade(spawned: RunSpawned) -> bool:
+    """Tell whether the run's copy was never made: the first call that needs it makes it, and there was none."""
+    profile = decode_raw(spawned.profile)
+    kind, is_sandboxed = profile.get("workspace"), profile.get("runtime") in SANDBOXED
+    has_copy = kind in COPIES or (kind is None and is_sandboxed)
+    return has_copy and not spawned.server and not Path(spawned.workspace).exists()
+
+
+def explain_missing_copy(who: str, spawned: RunSpawned) -> str:
+    """Return why a run has no copied workspace."""
+    if spawned.server:
+        return ELSEWHERE.format(who=who, server=spawned.server)
+    if is_unmade(spawned):
+        return NOTHING.format(who=who)
+    return NO_COPY.format(who=who, workspace=spawned.workspace)
+
+
+def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
+    """Return the copied workspaces of a tree, in the order of its runs."""
+    folder = Path(state, "runs", tree)
+    runs = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+    return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
+
+
+def list_unapplied(folder: Path) -> list[str]:
+    """Return the runs of a tree's folder whose changes nobody has applied."""
+    found = list_copies(str(folder.parent.parent), folder.name)
+    return [one.name for one in found if one.has_unapplied]
+
+
+def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
+    """Return what applying the changes of these copies, one after the other, would do to the folder."""
+    store = tree_workspaces.find_store(copies[0].workspace.own)
+    for one in copies:
+        one.find_changes()
+    steps = [(store.list_files(one.workspace.base), store.list_files(one.workspace.end)) for one in copies]
+    return merge.plan_changes(target, steps, store)
+
+
+def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside: str) -> None:
+    """Make the changes, all or none, and record it."""
+    if plan.conflicts:
+        raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
+    if plan.changes:
+        atomic_apply.apply_changes(
+            plan.target, plan.changes, tree_workspaces.find_store(copies[0].workspace.own), aside=aside
+        )
+    for one in copies:
+        write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))
