@@ -120,6 +120,25 @@ async def test_work_is_finished_although_its_caller_is_cancelled_and_hurried_the
     assert done and hurries
 
 
+async def test_two_cancellations_in_one_turn_of_the_loop_hurry_too() -> None:
+    hurried, started = asyncio.Event(), asyncio.Event()
+
+    async def clean_up_when_cancelled() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await finish_despite_cancel(hurried.wait(), hurry=hurried.set)
+
+    caller = asyncio.create_task(clean_up_when_cancelled())
+    await started.wait()
+    caller.cancel()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert hurried.is_set()
+
+
 async def test_finished_work_gives_its_result_or_its_exception() -> None:
     async def fail() -> None:
         raise KeyError("x")

@@ -100,12 +100,15 @@ async def finish_despite_cancel(
     """Finish work that has a deadline of its own, also when the caller is cancelled meanwhile.
 
     A caller that is cancelled gets its CancelledError afterwards. Each cancellation calls `hurry`; a `patient` caller
-    only from the second one on, counting one that may have led here."""
+    only from the second one on, counting those that may have led here."""
     caller = asyncio.current_task()
-    known = not patient or (caller is not None and caller.cancelling() > 0)
+    before = 0 if caller is None else caller.cancelling()
+    known = not patient or before > 0
     cancelled = False
     async with TaskOwner() as owner:
         task = owner.start(work)
+        if before > 1:  # two cancellations in one turn of the event loop arrive as one CancelledError
+            hurry()
         while not task.done():
             try:
                 await asyncio.shield(task)

@@ -90,7 +90,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
         if tee.pulled is not None:
             await tee.pulled
     await check_no_tasks(before)
-    return Played(witness, result, tee.memory.read(run.tree), seen, held)
+    return Played(witness, result, await tee.memory.read(run.tree), seen, held)
 
 
 async def _watch(run: RunHandle) -> list[Event]:

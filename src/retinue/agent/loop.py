@@ -93,6 +93,9 @@ async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: J
         return await asyncio.gather(*tasks)
     except BaseException as error:
         owner.cancel()
+        caller = asyncio.current_task()
+        if caller is not None and caller.cancelling() > 1:  # told twice before this run could react
+            owner.cancel()
         await _wait_for_cleanup(tasks, was_told=isinstance(error, asyncio.CancelledError))
         raise
 
