@@ -79,8 +79,8 @@ class RetinueCassette:
 
         for pattern, put in self._ignored:
             text = pattern.sub(put, text)
-        secrets.learn(os.environ)  # again each time: a test sets variables of its own
-        return redact_keys(secrets.scrub(text)).encode("utf-8", "replace").decode()
+        secrets.learn_secrets(os.environ)  # again each time: a test sets variables of its own
+        return redact_keys(secrets.scrub_text(text)).encode("utf-8", "replace").decode()
 
     def _describe_mismatch(self, mismatch: Mismatch) -> str:
         asked = mismatch.asked

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+from retinue.concurrency import SystemClock
 from retinue.config.scripts import parse_script
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.ports import Clock
 from retinue.core.usage import Usage
 from retinue.log.memory import MemoryLog
 from retinue.models.scripted import ScriptedModel
-from retinue.supervisor.timers import SystemClock
 
 __all__ = ["FixedPrices", "ManualClock", "MemoryLog", "allow_all", "deny_all", "scripted"]
 

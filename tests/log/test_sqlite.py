@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from retinue.core.errors import LogError
-from retinue.core.events import Message, encode, encode_kept
+from retinue.core.events import Message, encode, encode_stored_events
 from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite
 from retinue.log.sqlite import SqliteLog
@@ -168,7 +168,7 @@ async def test_a_cursor_reads_no_batch_before_it(tmp_path: Path) -> None:
 
 async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
-    newer = encode_kept([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
+    newer = encode_stored_events([make_event(3, Message("hi"))])[:-2] + b',"mood":"new"}}'
     db = schema.open_writer(tmp_path / "logs/0001.db")
     schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer)
     db.close()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from retinue.concurrency import SystemClock
 from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn, UserTurn
 from retinue.models.providers import ProviderModel
-from retinue.supervisor.timers import SystemClock
 from tests.models.server import Answer, Server
 
 REF = RunRef("t", 0, "/main", "main", "main", "main_1")

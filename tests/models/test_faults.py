@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from retinue.concurrency import SystemClock
 from retinue.core.errors import ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.models.providers import ProviderModel
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.certificates import self_signed

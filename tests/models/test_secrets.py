@@ -127,7 +127,7 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
 
 def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_known", ())  # a random one of another test may begin as this text ends
-    secrets.hide(KEY)
+    secrets.hide_secret(KEY)
     for cut in range(len(KEY) + 1):
         stream = secrets.Stream()
         said = [stream.feed(f"a {KEY[:cut]}"), stream.feed(KEY[cut:]), stream.rest()]
@@ -137,9 +137,9 @@ def test_pieces_are_held_back_only_while_they_may_be_a_secret(monkeypatch: pytes
 
 
 def test_plain_words_and_paths_are_no_secrets() -> None:
-    secrets.learn({"FEATURE_TOKEN": "disabled", "SSH_KEY": "/home/me/.ssh/id_ed25519", "A_TOKEN": "short1"})
+    secrets.learn_secrets({"FEATURE_TOKEN": "disabled", "SSH_KEY": "/home/me/.ssh/id_ed25519", "A_TOKEN": "short1"})
     text = "disabled /home/me/.ssh/id_ed25519 short1"
-    assert secrets.clean(text) is text
+    assert secrets.clean_text(text) is text
 
 
 @pytest.mark.parametrize("name", ["PGPASSWORD", "MYSQL_PWD", "SMTP_PASS", "SSH_PASSPHRASE", "AWS_SECRET_ACCESS_KEY"])
@@ -149,7 +149,10 @@ def test_variables_that_tools_take_passwords_from_are_known_by_their_names(name:
 
 
 def test_what_looks_like_a_key_is_scrubbed_too() -> None:
-    assert secrets.scrub("sk-ant-api03-abcdefghijkl and Bearer abc") == f"{secrets.HIDDEN} and Bearer {secrets.HIDDEN}"
+    assert (
+        secrets.scrub_text("sk-ant-api03-abcdefghijkl and Bearer abc")
+        == f"{secrets.HIDDEN} and Bearer {secrets.HIDDEN}"
+    )
 
 
 def test_nothing_hidden_means_the_same_objects() -> None:
@@ -172,17 +175,17 @@ async def test_a_key_is_hidden_in_profiles_and_in_the_names_of_changed_files(
             lines = [encode(event) async for event in run.events()]
             [changed] = (await run.result()).changed_files
     finally:
-        secrets.forget(key)
+        secrets.forget_secret(key)
     as_written = msgspec.json.encode(key)[1:-1]
     assert changed.path in ("f-[secret]", "f-")  # a run's shell may not have the variable
     assert not [line for line in lines if as_written in line]
 
 
 def test_what_is_no_text_is_cleaned_inside() -> None:
-    secrets.hide("planted-name-1")
+    secrets.hide_secret("planted-name-1")
     try:
         assert secrets.clean_value((ChangedFile("added", "a/planted-name-1"),))[0].path == "a/[secret]"
         kept = (ChangedFile("added", "a"),)
         assert secrets.clean_value(kept) is kept
     finally:
-        secrets.forget("planted-name-1")
+        secrets.forget_secret("planted-name-1")

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from retinue import ConfigError, Profile
-from retinue.core.network import FULL, allows, canonical, meet, parse_hosts
+from retinue.core.network import FULL, allows_host, canonicalize_name, intersect_hosts, parse_hosts
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, parse_head
 from retinue.sandbox import network_proxy
 from retinue.sandbox.network_proxy import MAX_CONNECTIONS, Proxy, plan_route
@@ -191,7 +191,7 @@ def test_whatever_is_sent_is_one_request_to_one_host_or_none(data: bytes) -> Non
     except HttpError as error:
         assert error.status in (400, 411)
         return
-    assert canonical(route.host) == route.host and 0 < route.port < 65536
+    assert canonicalize_name(route.host) == route.host and 0 < route.port < 65536
     if route.head is None:
         return
     first, *fields, end, nothing = route.head.split(b"\r\n")
@@ -250,10 +250,10 @@ async def test_a_connection_on_which_nothing_happens_is_closed(folder: Path, mon
 def test_full_is_more_than_every_host_and_two_together_are_the_narrower() -> None:
     some = parse_hosts(["a.com", "b.com:22"])
     assert parse_hosts("full") == FULL and parse_hosts("none") == ()
-    assert meet(FULL, some) == meet(some, FULL) == some
-    assert meet(FULL, FULL) == FULL and meet(FULL, ()) == ()
-    assert meet(parse_hosts(["*"]), FULL) == parse_hosts(["*"]) != FULL
-    assert allows(FULL, "a.com", 22) and not allows(parse_hosts(["*"]), "a.com", 22)
+    assert intersect_hosts(FULL, some) == intersect_hosts(some, FULL) == some
+    assert intersect_hosts(FULL, FULL) == FULL and intersect_hosts(FULL, ()) == ()
+    assert intersect_hosts(parse_hosts(["*"]), FULL) == parse_hosts(["*"]) != FULL
+    assert allows_host(FULL, "a.com", 22) and not allows_host(parse_hosts(["*"]), "a.com", 22)
     for wrong in ("fulll", "a.com"):
         with pytest.raises(ConfigError, match="none, full or a list of hosts"):
             Profile("x", network=wrong)

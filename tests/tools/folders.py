@@ -21,7 +21,7 @@ class RealFolders:
     spills: Path
 
     @property
-    def searched(self) -> Sequence[Path]:
+    def search_roots(self) -> Sequence[Path]:
         return self.roots
 
     @property

@@ -149,7 +149,7 @@ class HostExecution:
         self._secrets = secrets.Stream()
         self._shown_at = 0.0
 
-    async def expired(self) -> None:
+    async def wait_for_expiry(self) -> None:
         if self._clock is None:
             self._clock = CallClock(self._seconds)
             if self._waits_for_people:

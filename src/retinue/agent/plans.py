@@ -16,7 +16,7 @@ from retinue.agent.local_tools import make_local_tool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
-from retinue.core.network import Hosts, is_full, meet, parse_hosts
+from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
 from retinue.core.plans import HostTool, JobRunner, Plan, Sandbox
 from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
@@ -110,14 +110,14 @@ class ProfilePlanner:
             parse = answer.make_output(profile.output).parse
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
-            network = meet(network, parse_hosts(profile.network))
+            network = intersect_hosts(network, parse_hosts(profile.network))
         runtime, floor, fallback = self._runtimes(profile, parent, network)
         model, model_name = (None, "") if profile.call is not None else self._choose_model(profile, task, parent)
         notes = self._bind_web_tools(profile, tools, host, network, model)
         offer_tools_to_programs(tools, host, named=CODE_MODE in (profile.tools or ()))
         lacks = self._find_missing_tools(profile, parent)
         specs = tuple(tool.spec for tool in tools.values())
-        if secrets.known() and model is not None and not isinstance(model, RedactingModel):
+        if secrets.has_secrets() and model is not None and not isinstance(model, RedactingModel):
             model = RedactingModel(model)
         words = (profile.instructions, self._skills(profile), *notes, *(ours for ours, _ in lacks))
         system = "\n\n".join(part for part in words if part)

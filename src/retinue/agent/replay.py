@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from retinue.agent.runs import run_agent
-from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, edited
+from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, describe_edit
 from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import Inbox, Message, RunSpawned, RunStarted
 from retinue.core.limits import CANCEL_ASK_SECONDS, Limits
@@ -256,7 +256,7 @@ class ReplayTool:
         result, ended = record.result, self._run.record.ended
         text = result.text
         if record.decided is not None and record.decided.args is not None:
-            text = text.removeprefix(f"{edited(record.decided.args)}\n")
+            text = text.removeprefix(f"{describe_edit(record.decided.args)}\n")
         data = ended.structured if result.success and ended is not None else None
         return Outcome(text, result.success, data=data, file=result.file)
 

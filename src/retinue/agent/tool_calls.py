@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from retinue.core.approvals import Allow, Decision, Deny, denial, edited
+from retinue.core.approvals import Allow, Decision, Deny, describe_denial, describe_edit
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
@@ -42,7 +42,7 @@ async def run_tool_call(
         outcome = Outcome(str(error), success=False)
     else:
         if isinstance(decision, Allow) and decision.args is not None:
-            changed = edited(decision.args)
+            changed = describe_edit(decision.args)
         outcome = await _run_decided(call, decision, tool, folders, link)
     shown = msgspec.structs.replace(outcome, text=f"{changed}\n{outcome.text}") if changed else outcome
     if len(shown.text) * 4 > INLINE_BYTES:
@@ -61,7 +61,7 @@ async def refuse_call(call: Call, problem: str, link: Link) -> Outcome:
 
 async def _run_decided(call: Call, decision: Decision, tool: Tool, folders: Folders, link: Link) -> Outcome:
     if isinstance(decision, Deny):
-        return Outcome(denial(decision), success=False)
+        return Outcome(describe_denial(decision), success=False)
     if decision.args is not None:
         call = Call(call.id, call.name, decision.args, within=call.within)
     try:

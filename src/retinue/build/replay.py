@@ -8,6 +8,7 @@ from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
 from retinue.build.models import LatePrices
 from retinue.build.parts import Parts
+from retinue.concurrency import SystemClock
 from retinue.core.limits import Timeouts
 from retinue.core.network import parse_hosts
 from retinue.core.ports import Log
@@ -18,7 +19,6 @@ from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 

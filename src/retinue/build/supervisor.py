@@ -11,6 +11,7 @@ from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
+from retinue.concurrency import SystemClock
 from retinue.core import secrets
 from retinue.core.control import Control
 from retinue.core.errors import ConfigError
@@ -23,7 +24,6 @@ from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timers import SystemClock
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
 from retinue.workspaces.tree_workspaces import Workspaces
@@ -36,7 +36,7 @@ def make_clock() -> SystemClock:
 
 def make_supervisor(parts: Parts) -> Supervisor:
     """Build a supervisor. Must be called in the event loop that the runs will live in."""
-    secrets.learn(os.environ)
+    secrets.learn_secrets(os.environ)
     clock = parts.clock or SystemClock()
     state = StateFolder(parts.state, project=parts.project)
     models = ModelSource(parts.project, clock)

@@ -108,14 +108,14 @@ from retinue.core.limits import (
     SPAWNED_SECONDS,
     WORKSPACE_MIB,
     Limits,
-    amount,
+    parse_amount,
 )
 from retinue.core.profiles import NAME_PATTERN, RUNTIMES, WORKSPACES, RuntimeName, WorkspaceName, check_name
 from retinue.core.rules import MODES, RULE_PATTERN, Mode, Rule, Rules, parse_rule
 from retinue.core.servers import McpServer, server_of
 
 _RULES = list_of(lambda node: node.parse(parse_rule), RULE_PATTERN, what="a list of rules")
-_COST = Kind(lambda node: amount(node.number(minimum=0)), NUMBER.schema)
+_COST = Kind(lambda node: parse_amount(node.number(minimum=0)), NUMBER.schema)
 _SERVER_EXAMPLE = '{files: {command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", .]}}'
 
 

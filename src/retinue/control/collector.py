@@ -17,7 +17,7 @@ from retinue.core.approvals import Decision
 from retinue.core.messages import RunRef
 from retinue.core.ports import Outcome
 from retinue.core.results import Ending
-from retinue.core.secrets import forget, hide
+from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
@@ -109,7 +109,7 @@ class Collector(Listener):
         started = self._servers[server] = _Server(server)
         self._paths[f"/{started.secret}{ROUTE}"] = started
         self._secrets.append(started.secret)
-        hide(started.secret)
+        hide_secret(started.secret)
         address = f"http://{HOST}:{self._port}/{started.secret}"
         return {**self._down.variables(), ADDRESS: address, CPE_ADDRESS: address}
 
@@ -181,7 +181,7 @@ class Collector(Listener):
         await self.stop_listening()
         await self.end_connections()
         for secret in self._secrets:
-            forget(secret)
+            forget_secret(secret)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         server = self._server(request)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import UNSET
 
-from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
 from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
@@ -178,7 +178,7 @@ class DelegationRequest:
             timeout_seconds=_timeout_of(request, profile.limits, self._host),
         )
         placed = replace(profile, workspace="scratch", network=profile.network or "none")
-        run = await self._control.spawn(placed, task, caller=narrower(self._host.caller, request.limits))
+        run = await self._control.spawn(placed, task, caller=narrow_caller(self._host.caller, request.limits))
         workspace = Path((await self._control.describe_run(run.tree)).workspace)
         try:
             make_private_folder(workspace.parent)

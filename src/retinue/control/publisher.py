@@ -23,7 +23,7 @@ from retinue.core.events import Body, Event, RunEnded, RunSpawned, Thinking, Too
 from retinue.core.messages import RunRef
 from retinue.core.ports import CommitHook, Log, RunStopper
 from retinue.core.results import Status
-from retinue.core.secrets import hide
+from retinue.core.secrets import hide_secret
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, ResponseError
 from retinue.log.forwarding_log import ForwardingLog
 from retinue.protocol.reports import ADDRESS, ROUTE, Sender, encode_ending
@@ -66,7 +66,7 @@ class Publisher:
         self._away_until = 0.0
         self._sending = TaskOwner()
         for part in urlsplit(address).path.split("/"):
-            hide(part)
+            hide_secret(part)
 
     def ids_of(self, tree: str, run: int) -> tuple[str, str]:
         """Return the id under which a run is reported, and that of the first run of its line."""

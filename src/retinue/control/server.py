@@ -22,7 +22,7 @@ from retinue.control.address_files import AddressFile
 from retinue.control.commands import CommandHandlers
 from retinue.core.control import Control
 from retinue.core.errors import NotFound, RetinueError
-from retinue.core.secrets import forget, hide
+from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import control as protocol
@@ -53,7 +53,7 @@ class ControlServer(Listener):
 
     async def __aenter__(self) -> ControlServer:
         port = self.listen()
-        hide(self._token)
+        hide_secret(self._token)
         self.address = protocol.Address(version=protocol.VERSION, pid=os.getpid(), port=port, token=self._token)
         try:
             self._file = AddressFile(self._folder, self.address)
@@ -69,7 +69,7 @@ class ControlServer(Listener):
         await self.stop_listening()
         await self.end_connections(GRACE_SECONDS)  # watchers of a tree that has ended get its last events
         await self._calls.close()
-        forget(self._token)
+        forget_secret(self._token)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self._check(request)

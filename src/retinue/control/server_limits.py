@@ -7,7 +7,7 @@ import secrets
 
 import msgspec
 
-from retinue.core.caller import Caller, narrower
+from retinue.core.caller import Caller, narrow_caller
 from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import Clock
@@ -46,7 +46,7 @@ class Downward:
         found = left_to(tree, tree.runs[ref.run], self._clock)
         above = self.supervisor.caller
         bound = Caller(deadline=above.deadline)
-        return narrower(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+        return narrow_caller(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
 
 
 def mint(name: str) -> str:

@@ -53,22 +53,22 @@ class Deny(msgspec.Struct, frozen=True, gc=False, tag="deny", omit_defaults=True
 Decision = Allow | Deny
 
 
-def denial(decision: Deny) -> str:
+def describe_denial(decision: Deny) -> str:
     """Return what the model reads when it was told no."""
     return f"The user denied this call: {decision.reason}" if decision.reason else "The user denied this call."
 
 
-def edited(args: dict[str, Any]) -> str:
+def describe_edit(args: dict[str, Any]) -> str:
     """Return what the model reads before the result of a call whose arguments were changed."""
-    return f"[The user changed the arguments of this call to {_plain(args).decode()}]"
+    return f"[The user changed the arguments of this call to {_encode_plain(args).decode()}]"
 
 
 def digest_of(tree: str, *, run: int, call_id: str, tool: str, args: dict[str, Any]) -> str:
     """Return a digest that stands for exactly this action of this run."""
-    return hashlib.sha256(_plain([tree, run, call_id, tool, args])).hexdigest()[:32]
+    return hashlib.sha256(_encode_plain([tree, run, call_id, tool, args])).hexdigest()[:32]
 
 
-def _plain(value: Any) -> bytes:
+def _encode_plain(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError):  # half a character, or no JSON at all

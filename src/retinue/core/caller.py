@@ -38,10 +38,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return Limits(
             turns=own.turns,
             seconds=own.seconds,
-            depth=own.depth if self.depth is None else max(0, _less(own.depth, self.depth - 1)),
+            depth=own.depth if self.depth is None else max(0, _pick_smaller(own.depth, self.depth - 1)),
             concurrent=own.concurrent,
-            tokens=_less(own.tokens, self.tokens),
-            cost=_less(own.cost, self.cost),
+            tokens=_pick_smaller(own.tokens, self.tokens),
+            cost=_pick_smaller(own.cost, self.cost),
             stall=own.stall,
         )
 
@@ -53,7 +53,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
         """Return how long a run of that many seconds, which begins now, may take."""
         limit = None if own is msgspec.UNSET else own
-        return limit if self.deadline is None else _less(limit, max(0.0, self.deadline - now))
+        return limit if self.deadline is None else _pick_smaller(limit, max(0.0, self.deadline - now))
 
     @property
     def trace(self) -> Callable[[], str] | None:
@@ -68,20 +68,20 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 NOBODY = Caller()
 
 
-def _less(own: Any, given: Any) -> Any:
+def _pick_smaller(own: Any, given: Any) -> Any:
     """Return the smaller of two limits, where unset and None are no limit."""
     if given is None:
         return own
     return given if own is None or own is msgspec.UNSET else min(own, given)
 
 
-def narrower(own: Caller, given: Caller) -> Caller:
+def narrow_caller(own: Caller, given: Caller) -> Caller:
     """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
     return Caller(
-        depth=_less(own.depth, given.depth),
-        deadline=_less(own.deadline, given.deadline),
-        tokens=_less(own.tokens, given.tokens),
-        cost=_less(own.cost, given.cost),
+        depth=_pick_smaller(own.depth, given.depth),
+        deadline=_pick_smaller(own.deadline, given.deadline),
+        tokens=_pick_smaller(own.tokens, given.tokens),
+        cost=_pick_smaller(own.cost, given.cost),
         traceparent=given.traceparent or own.traceparent,
         parent_id=given.parent_id or own.parent_id,
         root_id=given.root_id or own.root_id,

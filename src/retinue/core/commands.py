@@ -47,34 +47,34 @@ def read_command(text: str) -> CommandLine:
         while rest and (_ASSIGNMENT.match(rest[0]) or rest[0] in _RESERVED):
             del rest[0]
             plain = False
-        plain = plain and bool(rest) and not _evaluates(rest)
+        plain = plain and bool(rest) and not _evaluates_code(rest)
         if rest:
             parts.append(tuple(rest))
     return CommandLine(tuple(parts), plain and bool(parts))
 
 
-def exact(words: tuple[str, ...]) -> str:
+def join_exact_words(words: tuple[str, ...]) -> str:
     """Return the one way to write this command: what a pattern that allows is held against."""
     return shlex.join(words)
 
 
-def readings(words: tuple[str, ...]) -> Iterator[str]:
-    """All that this command may be taken for: what a pattern that denies is held against."""
-    name = _name(words[0])
-    yield exact(words)
+def list_readings(words: tuple[str, ...]) -> Iterator[str]:
+    """Yield all that this command may be taken for. A pattern that denies is compared with each."""
+    name = _read_program_name(words[0])
+    yield join_exact_words(words)
     for first in range(len(words) if name in _WRAPPERS or name in _SHELLS or name in _EVALUATING else 1):
         rest = words[first:]
         yield " ".join(rest)
-        yield " ".join((_name(rest[0]), *rest[1:]))
+        yield " ".join((_read_program_name(rest[0]), *rest[1:]))
 
 
-def _name(word: str) -> str:
+def _read_program_name(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def _evaluates(words: list[str]) -> bool:
+def _evaluates_code(words: list[str]) -> bool:
     """Return whether a word of it is itself a command line, which is not read here."""
-    name = _name(words[0])
+    name = _read_program_name(words[0])
     given = any(word.startswith("-") and not word.startswith("--") and "c" in word for word in words[1:])
     return name in _EVALUATING or (name in _SHELLS and given)
 

@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from retinue.core.approvals import Deny, denial, edited
+from retinue.core.approvals import Deny, describe_denial, describe_edit
 from retinue.core.control import RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
@@ -71,9 +71,9 @@ class Context:
         call = Call(f"ctx_{action}_{self._asked}", action, args)
         decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), _no_preview)
         if isinstance(decision, Deny):
-            said = denial(decision)
+            said = describe_denial(decision)
         elif decision.args is not None and decision.args != args:
-            said = edited(decision.args)
+            said = describe_edit(decision.args)
         else:
             said = ""
         self.link.finish(call, Outcome(said or "allowed", not said), 0)

@@ -65,8 +65,8 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
 
 
 class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
-    """It has its slot and begins. `sandbox` names the walls of the sandbox that its tools will use, as it was
-    probed."""
+    """It has its slot and begins. `sandbox` names the protections of the sandbox that its tools will use, as it
+    was probed."""
 
     kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
@@ -155,7 +155,7 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 
 class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
-    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the walls that stood around the first
+    `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
     call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
     kind: ClassVar[str] = "tool.result"
@@ -351,15 +351,15 @@ _BODY = b',"body":{'  # never inside a text, where quotes are escaped
 
 def encode(event: Event) -> bytes:
     """Encode an event as one line of JSON, without the newline: the envelope's fields, then the body's own."""
-    return line_of(_kept(event))
+    return line_of(_encode_stored(event))
 
 
-def encode_kept(events: Sequence[Event]) -> bytes:
+def encode_stored_events(events: Sequence[Event]) -> bytes:
     """Encode events as the log keeps them: a line each, with the body in one piece, which is six times as fast."""
     try:
         return _ENCODER.encode_lines(events)[:-1]
     except Exception:  # noqa: BLE001 - one of them is not as it should be; the others must not suffer
-        return b"\n".join(map(_kept, events))
+        return b"\n".join(map(_encode_stored, events))
 
 
 def line_of(kept: bytes) -> bytes:
@@ -368,7 +368,7 @@ def line_of(kept: bytes) -> bytes:
     return b"%b,%b" % (head, body[:-1])
 
 
-def _kept(event: Event) -> bytes:
+def _encode_stored(event: Event) -> bytes:
     """Never fails: half a character becomes a replacement mark, a body that is no JSON at all a `gap` that says so."""
     try:
         try:

@@ -58,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ConfigError(f"limit {name!r} must be a number of 0 or more, got {value!r}")
         if self.cost is not UNSET and self.cost is not None:
-            msgspec.structs.force_setattr(self, "cost", amount(self.cost))
+            msgspec.structs.force_setattr(self, "cost", parse_amount(self.cost))
 
     def narrow(self, base: Limits) -> Limits:
         """Return the limits of `base`, each narrowed to the one of these where this is smaller."""
@@ -101,7 +101,7 @@ class Caps(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 _NOTHING_SET = Limits()
 
 
-def amount(value: object) -> Decimal:
+def parse_amount(value: object) -> Decimal:
     """Return an amount of money, exactly as a person wrote it: 0.1 is 0.1."""
     if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
         exact = Decimal(str(value))

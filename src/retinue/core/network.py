@@ -17,7 +17,7 @@ from retinue.core.errors import ConfigError
 WEB_PORTS = (80, 443)
 ANY_PORT = 0
 WORDS = ("none", "full")
-PROXY_VARIABLE = "RETINUE_PROXY"  # in a walled worker: where its commands find the proxy to these hosts
+PROXY_VARIABLE = "RETINUE_PROXY"  # in a tool server: the address of the proxy for its commands
 HOST_PATTERN = (  # what a schema can say of an entry
     r"^(?!\s*([Nn][Oo][Nn][Ee]|[Ff][Uu][Ll][Ll])\s*$)"
     r"\s*(\*|(\*\.)?((?!-)[\w-]{1,63}(?<!-)\.)*(?![0-9]+(:|\s|$))(?!-)[\w-]{1,63}(?<!-)\.?"
@@ -71,14 +71,14 @@ def parse_host(text: str) -> Host:
         domain = name.removeprefix("*.")
         if "*" in domain:
             raise ConfigError(f"'{text}' is no host: a * stands alone or, with a dot, before a domain")
-        plain = canonical(domain)
+        plain = canonicalize_name(domain)
         if plain is None:
             raise ConfigError(f"'{text}' is no host that has a name or an address")
         name = f"*.{plain}" if name.startswith("*.") else plain
     return Host(name, port)
 
 
-def canonical(name: str) -> str | None:
+def canonicalize_name(name: str) -> str | None:
     """Return the one spelling of a host: lower case, ASCII, an address as its four numbers; None for what is no host.
 
     Numbers in disguise (`2130706433`, `0x7f.1`, `0177.0.0.1`) are no hosts."""
@@ -100,30 +100,30 @@ def canonical(name: str) -> str | None:
     return plain if len(plain) <= 253 and all(map(_LABEL.fullmatch, labels)) else None
 
 
-def allows(hosts: Hosts, name: str, port: int) -> bool:
+def allows_host(hosts: Hosts, name: str, port: int) -> bool:
     """Return whether a canonical host may be reached at this port."""
     return any(
-        _covers(host.name, name) and (host.port in (port, ANY_PORT) or (host.port is None and port in WEB_PORTS))
+        _covers_name(host.name, name) and (host.port in (port, ANY_PORT) or (host.port is None and port in WEB_PORTS))
         for host in hosts
     )
 
 
-def meet(one: Hosts, other: Hosts) -> Hosts:
+def intersect_hosts(one: Hosts, other: Hosts) -> Hosts:
     """Return what both allow."""
-    both = (_meet(a, b) for a in one for b in other)
+    both = (_intersect_host(a, b) for a in one for b in other)
     return tuple(dict.fromkeys(host for host in both if host is not None))
 
 
-def _meet(a: Host, b: Host) -> Host | None:
+def _intersect_host(a: Host, b: Host) -> Host | None:
     if ANY_PORT in (a.port, b.port):
         return a if b.port == ANY_PORT else b
-    name = b.name if _covers(a.name, b.name) else a.name if _covers(b.name, a.name) else None
+    name = b.name if _covers_name(a.name, b.name) else a.name if _covers_name(b.name, a.name) else None
     port = a.port if b.port is None else b.port
     fits = a.port == b.port or (None in (a.port, b.port) and port in WEB_PORTS)
     return Host(name, port) if name is not None and fits else None
 
 
-def _covers(pattern: str, name: str) -> bool:
+def _covers_name(pattern: str, name: str) -> bool:
     """Return whether everything that `name` (a host or a pattern) means is meant by the pattern too."""
     if pattern in ("*", name):
         return True

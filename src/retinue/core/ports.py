@@ -23,7 +23,7 @@ from retinue.core.usage import Usage
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of a tool call. `data` is for programs (never written to the log); `file` holds text that was cut.
-    `code` says for programs how a call went that has no ordinary result; `sandbox` names the walls that stood around
+    `code` says for programs how a call went that has no ordinary result; `sandbox` names the protections, with
     the first call of a sandbox."""
 
     text: str
@@ -74,8 +74,8 @@ class Folders(Protocol):
         ...
 
     @property
-    def searched(self) -> Sequence[Path]:
-        """Those of the roots where a search that names no folder looks."""
+    def search_roots(self) -> Sequence[Path]:
+        """The roots that a search looks in when it names no folder."""
         ...
 
     def spill(self, name: str) -> Path:
@@ -109,7 +109,7 @@ class Execution(Protocol):
         """The path of the run that calls."""
         ...
 
-    async def expired(self) -> None:
+    async def wait_for_expiry(self) -> None:
         """Return when the host says that the call's time is over; its clock starts with the first wait."""
         ...
 

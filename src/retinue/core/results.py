@@ -59,7 +59,7 @@ def format_changed_files(files: Sequence[ChangedFile], count: int) -> list[str]:
 class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """Everything about one ended run. `final_response` is what its parent was given; `partial` is the last text of a
     run that did not finish. `changed_files` are what it changed in a workspace of its own that is a copy, of
-    `changed_count` in all. `sandbox` names the walls that stood around its tools. `cost` is in US dollars; None says
+    `changed_count` in all. `sandbox` names the protections that its tools had. `cost` is in US dollars; None says
     that a price is not known. `code` is `unconfirmed` for a run that had nobody to
     ask. Encodes to the JSON that `--json` prints."""
 
@@ -103,7 +103,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
     @property
     def total_usage(self) -> Usage:
-        """What the run and everything below it spent."""
+        """The tokens of the run and of all runs below it."""
         total = self.usage
         for child in self.children:
             total += child.total_usage
@@ -111,7 +111,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
     @property
     def total_cost(self) -> Decimal | None:
-        """What the run and everything below it cost; None when that is not known of every call."""
+        """The cost of the run and of all runs below it; None when that is not known of every call."""
         total = self.cost
         for child in self.children:
             below = child.total_cost

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from retinue.core.commands import exact, read_command, readings
+from retinue.core.commands import join_exact_words, list_readings, read_command
 from retinue.core.errors import ConfigError
 from retinue.core.servers import PREFIX
 
@@ -49,7 +49,7 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         named = f"{self.argument}=" if self.argument else ""
-        tool = sealed(self.tool, self.seal)
+        tool = join_seal(self.tool, self.seal)
         return tool if self.pattern is None else f"{tool}({named}{self.pattern})"
 
 
@@ -81,7 +81,7 @@ def is_a(tool: str, kinds: tuple[str, ...]) -> bool:
     return tool in kinds or tool.endswith(tuple(kind for kind in kinds if kind[0] == "_"))
 
 
-def sealed(tool: str, seal: str) -> str:
+def join_seal(tool: str, seal: str) -> str:
     """Return the tool as it is now, by name."""
     return f"{tool}@{seal}" if seal else tool
 
@@ -93,7 +93,7 @@ def parse_rule(text: str) -> Rule:
         raise ConfigError(f"'{text}' is no rule: write a tool, or tool(pattern), such as shell(git status*)")
     tool, seal, pattern = found[1], found[2] or "", found[3]
     try:
-        _regex(pattern or "", True)
+        _compile_pattern(pattern or "", True)
     except re.error:
         raise ConfigError(f"'{text}' has a range in [...] that is none") from None
     if pattern is None:
@@ -108,37 +108,37 @@ def parse_rule(text: str) -> Rule:
     return Rule(tool, named[2], named[1], seal)
 
 
-def concerns(rule: Rule, tool: str) -> bool:
+def concerns_tool(rule: Rule, tool: str) -> bool:
     """Return whether the rule is about this tool at all; `mcp__SERVER` is about all tools of the server."""
     server = rule.tool.removeprefix(PREFIX)
     if server != rule.tool and "__" not in server and tool.startswith(f"{rule.tool}__"):
         return True
-    return rule.tool == tool or _regex(rule.tool, False).fullmatch(tool) is not None
+    return rule.tool == tool or _compile_pattern(rule.tool, False).fullmatch(tool) is not None
 
 
-def allows(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
+def find_allowing_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subject: str | None) -> str:
     """Return the rule (or rules, for a line of several commands) that lets the call pass; empty when none does."""
     if is_a(tool, SHELLS):
         return _allows_command(rules, subject)
-    return next((str(rule) for rule in rules if rule.pattern is None or _hit(rule, tool, args, subject)), "")
+    return next((str(rule) for rule in rules if rule.pattern is None or _matches_call(rule, tool, args, subject)), "")
 
 
-def stops(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
+def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any], subjects: Sequence[str]) -> str:
     """Return the rule that forbids the call, or says to ask, by any of its subjects; empty when none does for sure."""
     for rule in rules:
         if rule.pattern is None:
             return str(rule)
         if is_a(tool, SHELLS):
             words = [words for subject in subjects for words in read_command(subject).parts]
-            pattern = _regex(rule.pattern, False)
-            if any(pattern.fullmatch(reading) for command in words for reading in readings(command)):
+            pattern = _compile_pattern(rule.pattern, False)
+            if any(pattern.fullmatch(reading) for command in words for reading in list_readings(command)):
                 return str(rule)
-        elif any(_hit(rule, tool, args, subject) for subject in subjects or (None,)):
+        elif any(_matches_call(rule, tool, args, subject) for subject in subjects or (None,)):
             return str(rule)
     return ""
 
 
-def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
+def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
     """Return whether one of these rules might be meant and nobody can tell: then the call is asked about, in every
     mode."""
     if not any(rule.pattern is not None and not rule.argument for rule in rules):
@@ -146,15 +146,19 @@ def unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool
     return not subjects or (is_a(tool, SHELLS) and not all(read_command(subject).plain for subject in subjects))
 
 
-def derive(tool: str, subject: str | None, seal: str = "") -> Rule | None:
+def derive_rule(tool: str, subject: str | None, seal: str = "") -> Rule | None:
     """Return the narrowest rule that lets exactly this call pass the next time; None when there is none that a person
     can read and a file can hold."""
     rule: Rule | None = None
     if is_a(tool, SHELLS):
         line = read_command(subject or "")
-        rule = Rule(tool, escape(exact(line.parts[0])), seal=seal) if line.plain and len(line.parts) == 1 else None
+        rule = (
+            Rule(tool, escape_pattern(join_exact_words(line.parts[0])), seal=seal)
+            if line.plain and len(line.parts) == 1
+            else None
+        )
     elif is_a(tool, FILES):
-        rule = Rule(tool, escape(subject), seal=seal) if subject and not subject.startswith("/") else None
+        rule = Rule(tool, escape_pattern(subject), seal=seal) if subject and not subject.startswith("/") else None
     elif tool != CODE_MODE:  # a yes to one program is none to all
         rule = Rule(tool, seal=seal)
     if rule is None or not _PLAIN_NAME.fullmatch(tool) or not str(rule).isprintable():
@@ -165,7 +169,7 @@ def derive(tool: str, subject: str | None, seal: str = "") -> Rule | None:
         return None
 
 
-def escape(text: str) -> str:
+def escape_pattern(text: str) -> str:
     """Return the pattern that matches this text only."""
     return "".join(f"[{char}]" if char in _GLOB else char for char in text)
 
@@ -179,25 +183,27 @@ def _allows_command(rules: tuple[Rule, ...], command: str | None) -> str:
         return ""
     used: dict[str, None] = {}
     for words in line.parts:
-        text = exact(words)
-        rule = next((r for r in rules if r.pattern is not None and _regex(r.pattern, False).fullmatch(text)), None)
+        text = join_exact_words(words)
+        rule = next(
+            (r for r in rules if r.pattern is not None and _compile_pattern(r.pattern, False).fullmatch(text)), None
+        )
         if rule is None:
             return ""
         used[str(rule)] = None
     return ", ".join(used)
 
 
-def _hit(rule: Rule, tool: str, args: dict[str, Any], subject: str | None) -> bool:
+def _matches_call(rule: Rule, tool: str, args: dict[str, Any], subject: str | None) -> bool:
     assert rule.pattern is not None
     if rule.argument:
         value = args.get(rule.argument)
         text = value if isinstance(value, str) else None if value is None else msgspec.json.encode(value).decode()
-        return text is not None and _regex(rule.pattern, False).fullmatch(text) is not None
-    return subject is not None and _regex(rule.pattern, is_a(tool, FILES)).fullmatch(subject) is not None
+        return text is not None and _compile_pattern(rule.pattern, False).fullmatch(text) is not None
+    return subject is not None and _compile_pattern(rule.pattern, is_a(tool, FILES)).fullmatch(subject) is not None
 
 
 @lru_cache(4096)
-def _regex(pattern: str, paths: bool) -> re.Pattern[str]:
+def _compile_pattern(pattern: str, paths: bool) -> re.Pattern[str]:
     """`*` is any text (in paths: up to the next `/`, and `**` any text), `?` one character, `[...]` one of these."""
     made, at = "", 0
     while at < len(pattern):

@@ -21,11 +21,11 @@ _known: tuple[str, ...] = ()
 T = TypeVar("T")
 
 
-def learn(environ: Mapping[str, str]) -> None:
+def learn_secrets(environ: Mapping[str, str]) -> None:
     """Take note of every variable whose name says that it is a key. A plain word or a path is none."""
     for name, value in environ.items():
         if _NAMED.search(name) and not value.isalpha() and not value.startswith("/"):
-            hide(value.strip())
+            hide_secret(value.strip())
 
 
 def is_named(name: str) -> bool:
@@ -33,25 +33,25 @@ def is_named(name: str) -> bool:
     return _NAMED.search(name) is not None
 
 
-def hide(value: str) -> None:
-    """From now on this value is not shown."""
+def hide_secret(value: str) -> None:
+    """Hide a value from now on."""
     global _known  # noqa: PLW0603 - one set for the process, as its environment is one
     if len(value) >= SHORTEST and value not in _known:
         _known = tuple(sorted((*_known, value), key=len, reverse=True))
 
 
-def forget(value: str) -> None:
-    """It opens nothing any more."""
+def forget_secret(value: str) -> None:
+    """Stop hiding a value that opens nothing any more."""
     global _known  # noqa: PLW0603 - as above
     _known = tuple(each for each in _known if each != value)
 
 
-def known() -> bool:
+def has_secrets() -> bool:
     """Return whether there is anything to look for."""
     return bool(_known)
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return the text without the values that are known; the same object when none is in it."""
     for value in _known:
         if value in text:
@@ -59,16 +59,16 @@ def clean(text: str) -> str:
     return text
 
 
-def scrub(text: str) -> str:
-    """Also without whatever looks like a key: for words of providers, and for what is kept in a repository."""
-    return _KEYLIKE.sub(HIDDEN, clean(text))
+def scrub_text(text: str) -> str:
+    """Return the text also without whatever looks like a key: for texts of providers and files of a repository."""
+    return _KEYLIKE.sub(HIDDEN, clean_text(text))
 
 
 def clean_value(value: T) -> T:
     """Return the same for JSON: texts at any depth, keys included; the same object when there is nothing to hide."""
     found: Any = value
     if isinstance(value, str):
-        found = clean(value)
+        found = clean_text(value)
     elif isinstance(value, msgspec.Raw):
         plain = msgspec.json.decode(value)  # in JSON a value may be written otherwise than it is
         cleaned = clean_value(plain)
@@ -100,8 +100,8 @@ class Stream:
         """Return what can be shown now."""
         if not _known:
             return piece
-        text = clean(self._held + piece)
-        cut = min((_beginning(text, value) for value in _known), default=len(text))
+        text = clean_text(self._held + piece)
+        cut = min((_find_beginning(text, value) for value in _known), default=len(text))
         self._held = text[cut:]
         return text[:cut]
 
@@ -111,7 +111,7 @@ class Stream:
         return held
 
 
-def _beginning(text: str, value: str) -> int:
+def _find_beginning(text: str, value: str) -> int:
     """Return where the text ends in a beginning of the value; its length when it does not."""
     at = max(0, len(text) - len(value) + 1)
     while (at := text.find(value[0], at)) >= 0:

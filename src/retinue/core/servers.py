@@ -36,14 +36,14 @@ class McpServer(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """How it is started or reached, as it was written."""
+        """The command or the address, as it was written."""
         return self.url or " ".join((self.command, *self.args))
 
     @property
     def gets(self) -> tuple[str, ...]:
         """The variables of ours whose values it is given."""
         values = (*self.env.values(), *self.headers.values())
-        return tuple(dict.fromkeys((*self.inherit_env, *(name for value in values for name in variables(value)))))
+        return tuple(dict.fromkeys((*self.inherit_env, *(name for value in values for name in list_variables(value)))))
 
 
 class ServerReport(msgspec.Struct, frozen=True):
@@ -74,14 +74,14 @@ def server_of(entry: object) -> str:
     return entry.removeprefix(PREFIX).partition("__")[0]
 
 
-def variables(text: str) -> Iterator[str]:
+def list_variables(text: str) -> Iterator[str]:
     """Return the variables that a text takes from the environment."""
     return (found[1] for found in _VARIABLE.finditer(text))
 
 
-def filled(text: str, environ: Mapping[str, str]) -> str:
+def fill_variables(text: str, environ: Mapping[str, str]) -> str:
     """Return the text with the values of its variables; a ConfigError names one that is not set."""
-    for name in variables(text):
+    for name in list_variables(text):
         if name not in environ:
             raise ConfigError(f"the variable {name} is not set")
     return _VARIABLE.sub(lambda found: environ[found[1]], text)

@@ -20,7 +20,7 @@ from pathlib import Path
 import apsw
 
 from retinue.core.errors import LogError, LogLost, NotFound
-from retinue.core.events import Delta, Event, RunEnded, encode_kept
+from retinue.core.events import Delta, Event, RunEnded, encode_stored_events
 from retinue.log import locks, schema
 from retinue.log.feed import Feed, find_root
 from retinue.log.sqlite_reader import SqliteReader, decode_line, read_events
@@ -259,7 +259,7 @@ class FileWriter:
     def _write(self, batch: list[Event]) -> LogError | None:
         places = {event.tree: event.seq for event in reversed(batch)}
         try:
-            schema.append_batch(self._db, epoch=self._epoch, places=places, lines=encode_kept(batch))
+            schema.append_batch(self._db, epoch=self._epoch, places=places, lines=encode_stored_events(batch))
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the writer thread
             if schema.is_lost_epoch(error):
                 return LogLost(f"this process may no longer write the log {self.path}: another one has taken it")

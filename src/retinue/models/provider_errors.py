@@ -97,8 +97,8 @@ def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None
 
 def to_one_line(text: str) -> str:
     """Return the text in one line of bounded length, with everything that looks like a key hidden."""
-    secrets.learn(os.environ)
-    text = " ".join(secrets.scrub(text).split())
+    secrets.learn_secrets(os.environ)
+    text = " ".join(secrets.scrub_text(text).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

@@ -23,7 +23,9 @@ class RedactingModel:
         streams: dict[str, secrets.Stream] = {}
 
         def show(kind: str, text: str) -> None:
-            shown = streams.setdefault(kind, secrets.Stream()).feed(text) if kind != "retry" else secrets.clean(text)
+            shown = (
+                streams.setdefault(kind, secrets.Stream()).feed(text) if kind != "retry" else secrets.clean_text(text)
+            )
             if shown:
                 on_delta(kind, shown)
 
@@ -36,12 +38,12 @@ class RedactingModel:
 
 
 def _redact_request(request: Request) -> Request:
-    system = secrets.clean(request.system)
+    system = secrets.clean_text(request.system)
     thread: list[Turn] | None = None
     for at, turn in enumerate(request.thread):
         if type(turn) is AssistantTurn:  # redacted when the model said it
             continue
-        text = secrets.clean(turn.text)
+        text = secrets.clean_text(turn.text)
         if text is not turn.text:
             thread = thread or list(request.thread)
             thread[at] = msgspec.structs.replace(turn, text=text)
@@ -51,7 +53,7 @@ def _redact_request(request: Request) -> Request:
 
 
 def _redact_reply(reply: Reply) -> Reply:
-    replace, text = msgspec.structs.replace, secrets.clean(reply.text)
+    replace, text = msgspec.structs.replace, secrets.clean_text(reply.text)
     if text is not reply.text:
         reply = replace(reply, text=text)
     if reply.calls:
@@ -60,5 +62,7 @@ def _redact_reply(reply: Reply) -> Reply:
             calls = tuple(replace(call, args=new) for call, new in zip(reply.calls, args, strict=True))
             reply = replace(reply, calls=calls)
     if reply.thoughts:
-        reply = replace(reply, thoughts=tuple(replace(each, text=secrets.clean(each.text)) for each in reply.thoughts))
+        reply = replace(
+            reply, thoughts=tuple(replace(each, text=secrets.clean_text(each.text)) for each in reply.thoughts)
+        )
     return reply

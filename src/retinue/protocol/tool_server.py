@@ -87,7 +87,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     path: str
     tools: tuple[str, ...]
     workspace: str
-    searched: tuple[str, ...]
+    search_roots: tuple[str, ...]
     roots: tuple[str, ...]
     outputs: str
     caps: Caps

@@ -71,7 +71,7 @@ class PreparedSandbox:
     cwd: str | None = None
 
     def discard(self) -> None:
-        """Lets go of all of it: it was used by others, or never will be."""
+        """Close the descriptors and remove the group: others have used them, or nobody will."""
         for fd in (*self.fds, *([] if self.info is None else [self.info])):
             os.close(fd)
         if self.group is not None:
@@ -93,7 +93,7 @@ class SandboxBuilder(Protocol):
 
 
 def find_python() -> str:
-    """The interpreter itself, not the link to it in a virtual environment."""
+    """Return the interpreter itself, not the link to it in a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -118,7 +118,7 @@ def list_packages() -> tuple[tuple[str, str], ...]:
 
 @cache
 def list_interpreter_folders() -> tuple[str, ...]:
-    """The folders Python itself needs, beyond /usr."""
+    """List the folders that Python itself needs, beyond /usr."""
     folders = {os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     folders.add(str(Path(find_python()).parent))
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
@@ -127,8 +127,8 @@ def list_interpreter_folders() -> tuple[str, ...]:
 def make_environment(
     box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
 ) -> dict[str, str]:
-    """An allowlist. The path has the programs that were exposed, those folders of ours that can be seen from inside,
-    and those of the interpreter."""
+    """Make the environment inside from an allowlist. Its PATH has the programs that were exposed, the folders of ours
+    that can be seen from inside, and those of the interpreter."""
     passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
     seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
     folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
@@ -143,7 +143,7 @@ def make_environment(
 
 
 def _list_program_folders(exposed: Sequence[str]) -> Iterator[str]:
-    """The folders of programs among what was exposed."""
+    """Yield the folders of programs among the exposed paths."""
     for path in exposed:
         if Path(path, "bin").is_dir():
             yield f"{path}/bin"

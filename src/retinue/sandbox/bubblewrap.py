@@ -264,13 +264,13 @@ def _run_self_check(prepared: PreparedSandbox, *, root: bool) -> SelfCheck:
 
 
 def pick_user(tree: str) -> tuple[int, int]:
-    """A uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
+    """Pick a uid for one run and the gid of its tree, from numbers this machine gives to nobody."""
     first, count = _find_free_ids()
     return first + secrets.randbelow(count), first + zlib.crc32(tree.encode()) % count
 
 
 def _find_free_ids() -> tuple[int, int]:
-    """The range; inside a container that maps fewer, the upper half of what it maps."""
+    """Return the first free id and their number; in a container that maps fewer, the upper half of what it maps."""
     largest = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         inside, _, count = map(int, line.split())
@@ -283,7 +283,7 @@ def _find_free_ids() -> tuple[int, int]:
 
 
 def give_files(box: Box, user: tuple[int, int]) -> None:
-    """Makes what the run writes its own, and what it reads of the tree's its group's. What is shared is not touched."""
+    """Give the run what it writes, and its group what it reads of the tree. What is shared is not touched."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
         _give_folder(folder, uid, gid)
@@ -308,7 +308,7 @@ def _give_folder(folder: str, uid: int, gid: int) -> None:
 
 
 def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
-    """To the run, and to its tree for reading. What is no plain file has no content of its own."""
+    """Give a file to the run, and to its tree for reading. What is no plain file has no content of its own."""
     os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
     mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if stat.S_ISREG(mode):
@@ -320,7 +320,7 @@ def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
 
 
 def _make_setpriv_command(user: tuple[int, int]) -> list[str]:
-    """Becomes the run's own user, for good."""
+    """Return the command that becomes the run's own user, for good."""
     program = find_command("setpriv") or "setpriv"
     uid, gid = map(str, user)
     return [program, "--reuid", uid, "--regid", gid, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
@@ -338,7 +338,7 @@ def _write_to_pipe(data: bytes) -> int:
 
 
 def _pick_procs_files(procs: Sequence[str]) -> list[str]:
-    """The files to write to: in the new hierarchy both are one."""
+    """Return the files to write to: in the new hierarchy both are one."""
     return [procs[0], procs[-1]]
 
 

@@ -39,7 +39,7 @@ class Group:
         return 0
 
     def remove(self) -> bool:
-        """Removes it; False while something in it is still dying."""
+        """Remove it; False while something in it is still dying."""
         for folder in self._folders:
             try:
                 folder.rmdir()
@@ -50,14 +50,14 @@ class Group:
         return True
 
     def remove_soon(self, seconds: float = 2.0) -> None:
-        """Waits a little for the last of it to be gone."""
+        """Remove it, and wait a little for its last process to end."""
         deadline, pause = time.monotonic() + seconds, threading.Event()
         while not self.remove() and time.monotonic() < deadline:
             pause.wait(0.005)
 
 
 def find_parent_groups() -> list[Path] | None:
-    """The folders below which groups for memory and processes can be made; None where they cannot."""
+    """Return the folders below which groups for memory and processes can be made; None where they cannot."""
     if (ROOT / "cgroup.controllers").exists():
         with suppress(OSError):
             given = (ROOT / "cgroup.subtree_control").read_text().split()
@@ -75,7 +75,7 @@ def find_parent_groups() -> list[Path] | None:
 
 
 def make_group(below: list[Path], caps: Caps) -> Group:
-    """A new group with these limits; raises OSError, and then nothing is left of it."""
+    """Make a group with these limits; raises OSError, and then nothing is left of it."""
     name = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
     group = Group([folder / name for folder in below])
     try:
@@ -101,7 +101,7 @@ def _set_limits(folder: Path, caps: Caps) -> None:
 
 
 def remove_leftover_groups(below: list[Path]) -> None:
-    """Removes what processes that are gone have left."""
+    """Remove the groups of processes that have ended."""
     for folder in below:
         for left in folder.glob(f"{PREFIX}*"):
             maker = left.name.removeprefix(PREFIX).partition("-")[0]

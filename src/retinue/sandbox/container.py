@@ -1,7 +1,7 @@
 """The container sandbox: podman or docker, by their command line. Image and flags are settings of the host.
 
 The tool server is mounted read-only beside the image's own Python, which must be of our minor version and machine.
-Flags of the host come first and ours after them, so that ours win; and what stands is looked at from inside all the
+Flags of the host come first and ours after them, so that ours win; and the result is checked from inside all the
 same."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Engine:
         return Path(self.argv[0]).name == "podman"
 
     def remove(self, names: Sequence[str]) -> None:
-        """Ends these containers at once, whatever state they are in. One that is gone must not save the others."""
+        """End these containers at once, whatever state they are in. One that is gone must not save the others."""
         for name in names:
             self.call("rm", "--force", *(["--time=0"] if self.is_podman else []), name, seconds=REMOVE_SECONDS)
 
@@ -212,7 +212,7 @@ class Containers:
         return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
 
     def _format_bind(self, source: str, path: str, *, writable: bool = False) -> str:
-        """One mount only, not what is mounted below it: that would stay writable."""
+        """Return the option for one mount, without the mounts below it: those would stay writable."""
         fields = ["type=bind", f"src={source}", f"dst={path}"]
         fields += [] if writable else ["readonly"]
         return _join_fields(*fields, *(["bind-nonrecursive=true"] if self._engine.is_podman else []))
@@ -275,7 +275,7 @@ _PROBED: dict[tuple[str, ...], Containers] = {}
 
 
 def _make_mask(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
-    """A folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
+    """Make a folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
     would take over the rights of what it hides, and podman's also the files."""
     folders = {folder.parent, folder}
     for path in bound:
@@ -305,12 +305,12 @@ def _list_limits(caps: Caps) -> list[str]:
 
 
 def _join_fields(*fields: str) -> str:
-    """The comma-separated form of --mount; a field with a comma or quote in it is quoted."""
+    """Join fields in the form of --mount; a field with a comma or quote in it is quoted."""
     return ",".join('"{}"'.format(field.replace('"', '""')) if set(field) & set(',"\n') else field for field in fields)
 
 
 def find_engine() -> Engine:
-    """podman, else docker; raises SandboxUnavailable."""
+    """Return podman, else docker; raises SandboxUnavailable."""
     for name in ENGINES:
         program = find_command(name)
         if program is not None:

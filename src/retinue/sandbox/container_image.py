@@ -53,7 +53,7 @@ _LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
 def build_image(engine: Sequence[str]) -> str:
-    """Makes the default image and says what is in it; raises SandboxUnavailable."""
+    """Make the default image and say what is in it; raises SandboxUnavailable."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         raise SandboxUnavailable(
             "the default image is made of this machine's own programs, which takes Linux with glibc"

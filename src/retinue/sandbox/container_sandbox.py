@@ -34,7 +34,7 @@ class ContainerProcess(Process):
             self._killing = TaskOwner().start(self._kill_all())
 
     async def _kill_all(self) -> None:
-        """A container that is just being made is not found the first time."""
+        """Kill the container, again and again: one that is just being made is not found the first time."""
         assert self._prepared.kill is not None
         deadline = self._loop.time() + REAP_SECONDS
         while self._loop.time() < deadline:

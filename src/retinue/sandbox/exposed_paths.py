@@ -64,12 +64,12 @@ def _is_ours(root: Path, folder: Path) -> bool:
 
 
 def _list_pythons(folder: str) -> list[str]:
-    """A file of the project's names that folder, so it counts only where a Python is."""
+    """List the places of a Python in a folder. A file of the project names it, so it counts only where a Python is."""
     return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
 
 
 def _is_python(path: str) -> bool:
-    """A link of the project's may stand there, so it is where it leads that counts."""
+    """Tell whether a Python is there. The path may be a link of the project, so its target counts."""
     real = Path(os.path.realpath(path))
     return _PYTHON.fullmatch(real.name) is not None and real.is_file() and os.access(real, os.X_OK)
 
@@ -82,7 +82,7 @@ def _resolve_rustup(name: str, home: Path, env: Mapping[str, str]) -> Path | Non
 
 
 def _resolve_shim(shim: Path, folder: Path) -> Path | None:
-    """The program of the version that is chosen here, else of the newest that has it."""
+    """Return the program of the version that is chosen here, else of the newest that has it."""
     manager = shim.parent.parent
     chosen = f"{_read_text(folder / '.python-version')}\n{_read_text(manager / 'version')}".split()
     found = sorted(manager.glob(f"versions/*/bin/{shim.name}"), key=lambda path: path.parts[-3])

@@ -39,7 +39,7 @@ _UNREACHABLE = re.compile(
 
 
 def find_program_hint(said: str) -> str:
-    """Return words to put behind the output of a failed command; none if the program is not on this machine either."""
+    """Return hints to put behind the output of a failed command; none if the program is not on this machine either."""
     notes = []
     for name, path in _find_missing_programs(said):
         shown = find_program_paths(path, Path(path).parent, os.environ)

@@ -19,7 +19,7 @@ import h11
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
-from retinue.core.network import Hosts, allows, canonical
+from retinue.core.network import Hosts, allows_host, canonicalize_name
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
 from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
 
@@ -118,7 +118,7 @@ class Proxy:
     async def _dial(self, route: Route) -> Streams:
         host, port = route.host, route.port
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if not allows(self._hosts, host, port):
+        if not allows_host(self._hosts, host, port):
             raise self._deny(f"{target} is not among the hosts that this run may reach")
         try:
             async with asyncio.timeout(DIAL_SECONDS):
@@ -167,7 +167,7 @@ def plan_route(request: h11.Request) -> Route:
 def _parse_authority(text: str, port: int | None) -> tuple[str, int]:
     found = _AUTHORITY.fullmatch(text)
     number = port if found is None or found[2] is None else int(found[2])
-    host = None if found is None else canonical(found[1].strip("[]"))
+    host = None if found is None else canonicalize_name(found[1].strip("[]"))
     if host is None or number is None or not 0 < number < 65536:
         raise HttpError(400, "that is no host and port")
     return host, number

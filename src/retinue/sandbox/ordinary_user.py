@@ -48,7 +48,7 @@ def run_as_user(argv: Sequence[str], *, seconds: float, also: Sequence[str] = ()
 
 
 def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
-    """The lines of a shell; all they mount is gone with the last process in the namespace."""
+    """Yield the lines of a shell; all they mount is gone with the last process in the namespace."""
     texts = {
         "passwd": Path("/etc/passwd").read_text() + f"{NAME}:x:{USER}:{USER}::{made}/home:/bin/sh\n",
         "group": Path("/etc/group").read_text() + f"{NAME}:x:{USER}:\n",
@@ -71,5 +71,5 @@ def _list_mount_commands(made: Path, needed: set[str]) -> Iterator[str]:
 
 
 def _find_closed_folder(path: str) -> str:
-    """The first folder on the way to it that others may not pass."""
+    """Return the first folder on the way to it that others may not pass."""
     return next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")

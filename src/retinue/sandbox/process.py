@@ -49,7 +49,7 @@ class Process:
         self.why = ""  # how it ended, for a person; known when it was stopped
 
     def start(self) -> None:
-        """Raises OSError; then nothing was started. Closes the descriptors it was prepared with either way."""
+        """Start it. Raises OSError; then nothing was started. It closes the prepared descriptors either way."""
         prepared = self._prepared
         stdin, self.writing = os.pipe()
         self.reading, stdout = os.pipe()
@@ -98,11 +98,11 @@ class Process:
         return f"its process ended with code {code}"
 
     async def wait_until_gone(self) -> None:
-        """Waits until it is gone with all it started, and reaped."""
+        """Wait until it is gone with all it started, and reaped."""
         await self._exited.wait()
 
     async def stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        """Ends it: asks, which is over when it has stopped its work, then SIGTERM, then SIGKILL of everything inside;
+        """End it: ask, which is over when it has stopped its work, then SIGTERM, then SIGKILL of everything inside;
         without `ask` at once. Always finishes; when cancelled meanwhile, in a hurry."""
         await finish_despite_cancel(self._stop(ask), hurry=self._kill, patient=False)
 
@@ -138,7 +138,7 @@ class Process:
         return bool(done)
 
     def _list_processes(self) -> Iterator[int]:
-        """Every process inside: all are below the first one."""
+        """Yield every process inside: all are below the first one."""
         waiting = [] if self._first_process is None else [self._first_process]
         while waiting:
             pid = waiting.pop()
@@ -193,7 +193,7 @@ class Process:
                 write_private_file(self._log, data[:room], append=True)
 
     async def _release_resources(self) -> None:
-        """Lets go of what is ours: descriptors and the control group."""
+        """Close our descriptors and remove the control group."""
         self._close_info()
         if self._stderr >= 0:
             self._read_stderr()

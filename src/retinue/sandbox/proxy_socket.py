@@ -27,7 +27,7 @@ CHUNK = 64 * 1024
 
 class Proxy(Protocol):
     async def open(self, path: Path) -> None:
-        """Listens there; raises OSError."""
+        """Listen there; raises OSError."""
         ...
 
     async def close(self) -> None: ...
@@ -67,7 +67,7 @@ class ProxySocket:
             self.path.unlink()
 
     def take_refusals(self) -> str:
-        """Return what was refused since the last time, in words for the model."""
+        """Return what was refused since the last time, as a text for the model."""
         reasons, self._pending = self._pending, []
         hosts = ", ".join(map(str, self._hosts[:MAX_REASONS]))
         return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""

@@ -37,8 +37,8 @@ class HostFolders:
         return (self._folders.workspace, *map(Path, self._folders.readable), Path(self._lent_folder))
 
     @property
-    def searched(self) -> Sequence[Path]:
-        return self._folders.searched
+    def search_roots(self) -> Sequence[Path]:
+        return self._folders.search_roots
 
     def spill(self, name: str) -> Path:
         folder = make_private_folder(self._lent_folder)

@@ -52,13 +52,13 @@ _SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
 
 
 def find_call_number(name: str) -> int:
-    """The number of a call that is denied, on this kind of machine; a KeyError for another."""
+    """Return the number of a call that is denied, on this kind of machine; a KeyError for another."""
     known = {**_DENIED, "clone": _CLONE, "clone3": _CLONE3}
     return known[name][_MACHINES[platform.machine()].column]
 
 
 def make_filter(machine: str = "") -> bytes | None:
-    """The filter for this kind of machine; None where we have none."""
+    """Return the filter for this kind of machine; None where we have none."""
     kind = _MACHINES.get(machine or platform.machine())
     if kind is None:
         return None

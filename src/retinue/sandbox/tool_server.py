@@ -53,7 +53,7 @@ class SandboxFolders:
     def __init__(self, start: frames.Start) -> None:
         self.workspace = Path(start.workspace)
         self.roots: Sequence[Path] = tuple(map(Path, start.roots))
-        self.searched: Sequence[Path] = tuple(map(Path, start.searched))
+        self.search_roots: Sequence[Path] = tuple(map(Path, start.search_roots))
         self._outputs = Path(start.outputs)
         self._spilled = start.spilled
 
@@ -75,7 +75,7 @@ class _Execution:
         self.waiting: dict[int, asyncio.Future[frames.ToolReturned]] = {}
         self._shown_at = 0.0
 
-    async def expired(self) -> None:
+    async def wait_for_expiry(self) -> None:
         await self.expiry.wait()
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:

@@ -141,7 +141,7 @@ class Connection:
         has, and is killed if it does not. Raises SandboxLost."""
         request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
         number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
-        expiry = self._tasks.start(execution.expired())
+        expiry = self._tasks.start(execution.wait_for_expiry())
         try:
             seconds = None if is_timed else FILE_SECONDS
             await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -428,7 +428,7 @@ class ToolServerSession:
             path=self._job.ref.path,
             tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),  # for the workspace's set-up
             workspace=box.workspace,
-            searched=tuple(os.path.realpath(path) for path in self._own.searched),
+            search_roots=tuple(os.path.realpath(path) for path in self._own.search_roots),
             roots=(box.workspace, *box.readable, box.outputs, box.lent),
             outputs=box.outputs,
             caps=box.caps,
@@ -448,7 +448,7 @@ class ToolServerSession:
         return Outcome(text, result.success, file=file, sandbox=protections)
 
     def _find_hint(self, text: str, started: _RunningServer) -> str:
-        """Return words for a command that failed because of what its sandbox does not have."""
+        """Return a hint for a command that failed because of what its sandbox does not have."""
         unreached = "" if FULL_NETWORK in self._kind.builder.protections else find_offline_hint(text)
         if started.proxy_socket is not None:
             unreached = started.proxy_socket.take_refusals()
@@ -500,7 +500,7 @@ async def _prepare_sandbox(builder: SandboxBuilder, box: Box) -> PreparedSandbox
 
 
 def _discard(opened: asyncio.Future[PreparedSandbox]) -> None:
-    """Nobody waits for it any more."""
+    """Discard a sandbox that nobody waits for any more."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().discard()
 

@@ -17,7 +17,7 @@ COVER = "/dev/null"
 
 
 def find_bound_sockets(folders: Sequence[str], hidden: str) -> list[str]:
-    """The sockets that stand below these folders, which are real paths, and not in what is hidden of them. One that was
+    """Return the sockets below these folders, which are real paths, and not in what is hidden of them. One that was
     bound by a relative path is looked for in the folders themselves."""
     found = set()
     with suppress(OSError):

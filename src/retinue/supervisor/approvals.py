@@ -22,8 +22,8 @@ from retinue.core.errors import ConfigError, Unconfirmed
 from retinue.core.events import ApprovalAsked, ApprovalDecided, ToolStarted, Warned
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Approver, Clock, Preview, RuleBook, Timer
-from retinue.core.rules import FILES, Verdict, derive, is_a, sealed
-from retinue.core.secrets import clean, clean_value
+from retinue.core.rules import FILES, Verdict, derive_rule, is_a, join_seal
+from retinue.core.secrets import clean_text, clean_value
 from retinue.supervisor.policy import SANDBOXED_TOOLS, inside, subjects_of
 from retinue.supervisor.run import Run
 from retinue.supervisor.tree import Tree
@@ -75,7 +75,7 @@ class Approvals:
         self, tree: Tree, run: Run, call: Call, *, spec: ToolSpec, preview: Preview | str, verdict: Verdict
     ) -> Decision:
         """Decide about a call that the policy does not simply let pass. It is written before it takes effect."""
-        tool = sealed(call.name, spec.seal)
+        tool = join_seal(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
             allowed = verdict.what != "deny"
@@ -244,7 +244,7 @@ class Approvals:
 
     def _answer_others(self, question: Question, decision: Decision, *, by: str) -> None:
         """Answer the questions that wait beside this one, where the answer covers them too."""
-        tree, run, tool = question.tree.id, question.run.ref.run, sealed(question.call.name, question.spec.seal)
+        tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
             self._resolve_all(lambda q: same if (q.tree.id, q.run.ref.run) == (tree, run) else None, by, "pending")
@@ -269,7 +269,7 @@ class Approvals:
         than one call."""
         self._asked[tree] = asked
         for run, body in answers:
-            self.remember(tree, run, sealed(body.tool, body.seal), scope=body.scope, by=body.by)
+            self.remember(tree, run, join_seal(body.tool, body.seal), scope=body.scope, by=body.by)
 
     def _resolve_all(self, choose: Callable[[Question], Decision | None], by: str, scope: str) -> None:
         for question in list(self._questions.values()):
@@ -278,7 +278,7 @@ class Approvals:
                 self._resolve(question, decision, by=by, scope=scope)
 
     def _find_standing_for(self, question: Question) -> str:
-        tool = sealed(question.call.name, question.spec.seal)
+        tool = join_seal(question.call.name, question.spec.seal)
         return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
 
     def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
@@ -403,11 +403,11 @@ def _make_approval(
         run=ref.run,
         path=ref.path,
         agent=ref.agent,
-        tool=clean(call.name),
+        tool=clean_text(call.name),
         args=clean_value(deepcopy(call.args)),
-        call_id=clean(call.id),
+        call_id=clean_text(call.id),
         label=None if run.parent is None else ref.label,
-        preview=clean(preview),
+        preview=clean_text(preview),
         rule="" if verdict.rule else _derive_rule(run, call, project, spec.seal),
         digest=_digest_call(tree, run, call),
     )
@@ -419,7 +419,7 @@ def _derive_rule(run: Run, call: Call, project: str, seal: str) -> str:
     if is_a(call.name, FILES) and run.folders.path != project:
         return ""
     subjects = subjects_of(call.name, call.args, workspace=run.folders.path, project=project)
-    rule = derive(call.name, subjects[0] if subjects else None, seal)
+    rule = derive_rule(call.name, subjects[0] if subjects else None, seal)
     return "" if rule is None else str(rule)
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from retinue.core.approvals import Decision, Deny, denial
+from retinue.core.approvals import Decision, Deny, describe_denial
 from retinue.core.errors import Unconfirmed
 from retinue.core.events import ToolCall
 from retinue.core.messages import Call, ToolSpec
@@ -38,7 +38,7 @@ class Hosted:
         said, decision = NOBODY, None
         try:
             decision = await services.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS)
-            said = denial(decision) if isinstance(decision, Deny) else "answered"
+            said = describe_denial(decision) if isinstance(decision, Deny) else "answered"
         except Unconfirmed:
             pass
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
@@ -120,7 +120,7 @@ class LocalControl:
         return LocalClientHandle(self, run, services, leave=leave)
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
-        bounds = narrower(self.supervisor.caller, caller)
+        bounds = narrow_caller(self.supervisor.caller, caller)
         return caller_limits.serve_caller(structs.replace(bounds, run_id=caller.run_id))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:

@@ -23,12 +23,12 @@ from retinue.core.rules import (
     Rule,
     Rules,
     Verdict,
-    allows,
-    concerns,
-    escape,
+    concerns_tool,
+    escape_pattern,
+    find_allowing_rule,
+    find_stopping_rule,
     is_a,
-    stops,
-    unclear,
+    is_unclear,
 )
 
 CACHED = 1024
@@ -54,7 +54,7 @@ class RulePolicy:
         if mode == "sandboxed" and not unasked:
             self.inside = RulePolicy(rules, mode=mode, project=project, config=config, unasked=SANDBOXED_TOOLS)
         self._project = os.path.realpath(project) if project else ""
-        own = escape(os.path.realpath(config)) if config and mode != "yes" else ""
+        own = escape_pattern(os.path.realpath(config)) if config and mode != "yes" else ""
         changers = ("edit", "write", "*_edit_file", "*_write_file")
         self._protected = tuple(Rule(tool, own) for tool in changers) if own else ()
         self._rules = rules
@@ -94,12 +94,12 @@ class RulePolicy:
         """Return the rules about a tool. Those that deny or ask about a shell hold for a program too: it can run any
         command."""
         deny, allow, ask, protected = (
-            tuple(rule for rule in rules if concerns(rule, tool))
+            tuple(rule for rule in rules if concerns_tool(rule, tool))
             for rules in (self._rules.deny, self._rules.allow, self._rules.ask, self._protected)
         )
         if tool == CODE_MODE:
-            deny += tuple(rule for rule in self._rules.deny if concerns(rule, SHELLS[0]) and rule not in deny)
-            ask += tuple(rule for rule in self._rules.ask if concerns(rule, SHELLS[0]) and rule not in ask)
+            deny += tuple(rule for rule in self._rules.deny if concerns_tool(rule, SHELLS[0]) and rule not in deny)
+            ask += tuple(rule for rule in self._rules.ask if concerns_tool(rule, SHELLS[0]) and rule not in ask)
         return deny, allow, ask, protected
 
     def _judge_by(
@@ -116,19 +116,21 @@ class RulePolicy:
         if not any(concerned):
             return default
         subjects = subjects_of(tool, args, workspace=workspace, project=self._project)
-        if rule := stops(deny, tool, args, subjects):
+        if rule := find_stopping_rule(deny, tool, args, subjects):
             return Verdict("deny", rule)
-        if rule := stops(protected, tool, args, subjects):
+        if rule := find_stopping_rule(protected, tool, args, subjects):
             return Verdict("ask", rule, firm=True)
-        if rule := stops(ask, tool, args, subjects):
+        if rule := find_stopping_rule(ask, tool, args, subjects):
             return Verdict("ask", rule)
-        if unclear((*deny, *ask, *protected), tool, subjects):
+        if is_unclear((*deny, *ask, *protected), tool, subjects):
             return Verdict("ask", UNCLEAR.format(tool=tool))
         if default.what == "ask":
             subject = subjects[0] if subjects else None
-            if rule := allows(tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject):
+            if rule := find_allowing_rule(
+                tuple(rule for rule in allow if rule.seal in ("", spec.seal)), tool, args, subject
+            ):
                 return Verdict("allow", rule)
-            return Verdict("ask", changed=bool(allows(allow, tool, args, subject)))
+            return Verdict("ask", changed=bool(find_allowing_rule(allow, tool, args, subject)))
         return default
 
     def _default(self, spec: ToolSpec, *, primary: bool) -> Verdict:

@@ -1,88 +1,12 @@
-"""Time: the clock, the deadline of a run and its stall timer. Knows no run; what happens on expiry is a callback.
-
-Nearly every run sets an alarm that never goes off: its deadline. As timers of the event loop they would all lie in the
-heap it sorts its short sleeps in, and every turn of the loop would pay for them. So alarms have a heap of their own,
-and the loop has one timer, for the next of them. A test passes a clock of its own (`retinue.testing.ManualClock`).
-"""
+"""The deadline of a run and its stall timer. Knows no run; what happens on expiry is a callback."""
 
 from __future__ import annotations
 
-import asyncio
-import heapq
-import time
 from collections.abc import Callable
-
-import msgspec
 
 from retinue.core.ports import Clock, Timer
 
-CANCELLED_KEPT = 256
 LATE_SECONDS = 1.0
-
-
-class Alarm(msgspec.Struct, order=True):
-    """One alarm of a clock. Alarms sort by time, those of one time in the order they were set."""
-
-    due: float
-    number: int
-    clock: SystemClock
-    callback: Callable[[], None] | None
-
-    def cancel(self) -> None:
-        if self.callback is not None:
-            self.callback = None
-            self.clock.count_cancelled()
-
-
-class SystemClock:
-    """The clock of one event loop. Deadlines run on monotonic time; wall time only dates events."""
-
-    wall = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(asyncio.sleep)
-
-    def __init__(self) -> None:
-        self._due: list[Alarm] = []
-        self._made = 0
-        self._cancelled = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Alarm:
-        self._made += 1
-        alarm = Alarm(time.monotonic() + seconds, self._made, self, callback)
-        heapq.heappush(self._due, alarm)
-        if self._due[0] is alarm or self._timer is None:
-            self._set_timer()
-        return alarm
-
-    def count_cancelled(self) -> None:
-        """Count a cancelled alarm. Rebuilds the heap when most of its alarms are cancelled."""
-        self._cancelled += 1
-        if self._cancelled > CANCELLED_KEPT and self._cancelled > len(self._due) // 2:
-            self._due = [alarm for alarm in self._due if alarm.callback is not None]
-            heapq.heapify(self._due)
-            self._cancelled = 0
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        wait = max(0.0, self._due[0].due - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(wait, self._call_due)
-
-    def _call_due(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        try:
-            while self._due and self._due[0].due <= now:
-                alarm = heapq.heappop(self._due)
-                callback, alarm.callback = alarm.callback, None
-                if callback is None:
-                    self._cancelled = max(0, self._cancelled - 1)
-                else:
-                    callback()
-        finally:  # a callback that raises must not take the other alarms with it
-            if self._due and self._timer is None:
-                self._set_timer()
 
 
 class Deadline:

@@ -166,7 +166,7 @@ def redact(body: B) -> B:
     for name in names:
         value = getattr(body, name)
         if value:
-            cleaned = secrets.clean(value) if type(value) is str else secrets.clean_value(value)
+            cleaned = secrets.clean_text(value) if type(value) is str else secrets.clean_value(value)
             if cleaned is not value:
                 changes = {**(changes or {}), name: cleaned}
     return body if changes is None else msgspec.structs.replace(body, **changes)
@@ -182,7 +182,7 @@ def make_tree(
     seq: int = 0,
 ) -> Tree:
     """Return a tree; one that redacts only where secrets are known, so that nobody else pays for it."""
-    kind = RedactingTree if secrets.known() else Tree
+    kind = RedactingTree if secrets.has_secrets() else Tree
     return kind(log, clock, concurrent=concurrent, trace=trace, restored=restored, seq=seq)
 
 

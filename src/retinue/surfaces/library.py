@@ -168,9 +168,9 @@ def open(  # noqa: PLR0913 - the one entry point
     instead of the price library. `telemetry` sends spans and metrics to your program's OpenTelemetry providers (or
     those of the `Telemetry`); when it has none, to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
     `network` is what runs may reach: hosts such as `docs.python.org` or `*.example.com` (for `web_fetch`, and for
-    commands behind a wall through a proxy), "full", or "none", which is the default.
+    commands in a sandbox through a proxy), "full", or "none", which is the default.
     `runtime` is where runs live whose profile does not say (`inherited`: in this process, with your authority;
-    `isolated`: each in a process of its own behind a wall; `container`: each in a container); where that cannot be had
+    `isolated`: each in a sandboxed process of its own; `container`: each in a container); where that cannot be had
     a run is refused, unless `fallback` names the laxer one to use. `delegated` subagents are asked of the host of this
     container, through the folder `outbox` (`retinue watch`). `mcp_servers` are programs and addresses that runs may
     have tools from, by name, as in retinue.yaml: `{"files": {"command": "npx", "args": [...]}}`."""

@@ -183,7 +183,7 @@ class _Running:
         await self._tasks.close(STOP_SECONDS)
 
     async def _expire(self, execution: Execution) -> None:
-        await execution.expired()
+        await execution.wait_for_expiry()
         self._end()
 
     def _end(self, problem: str = "") -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from retinue.core.errors import ToolError
-from retinue.core.network import Hosts, allows, canonical
+from retinue.core.network import Hosts, allows_host, canonicalize_name
 from retinue.http.client import ClientConnection, ResponseError
 from retinue.tools.dialer import Dialer, dial_host
 
@@ -92,11 +92,11 @@ def check_url(url: str, hosts: Hosts) -> Target:
         raise ToolError(f"{TOOL}: only http:// and https:// URLs can be fetched")
     if "@" in parts.netloc:
         raise ToolError(f"{TOOL}: a URL with a user or password in it is not fetched")
-    host = canonical(name)
+    host = canonicalize_name(name)
     if host is None:
         raise ToolError(f"{TOOL}: '{name[:100]}' is no host")
     target = Target(parts.scheme, host, _DEFAULTS[parts.scheme] if port is None else port, _encode_path(parts))
-    if not allows(hosts, host, target.port):
+    if not allows_host(hosts, host, target.port):
         shown = ", ".join(map(str, hosts[:20])) or "none"
         raise ToolError(f"{TOOL}: {target.authority} is not among the hosts that may be fetched: {shown}")
     return target

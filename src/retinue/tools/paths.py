@@ -37,7 +37,7 @@ def resolve_readable(folders: Folders, raw: str, *, tool: str = "read") -> Path:
     it."""
     path = _resolve(folders.workspace, raw, tool)
     if not path.exists() and not Path(raw).is_absolute():
-        others = (_resolve(root, raw, tool) for root in folders.searched)
+        others = (_resolve(root, raw, tool) for root in folders.search_roots)
         path = next((other for other in others if other.exists() and _root_of(other, folders.roots)), path)
     if _root_of(path, folders.roots) is None:
         raise ToolError(f"{tool}: {quote_text(raw)} is outside this run's folders")

@@ -175,7 +175,7 @@ def _find_tops(raw: str, folders: Folders, tool: str) -> list[tuple[Path, str]]:
     """Return the folders (or the one file) to search, each with the prefix its paths are shown with."""
     if raw:
         return [(resolve_readable(folders, raw, tool=tool), raw)]
-    tops = [top for top in dict.fromkeys(folders.searched) if top.is_dir()]
+    tops = [top for top in dict.fromkeys(folders.search_roots) if top.is_dir()]
     return [(top, "") for top in tops if not any(_is_covered_by(other, top) for other in tops)]
 
 

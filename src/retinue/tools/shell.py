@@ -66,7 +66,7 @@ class Shell:
         in_time, held, grace = False, False, self._grace
         with OutputPipe(output, ends, execution.show_output) as pipe:
             try:
-                in_time = await run_until_first([group.wait_for_exit(), execution.expired()]) == 0
+                in_time = await run_until_first([group.wait_for_exit(), execution.wait_for_expiry()]) == 0
                 if in_time:
                     held = not await pipe.wait_for_end()
                     grace = 0.0

@@ -17,7 +17,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import EVENT_BYTES
-from retinue.core.secrets import clean
+from retinue.core.secrets import clean_text
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.files.trees import remove_tree
 from retinue.workspaces.workspace import ChangesRecord, Workspace
@@ -81,7 +81,7 @@ class RunFolders(msgspec.Struct, eq=False):
         return self._made
 
     @property
-    def searched(self) -> Sequence[Path]:
+    def search_roots(self) -> Sequence[Path]:
         # The files of a copy's source are in the workspace already.
         source = None if self.workspace_copy is None else self.workspace_copy.source
         return (self.workspace, *(Path(path) for path in self.readable if path != source))
@@ -101,7 +101,7 @@ class RunFolders(msgspec.Struct, eq=False):
 
     def fit_event_text(self, text: str) -> tuple[str, str]:
         """Return text that fits an event, and the file (named by its hash) with all of it if it had to be cut."""
-        if len(text) * 4 <= EVENT_BYTES or len(data := clean(text).encode("utf-8", "replace")) <= EVENT_BYTES:
+        if len(text) * 4 <= EVENT_BYTES or len(data := clean_text(text).encode("utf-8", "replace")) <= EVENT_BYTES:
             return text, ""
         path = make_private_folder(f"{self.own}/full_logs") / f"{hashlib.sha256(data).hexdigest()}.txt"
         write_private_file(path, data)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.collector import Collector
 from retinue.control.reporting import Reporting
 from retinue.core.events import Delta, Event
@@ -21,7 +22,6 @@ from retinue.core.profiles import Profile, Task
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.run import Run
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.loopback.kit import Response, knock
 from tests.surfaces.cli.shell import environment

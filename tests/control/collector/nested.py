@@ -15,10 +15,11 @@ import msgspec
 import retinue
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.publisher import Publisher
 from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
-from retinue.core.caller import narrower
+from retinue.core.caller import narrow_caller
 from retinue.core.errors import SpawnRefused
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
@@ -26,12 +27,11 @@ from retinue.core.profiles import Profile, Task
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 
 
 async def main(run_id: str, meta: str) -> str:
-    caller = narrower(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
+    caller = narrow_caller(travel.read_process_limits(os.environ), travel.from_meta(json.loads(meta)))
     down = Downward(Limits(), SystemClock())
 
     @retinue.tool(tier="observe")

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from retinue.concurrency import SystemClock
 from retinue.control.publisher import Publisher
 from retinue.control.reporting import Relay
 from retinue.control.server_limits import Downward
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome
-from retinue.supervisor.timers import SystemClock
 from tests.control.collector.kit import hall, runs_of
 
 

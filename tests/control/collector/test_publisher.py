@@ -11,6 +11,7 @@ import pytest
 from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.publisher import Poster, Publisher
 from retinue.control.reporting import Relay, Reporting
 from retinue.control.server_limits import Downward
@@ -22,7 +23,6 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.usage import Usage
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.caller_limits import serve_caller
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import scripted
 from tests.control.collector.kit import CHILD, hall, of, runs_of
 from tests.control.collector.peers import peer, reviewed, root, started

@@ -14,8 +14,9 @@ from msgspec import UNSET
 
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
+from retinue.concurrency import SystemClock
 from retinue.control.reporting import Reporting
-from retinue.core.caller import NOBODY, Caller, narrower
+from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import ResumeOverrides
 from retinue.core.errors import ConfigError, SpawnRefused
 from retinue.core.limits import Limits
@@ -25,7 +26,6 @@ from retinue.core.results import Result
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
-from retinue.supervisor.timers import SystemClock
 from retinue.testing import ManualClock, scripted
 from tests.control.collector.kit import hall
 
@@ -81,10 +81,10 @@ def test_whatever_a_peer_sends_narrows_at_most(meta: dict[str, Any]) -> None:
 
 def test_of_two_the_narrower() -> None:
     other = Caller(depth=5, deadline=1.0, tokens=None, cost=Decimal(1), parent_id="q")
-    both = narrower(FULL, other)
+    both = narrow_caller(FULL, other)
     assert (both.depth, both.deadline, both.tokens, both.cost) == (2, 1.0, 1000, Decimal("0.125"))
     assert (both.parent_id, both.root_id, both.traceparent) == ("q", "r", TRACE)
-    assert narrower(NOBODY, FULL) == FULL == narrower(FULL, NOBODY)
+    assert narrow_caller(NOBODY, FULL) == FULL == narrow_caller(FULL, NOBODY)
 
 
 def test_a_primary_takes_a_level_unless_it_stands_for_the_caller() -> None:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from retinue.core.commands import read_command
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
-from retinue.core.rules import Mode, Rule, Rules, allows, concerns, derive, parse_rule, stops
+from retinue.core.rules import (
+    Mode,
+    Rule,
+    Rules,
+    concerns_tool,
+    derive_rule,
+    find_allowing_rule,
+    find_stopping_rule,
+    parse_rule,
+)
 from retinue.supervisor.policy import RulePolicy
 
 SHELL = ToolSpec("shell", "", {})
@@ -64,16 +73,16 @@ def test_what_is_no_rule(text: str) -> None:
     ],
 )
 def test_paths(pattern: str, path: str, hit: bool) -> None:
-    assert bool(allows(rules(f"edit({pattern})"), "edit", {}, path)) is hit
-    assert bool(stops(rules(f"edit({pattern})"), "edit", {}, (path,))) is hit
+    assert bool(find_allowing_rule(rules(f"edit({pattern})"), "edit", {}, path)) is hit
+    assert bool(find_stopping_rule(rules(f"edit({pattern})"), "edit", {}, (path,))) is hit
 
 
 def test_arguments_of_other_tools() -> None:
     one = rules("deploy(target=stag*)", "deploy(count=3)")
-    assert allows(one, "deploy", {"target": "staging"}, None) == "deploy(target=stag*)"
-    assert allows(one, "deploy", {"count": 3}, None) == "deploy(count=3)"
-    assert allows(one, "deploy", {"target": "production"}, None) == ""
-    assert concerns(parse_rule("mcp__*"), "mcp__db__query") and not concerns(parse_rule("mcp__*"), "amcp__x")
+    assert find_allowing_rule(one, "deploy", {"target": "staging"}, None) == "deploy(target=stag*)"
+    assert find_allowing_rule(one, "deploy", {"count": 3}, None) == "deploy(count=3)"
+    assert find_allowing_rule(one, "deploy", {"target": "production"}, None) == ""
+    assert concerns_tool(parse_rule("mcp__*"), "mcp__db__query") and not concerns_tool(parse_rule("mcp__*"), "amcp__x")
 
 
 @pytest.mark.parametrize(
@@ -141,29 +150,29 @@ def test_the_order_is_deny_ask_allow_mode() -> None:
 
 @pytest.mark.parametrize("command", ["git status", "ls 'a b' \"c*\" '[x]'", "echo 'it''s'", "a -x=1 # b"])
 def test_a_derived_rule_lets_just_that_command_pass(command: str) -> None:
-    rule = derive("shell", command)
+    rule = derive_rule("shell", command)
     if rule is None:
         assert "#" in command
         return
-    assert allows((rule,), "shell", {}, command) == str(rule) == str(parse_rule(str(rule)))
-    assert not allows((rule,), "shell", {}, command + " more")
-    assert derive("shell", "a | b") is None and derive("edit", "/etc/passwd") is None
+    assert find_allowing_rule((rule,), "shell", {}, command) == str(rule) == str(parse_rule(str(rule)))
+    assert not find_allowing_rule((rule,), "shell", {}, command + " more")
+    assert derive_rule("shell", "a | b") is None and derive_rule("edit", "/etc/passwd") is None
 
 
 @pytest.mark.parametrize(
     ("tool", "subject"), [("*", None), ("do it", None), ("", None), ("edit", " a"), ("edit", "a\nb"), ("edit", " ")]
 )
 def test_no_rule_is_derived_that_would_say_something_else(tool: str, subject: str | None) -> None:
-    assert derive(tool, subject) is None
+    assert derive_rule(tool, subject) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_a_derived_rule_is_about_one_file_only(path: str, other: str) -> None:
-    rule = derive("edit", path)
+    rule = derive_rule("edit", path)
     if rule is not None:
-        assert allows((rule,), "edit", {}, path)
-        assert other == path or not allows((rule,), "edit", {}, other)
+        assert find_allowing_rule((rule,), "edit", {}, path)
+        assert other == path or not find_allowing_rule((rule,), "edit", {}, other)
 
 
 SIGNS = [*"'\"\\;|&$`(){},<>\n#!*?~\t\r[]=\u00a0", " ", " ", "||", "&&", "$x", "${x}", "$(", "$'", "\\x62", "\\\n"]

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from retinue.supervisor.timers import CANCELLED_KEPT, SystemClock
+from retinue.concurrency import CANCELLED_KEPT, SystemClock
 
 
 async def test_alarms_ring_in_order_and_cancelled_ones_do_not() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue import ConfigError, ToolError
-from retinue.core.network import Host, allows, canonical, meet, parse_host, parse_hosts
+from retinue.core.network import Host, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
 from retinue.tools import http_fetch as fetching
 from retinue.tools.dialer import is_public_address
 from retinue.tools.http_fetch import fetch_page
@@ -39,7 +39,7 @@ async def page(web: Web, url: str, *hosts: str, **options: Any) -> fetching.Page
     ],
 )  # fmt: skip
 def test_a_list_of_hosts(hosts: list[str], host: str, port: int, allowed: bool) -> None:
-    assert allows(parse_hosts(hosts), host, port) is allowed
+    assert allows_host(parse_hosts(hosts), host, port) is allowed
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,16 @@ NAMES = st.sampled_from(["a.com", "b.a.com", "c.b.a.com", "z.org", "y.net"])
 def test_what_two_lists_allow_together_is_what_both_allow(
     one: tuple[Host, ...], other: tuple[Host, ...], host: str, port: int
 ) -> None:
-    assert allows(meet(one, other), host, port) == (allows(one, host, port) and allows(other, host, port))
+    assert allows_host(intersect_hosts(one, other), host, port) == (
+        allows_host(one, host, port) and allows_host(other, host, port)
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["2130706433", "0x7f.1", "0177.0.0.1", "127.1", "0x7f000001", "1.2.3.4.5", "a..b", "::1%e"]
 )
 def test_numbers_in_disguise_are_no_hosts(name: str) -> None:
-    assert canonical(name) is None
+    assert canonicalize_name(name) is None
 
 
 @pytest.mark.parametrize(

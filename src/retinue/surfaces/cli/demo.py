@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from retinue.build.parts import Parts
+from retinue.concurrency import SystemClock
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
 from retinue.core.profiles import Profile, Task
 from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.log.runs import Runs
-from retinue.supervisor.timers import SystemClock
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import Shown, drive
 from retinue.surfaces.printer import safe

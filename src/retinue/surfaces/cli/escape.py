@@ -24,7 +24,7 @@ from retinue.core.results import Result
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
-WALLS: tuple[RuntimeName, ...] = ("isolated", "container")
+SANDBOXES: tuple[RuntimeName, ...] = ("isolated", "container")
 NEEDED = frozenset({"pid", "mount", "net", "proxy", "caps", "no_new_privs"})
 USER_SECONDS = 300.0
 HELD, ESCAPED, UNKNOWN = "held", "ESCAPED", "no answer"
@@ -56,7 +56,7 @@ def tried() -> tuple[dict[str, dict[str, str]], list[str]]:
     who = "root" if os.geteuid() == 0 else "user"
     columns: dict[str, dict[str, str]] = {}
     reasons = []
-    for runtime in WALLS:
+    for runtime in SANDBOXES:
         try:
             escaped = asyncio.run(try_all(runtime))
         except RetinueError as error:
@@ -97,7 +97,7 @@ def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) ->
 async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
     """Return which tries got out of one sandbox; None for one without an answer. Raises NotTried, or ConfigError where
     there is no such sandbox."""
-    if runtime not in WALLS:
+    if runtime not in SANDBOXES:
         raise NotTried(f"runtime {runtime!r} is no sandbox")
     with plant_escape_attempts(runtime) as (made, parts):
         started = make_placement(parts).runtime(runtime, "hosts").started

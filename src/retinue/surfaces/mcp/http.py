@@ -18,7 +18,7 @@ from pathlib import Path
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.core.secrets import forget, hide
+from retinue.core.secrets import forget_secret, hide_secret
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
@@ -84,12 +84,12 @@ class Endpoint(Listener):
 
     async def __aenter__(self) -> Endpoint:
         self.url = f"http://{HOST}:{self.listen(self._port)}{PATH}"
-        hide(self._token)
+        hide_secret(self._token)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop_listening()
-        forget(self._token)
+        forget_secret(self._token)
         for session in (*self._sessions.values(), self._shared):
             await session.close()
         await self.end_connections()

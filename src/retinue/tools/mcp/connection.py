@@ -25,7 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 from retinue.concurrency import TaskOwner
 from retinue.core import secrets
 from retinue.core.errors import RetinueError, ToolError
-from retinue.core.servers import McpServer, filled, variables
+from retinue.core.servers import McpServer, fill_variables, list_variables
 from retinue.processes.group import wait_until
 from retinue.tools.command_process import PASSED_VARIABLES
 from retinue.tools.mcp.calls import CallsInFlight, ServerCall
@@ -302,8 +302,8 @@ class Connection:
             return self._open_http()
         env = {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")}
         env |= {name: os.environ[name] for name in server.inherit_env if name in os.environ}
-        env |= {name: filled(value, os.environ) for name, value in server.env.items()}
-        secrets.learn(env)
+        env |= {name: fill_variables(value, os.environ) for name, value in server.env.items()}
+        secrets.learn_secrets(env)
         cwd = str(Path(self._project) / (server.cwd or "."))
         argv = [str(Path(server.command).expanduser()) if server.command[0] == "~" else server.command, *server.args]
         program = self._program = ServerProgram(
@@ -319,11 +319,11 @@ class Connection:
     async def _open_http(self) -> AsyncIterator[TransportStreams]:
         headers = {}
         for name, value in self.server.headers.items():
-            headers[name] = filled(value, os.environ)
+            headers[name] = fill_variables(value, os.environ)
             if any(word in name.lower() for word in _SECRET_HEADERS):
-                secrets.hide(headers[name].rpartition(" ")[2])
-                for variable in variables(value):
-                    secrets.hide(os.environ[variable])
+                secrets.hide_secret(headers[name].rpartition(" ")[2])
+                for variable in list_variables(value):
+                    secrets.hide_secret(os.environ[variable])
 
         async def check_status(response: httpx2.Response) -> None:
             if response.status_code in REFUSALS:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from retinue.core.errors import RetinueError
-from retinue.core.secrets import clean
+from retinue.core.secrets import clean_text
 from retinue.files.private import make_private_folder, open_private_file
 from retinue.tools.mcp.server_text import to_line
 
@@ -42,7 +42,7 @@ class ServerOutput:
                 self.path.replace(self.path.with_suffix(".old.log"))
             self._fd = open_private_file(self.path, append=True)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean(title)}\n".encode("utf-8", "replace"))
+            os.write(self._fd, f"--- {stamp} process {os.getpid()}: {clean_text(title)}\n".encode("utf-8", "replace"))
 
     def add_output(self, data: bytes) -> None:
         """Add output of the server."""
@@ -58,7 +58,7 @@ class ServerOutput:
             return
         self._room -= len(data)
         with suppress(OSError):  # a full disk is no reason to stop listening
-            os.write(self._fd, clean(data.decode("utf-8", "replace")).encode() if self._room > 0 else CUT)
+            os.write(self._fd, clean_text(data.decode("utf-8", "replace")).encode() if self._room > 0 else CUT)
 
     @property
     def last_lines(self) -> str:

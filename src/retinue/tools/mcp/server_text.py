@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from retinue.core.secrets import scrub
+from retinue.core.secrets import scrub_text
 
 DESCRIPTION = 8 * 1024
 LINE = 300
@@ -27,7 +27,7 @@ def cap_text(text: str, limit: int = DESCRIPTION) -> str:
 
 def to_line(text: str, limit: int = LINE) -> str:
     """Put the text on one line, for an error or a list, without anything that looks like a key."""
-    return cap_text(scrub(" ".join(strip_unseen(text).split())), limit)
+    return cap_text(scrub_text(" ".join(strip_unseen(text).split())), limit)
 
 
 def clean_value(value: Any, depth: int = 0) -> Any:
