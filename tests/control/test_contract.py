@@ -22,7 +22,7 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
-    encode,
+    encode_event,
 )
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, ToolTurn, UserTurn
@@ -82,9 +82,9 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
         assert "".join(item.text for item in items if isinstance(item, Delta)) == "one two three"
-        written = [encode(event) for event in await h.supervisor.log.read(node.ref.tree)]
-        assert [encode(event) for event in events] == written
-        assert [encode(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
+        written = [encode_event(event) for event in await h.supervisor.log.read(node.ref.tree)]
+        assert [encode_event(event) for event in events] == written
+        assert [encode_event(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
 
 @pytest.mark.requirement("P35")
