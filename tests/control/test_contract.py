@@ -9,11 +9,24 @@ from typing import Any
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
+from retinue.core.caller import Caller
 from retinue.core.control import ClientOptions, Control, ResumeOverrides
-from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError
-from retinue.core.events import ApprovalDecided, Delta, Event, Inbox, RunEnded, RunSpawned, TurnStarted, encode
+from retinue.core.errors import ConfigError, NoSlot, NotFound, RetinueError, SpawnRefused
+from retinue.core.events import (
+    ApprovalDecided,
+    Delta,
+    Event,
+    Inbox,
+    RunEnded,
+    RunSpawned,
+    ToolCall,
+    ToolResult,
+    TurnStarted,
+    encode_event,
+)
 from retinue.core.limits import Limits
-from retinue.core.messages import ToolTurn, UserTurn
+from retinue.core.messages import Call, ToolTurn, UserTurn
+from retinue.core.ports import Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.threads import fold_thread
 from retinue.supervisor.restore_plans import CLIENT_LEFT
@@ -69,9 +82,9 @@ async def test_watch_tells_the_past_and_what_happens_and_ends_with_the_tree(kind
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
         assert isinstance(events[-1].body, RunEnded)
         assert "".join(item.text for item in items if isinstance(item, Delta)) == "one two three"
-        written = [encode(event) for event in await h.supervisor.log.read(node.ref.tree)]
-        assert [encode(event) for event in events] == written
-        assert [encode(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
+        written = [encode_event(event) for event in await h.supervisor.log.read(node.ref.tree)]
+        assert [encode_event(event) for event in events] == written
+        assert [encode_event(item) async for item in c.watch(node.ref.tree, after=4)] == written[4:]
 
 
 @pytest.mark.requirement("P35")
@@ -321,3 +334,57 @@ async def test_values_of_one_process_do_not_cross(kind: str, tmp_path: Path) -> 
             await c.continue_run("t", 0, "x", ResumeOverrides(limits=Limits(turns=1)))
         with pytest.raises(ConfigError, match="tools made in Python"):
             await c.open_client(ClientOptions(name="a", task="b", tools=[print]))
+
+
+SPAWN = Call("call_1", "spawn_subagents", {"tasks": [{"task": "look", "subagent_type": EXPLORER}]})
+
+
+async def test_a_tool_call_of_a_client_is_made_and_logged_as_its_runs_own(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["found it"]}) as (_, c):
+        client = await c.open_client(ClientOptions(name="caller", task="somebody"))
+        if kind == "loopback":
+            with pytest.raises(ConfigError, match="a tool call of a client works only in the process"):
+                await client.call_tool(SPAWN)
+            with pytest.raises(ConfigError, match="a reply to a client works only in the process"):
+                await client.make_reply(SPAWN.name, [])
+            return
+        outcome = await client.call_tool(SPAWN)
+        [entry] = outcome.data["results"]
+        row, result = await c.describe_run(client.tree, 1), await c.wait(client.tree, 1)
+        assert (entry["status"], result.final_response, row.call_id) == ("completed", "found it", "call_1")
+        ticket = Ticket(1, client.ref, row.workspace, row.timeout_seconds, entry["log_path"])
+        assert (await client.make_reply(SPAWN.name, [(result, ticket)])).data["results"] == [entry]
+        await client.close()
+        calls = [item.body async for item in c.watch(client.tree) if isinstance(item, Event) and item.run == 0]
+        [made] = [body for body in calls if isinstance(body, ToolCall)]
+        [reply] = [body for body in calls if isinstance(body, ToolResult)]
+        assert (made.call_id, made.name, made.args) == (SPAWN.id, SPAWN.name, SPAWN.args)
+        assert (reply.call_id, reply.success, reply.text) == (SPAWN.id, True, outcome.text)
+
+
+async def test_what_is_left_to_a_caller_bounds_the_runs_of_its_call(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path, script={EXPLORER: ["x"]}) as (_, c):
+        client = await c.open_client(ClientOptions(name="caller", task="somebody"))
+        if kind == "loopback":
+            with pytest.raises(ConfigError, match="serving a caller works only in the process"):
+                c.serve_caller(Caller(depth=0))
+            return
+        with c.serve_caller(Caller(depth=0)):
+            refused = await client.call_tool(SPAWN)
+            with pytest.raises(SpawnRefused):
+                await c.spawn(EXPLORER, Task("look"))
+        assert not refused.success
+        with pytest.raises(NotFound):
+            await c.wait(client.tree, 1)
+        assert (await client.call_tool(SPAWN)).success
+        assert (await (await c.spawn(EXPLORER, Task("look"))).result()).status == "done"
+
+
+async def test_words_after_the_tree_do_not_name_its_live_primary(kind: str, tmp_path: Path) -> None:
+    async with control(kind, tmp_path) as (h, c):
+        node = h.run({"main": [HANG]})
+        await first(c, node.ref.tree, TurnStarted)
+        assert await c.find_run(f"{node.ref.tree}/0") == node.ref
+        for number in ("nothing", "9" * 5000):
+            with pytest.raises(NotFound):
+                await c.find_run(f"{node.ref.tree}/{number}")

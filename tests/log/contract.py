@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 
 from retinue.core.errors import LogError, LogHeld, LogLost, LogVersionError, NotFound
-from retinue.core.events import Delta, Event, Message, RunSpawned, ToolCall, Unknown, UsageReported, encode
+from retinue.core.events import Delta, Event, Message, RunSpawned, ToolCall, Unknown, UsageReported, encode_event
 from retinue.core.ports import Log, LogReader
 from retinue.core.usage import Usage
 from retinue.log import feed
@@ -119,7 +119,7 @@ class LogContract:
             assert seqs([event async for event in iterate_events(log, "t1", after=after)]) == expected
             lines = await log.read_lines("t1", after=after, limit=2)
             assert [stored.seq for stored in lines] == expected[:2]
-            assert all(stored.line == encode(make_event(stored.seq)) for stored in lines if stored.seq > 1)
+            assert all(stored.line == encode_event(make_event(stored.seq)) for stored in lines if stored.seq > 1)
 
     @pytest.mark.requirement("P9")
     async def test_an_unknown_event_passes_through_and_breaks_no_fold(self, backend: Backend) -> None:
@@ -129,7 +129,7 @@ class LogContract:
             seen = [item async for item in log.watch("t1") if isinstance(item, Event)]
             lines = await log.read_lines("t1")
             assert [stored.line for stored in lines] == [
-                encode(event) for event in (make_spawned(), unknown, make_ended(3))
+                encode_event(event) for event in (make_spawned(), unknown, make_ended(3))
             ]
         assert [event.kind for event in seen] == ["run.spawned", "run.dreamt", "run.ended"]
         assert Runs.of("t1", seen).runs[0].status == "done"
@@ -295,7 +295,7 @@ class LogContract:
             assert not following.done()
             log.append(make_ended(50))
             await following
-            assert seen == [encode(event) for event in (make_spawned(), *more, make_ended(50))]
+            assert seen == [encode_event(event) for event in (make_spawned(), *more, make_ended(50))]
             assert [stored.seq async for stored in follow_lines(reader, "t1", after=49)] == [50]
             assert [stored.seq async for stored in follow_lines(reader, "t1", after=50)] == []
             found = await wait_for_event(reader, "t1", lambda event: event.seq == 7, seconds=10)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.core.events import KINDS, Event, Message, TurnStarted, Unknown, decode, encode
+from retinue.core.events import KINDS, Event, Message, TurnStarted, Unknown, decode_event, encode_event
 from tests.log.kit import make_event
 
 
@@ -14,10 +14,10 @@ def test_unknown_kinds_and_fields_pass_through() -> None:
     line = (
         b'{"seq":1,"tree":"t","run":0,"path":"/main","agent":"a","at":1.0,"kind":"run.dreamt","depth":{"x":[1,null]}}'
     )
-    unknown = decode(line)
+    unknown = decode_event(line)
     assert unknown.kind == "run.dreamt" and isinstance(unknown.body, Unknown)
-    assert msgspec.json.decode(encode(unknown)) == msgspec.json.decode(line)
-    known = decode(line.replace(b"run.dreamt", b"turn.started").replace(b'"depth"', b'"turn":4,"new"'))
+    assert msgspec.json.decode(encode_event(unknown)) == msgspec.json.decode(line)
+    known = decode_event(line.replace(b"run.dreamt", b"turn.started").replace(b'"depth"', b'"turn":4,"new"'))
     assert known.body == TurnStarted(4)
 
 
@@ -33,15 +33,15 @@ def test_the_kinds_are_the_agreed_ones() -> None:
 def test_any_text_survives_the_line(text: str, label: str) -> None:
     text, label = (t.encode("utf-8", "replace").decode() for t in (text, label))
     before = Event(3, "t", 2, "/main/" + label, label, 12.5, Message(text))
-    line = encode(before)
+    line = encode_event(before)
     assert b"\n" not in line
-    assert decode(line) == before
+    assert decode_event(line) == before
 
 
 @pytest.mark.parametrize("place", [b"/main", b"turn.started", b'"at"'])
 def test_a_line_with_flipped_bytes_is_no_event_whatever_was_hit(place: bytes) -> None:
-    line = encode(make_event(1))
-    assert decode(line) == make_event(1)
+    line = encode_event(make_event(1))
+    assert decode_event(line) == make_event(1)
     for broken in (line.replace(place, b"\xff" + place[1:]), line[: line.index(place)] + b"[" * 100_000):
         with pytest.raises(msgspec.MsgspecError):
-            decode(broken)
+            decode_event(broken)

@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from retinue.core.errors import LogError
-from retinue.core.events import Message, encode, encode_stored_events
+from retinue.core.events import Message, encode_event, encode_stored_events
 from retinue.core.ports import Log, LogReader
 from retinue.log import locks, schema, sqlite
 from retinue.log.sqlite import SqliteLog
@@ -173,7 +173,7 @@ async def test_unknown_fields_come_out_untouched(tmp_path: Path) -> None:
     schema.append_batch(db, epoch=schema.begin_epoch(db), places={"t1": 3}, lines=newer)
     db.close()
     [stored] = await SqliteReader(tmp_path / "logs").read_lines("t1", after=2)
-    assert stored.line == encode(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'
+    assert stored.line == encode_event(make_event(3, Message("hi")))[:-1] + b',"mood":"new"}'
 
 
 async def test_what_is_not_a_log_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import retinue
 from retinue import Approval, Context, Deny, Profile
 from retinue.core import secrets
-from retinue.core.events import Delta, encode
+from retinue.core.events import Delta, encode_event
 from retinue.core.results import ChangedFile
 from retinue.testing import scripted
 from tests.models import wire
@@ -172,7 +172,7 @@ async def test_a_key_is_hidden_in_profiles_and_in_the_names_of_changed_files(
     try:
         async with retinue.open(project / ".retinue", mode="yes") as r:
             run = await r.spawn(profile, "go")
-            lines = [encode(event) async for event in run.events()]
+            lines = [encode_event(event) async for event in run.events()]
             [changed] = (await run.result()).changed_files
     finally:
         secrets.forget_secret(key)

@@ -18,7 +18,7 @@ from retinue.build.supervisor import make_supervisor
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.control import RunHandle
-from retinue.core.events import decode, encode
+from retinue.core.events import decode_event, encode_event
 from retinue.log.runs import Runs
 from retinue.supervisor.supervisor import Supervisor
 
@@ -105,12 +105,12 @@ async def play_elsewhere(
 def as_here(events: list[Event], folder: Path, runs: str, trees: list[str]) -> tuple[Result[Any], list[Event]]:
     """What happened, with the folders of the host called as they would be here, and without where it happened."""
     tree, here = events[0].tree, str(folder)
-    lines = [encode(event).decode() for event in events if event.kind != "run.remote"]
+    lines = [encode_event(event).decode() for event in events if event.kind != "run.remote"]
     for other in trees:
         swaps = ((f"{runs}/{other}/0/workspace", here), (runs, f"{here}/.retinue/runs"), (other, tree))
         for old, new in swaps:
             lines = [line.replace(old, new) for line in lines]
-    found = [decode(line.encode()) for line in lines]
+    found = [decode_event(line.encode()) for line in lines]
     primary = Runs.of(tree, found).primary
     assert primary is not None
     return primary.result(tree), found

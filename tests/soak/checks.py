@@ -22,7 +22,7 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
-    encode,
+    encode_event,
 )
 from retinue.core.results import STATUSES
 from retinue.core.usage import NO_USAGE
@@ -211,14 +211,14 @@ def check_files(events: Sequence[Event], state: Path) -> int:
             continue
         found += 1
         lines = (folder / "events.ndjson").read_bytes().splitlines()
-        assert lines == [encode(event) for event in own]
+        assert lines == [encode_event(event) for event in own]
         assert msgspec.json.decode((folder / "status.json").read_bytes())["status"] == own[-1].body.status  # type: ignore[union-attr]
     return found
 
 
 def plain(events: Sequence[Event]) -> list[bytes]:
     """Events as they stand in a file, so that two logs can be compared."""
-    return [encode(event) for event in events]
+    return [encode_event(event) for event in events]
 
 
 async def check_no_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import retinue
 from retinue import Event
 from retinue.core.errors import LogError, NotFound
-from retinue.core.events import encode
+from retinue.core.events import encode_event
 from retinue.core.ports import Log
 from retinue.log import sqlite
 from retinue.log.forwarding_log import ForwardingLog
@@ -100,9 +100,9 @@ async def faulty_tree(folder: Path, disk: Disk, fault: Fault, at: int, times: in
             assert result.status == "failed" and WORDS[fault] in (result.error_details or ""), result
         for events in await stored(folder):
             assert [event.seq for event in events] == list(range(1, len(events) + 1))
-            held = {event.seq: encode(event) for event in events}
+            held = {event.seq: encode_event(event) for event in events}
             assert told is not None
-            assert all(held.get(event.seq) == encode(event) for event in told.acknowledged)  # I1
+            assert all(held.get(event.seq) == encode_event(event) for event in told.acknowledged)  # I1
             if not closing:
                 check_order(events)
                 check_calls(events)

@@ -42,7 +42,7 @@ def load_project_parts(
         "state": project.folder / ".retinue",
         "profiles": project.profiles,
         "model": settings.model or find_default_model(os.environ),
-        "limits": limits.over(settings.limits),
+        "limits": limits.override(settings.limits),
         "rules": _merge_rules(given.pop("rules", None), settings),
         "rules_file": settings.file or project.folder / "retinue.yaml",
         "keeps_trust": config is None,

@@ -119,7 +119,7 @@ def _apply_rights(profile: Profile, given: ProfileSettings) -> Profile:
         profile,
         model=given.model or profile.model,
         tools=profile.tools if given.tools is None else given.tools,
-        limits=given.limits.to_limits().over(profile.limits),
+        limits=given.limits.to_limits().override(profile.limits),
         runtime=given.runtime or profile.runtime,
         workspace=given.workspace or profile.workspace,
         leaf=profile.leaf if given.leaf is None else given.leaf,

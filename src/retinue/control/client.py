@@ -7,7 +7,7 @@ ConfigError before anything is sent.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import Caller
 from retinue.core.control import (
     NO_OVERRIDES,
+    ONLY_IN_PROCESS,
     Changes,
     ClientHandle,
     ClientOptions,
@@ -89,6 +90,9 @@ class ControlClient:
             await self.wait(ref.tree, ref.run)
 
         return ClientHandle(self, ref, leave=leave)
+
+    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+        raise ConfigError(ONLY_IN_PROCESS.format(what="serving a caller"))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         self._check_overrides(overrides)

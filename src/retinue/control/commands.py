@@ -12,7 +12,7 @@ import msgspec
 
 from retinue.core.control import Changes, ClientOptions, Control, ResumeOverrides, RunHandle, TreeInfo
 from retinue.core.errors import ConfigError
-from retinue.core.events import Delta, Event, encode
+from retinue.core.events import Delta, Event, encode_event
 from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt, Row
 from retinue.protocol import control as protocol
@@ -198,7 +198,7 @@ async def _wait_until_logged(handle: RunHandle) -> RunRef:
 async def _encode_items(items: AsyncIterator[Event | Delta]) -> AsyncIterator[bytes]:
     async with aclosing(items):  # type: ignore[type-var]
         async for item in items:
-            yield protocol.encode_delta(item) if isinstance(item, Delta) else encode(item)
+            yield protocol.encode_delta(item) if isinstance(item, Delta) else encode_event(item)
 
 
 def _describe_tree(tree: TreeInfo) -> protocol.LiveTree:

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import RetinueError
-from retinue.core.events import Delta, Event, Gap, RunSpawned, encode
+from retinue.core.events import Delta, Event, Gap, RunSpawned, encode_event
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
 from retinue.core.profiles import Profile, Task
@@ -243,7 +243,7 @@ def _line(event: Event) -> bytes:
         body = msgspec.structs.replace(body, profile={}, tools=[], workspace="", task_context="")
     elif getattr(body, "file", ""):
         body = msgspec.structs.replace(body, file="")  # type: ignore[type-var]
-    line = encode(msgspec.structs.replace(event, body=body))
+    line = encode_event(msgspec.structs.replace(event, body=body))
     if len(line) > wire.LINE_BYTES:
-        line = encode(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
+        line = encode_event(msgspec.structs.replace(event, body=Gap(1, "an event that is too long for the outbox")))
     return line + b"\n"

@@ -24,7 +24,7 @@ class Downward:
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._clock = clock
-        self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).over(limits)
+        self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).override(limits)
 
     def variables(self) -> dict[str, str]:
         """Return the limits of all calls on a server, whichever run makes them, as environment variables."""

@@ -45,12 +45,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             stall=own.stall,
         )
 
-    def kept(self, given: Limits | None, narrowed: Limits) -> Limits:
+    def keep_limits(self, given: Limits | None, narrowed: Limits) -> Limits:
         """Return the limits that a tree was given with its task, so that it stays within these also when it goes on
         later."""
-        return Limits(depth=narrowed.depth).over(given or Limits())
+        return Limits(depth=narrowed.depth).override(given or Limits())
 
-    def seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
+    def limit_seconds(self, own: float | msgspec.UnsetType | None, now: float) -> float | None:
         """Return how long a run of that many seconds, which begins now, may take."""
         limit = None if own is msgspec.UNSET else own
         return limit if self.deadline is None else _pick_smaller(limit, max(0.0, self.deadline - now))

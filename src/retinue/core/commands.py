@@ -94,19 +94,19 @@ class _Reader:
             if char in " \t":
                 self._end_word()
             elif char == "'":
-                self._quoted("'")
+                self._read_quoted("'")
             elif char == '"':
-                self._quoted('"')
+                self._read_quoted('"')
             elif char in ";|&":
-                self._connector(char)
+                self._read_connector(char)
             elif char in _SPECIAL:
-                self._special(char)
+                self._read_special(char)
             else:
                 self._word = (self._word or "") + char
         self._end_word()
         self.plain = self.plain and all(self.parts)
 
-    def _quoted(self, mark: str) -> None:
+    def _read_quoted(self, mark: str) -> None:
         end = self.text.find(mark, self._at)
         inside = self.text[self._at :] if end < 0 else self.text[self._at : end]
         if end < 0 or (mark == '"' and not _IN_DOUBLE.isdisjoint(inside)):
@@ -114,7 +114,7 @@ class _Reader:
         self._word = (self._word or "") + inside
         self._at = len(self.text) if end < 0 else end + 1
 
-    def _connector(self, char: str) -> None:
+    def _read_connector(self, char: str) -> None:
         sign = char
         while self._at < len(self.text) and self.text[self._at] in ";|&":
             sign += self.text[self._at]
@@ -122,7 +122,7 @@ class _Reader:
         self.plain = self.plain and sign in _CONNECTORS
         self._end_part()
 
-    def _special(self, char: str) -> None:
+    def _read_special(self, char: str) -> None:
         if char == "#" and self._word is not None:  # a comment begins only where a word would
             self._word += char
             return

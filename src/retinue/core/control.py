@@ -2,29 +2,32 @@
 
 Surfaces know this port and the views of the log, nothing of the supervisor behind it. It has two implementations: the
 supervisor of this process, and the client of another process (`retinue.control.client`). A third one, over the log
-alone, reads trees that no process runs any more, and applies their changes. Profile values, Python approvers and typed
-outputs cross only in process: over loopback a profile goes by its name, limits may only narrow, and a value that cannot
-cross is refused with a ConfigError.
+alone, reads trees that no process runs any more, and applies their changes. Profile values, Python approvers, typed
+outputs and the tool calls of clients stay in process: over loopback a profile goes by its name, limits may only narrow,
+and what cannot cross is refused with a ConfigError.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from typing import Any, Protocol
 
 import msgspec
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import NOBODY, Caller
+from retinue.core.errors import ConfigError
 from retinue.core.events import Delta, Event, RunEnded
 from retinue.core.limits import Limits
-from retinue.core.messages import RunRef
-from retinue.core.ports import Receipt, Row
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.results import ChangedFile, Result
 
 MCP_CLIENT = "mcp-client"  # the agent of a run that stands for an MCP client
+MCP_CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
+ONLY_IN_PROCESS = "{what} works only in the process that has the runs"
 ONLY_WATCHED = "{who} is only watched here: it runs {where}, which words from here do not reach"
 RAN_ELSEWHERE = "{who} ran in the MCP server '{server}': it cannot be continued from here"
 
@@ -119,6 +122,11 @@ class Control(Protocol):
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         """Start a run that stands for a program outside. It lives until the handle is closed, or with the process or
         connection that opened it."""
+        ...
+
+    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+        """Serve one call of a run elsewhere: what is left to that run bounds every run that any command starts inside,
+        and they are reported as the caller says. Works only in process; elsewhere it raises ConfigError."""
         ...
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
@@ -283,7 +291,8 @@ class RunHandle:
 
 
 class ClientHandle(RunHandle):
-    """The run of a program outside; the supervisor writes its events. Closing the handle ends it."""
+    """The run of a program outside; the supervisor writes its events. Closing the handle ends it. Only a handle in the
+    process that has the run makes tool calls; others refuse them with a ConfigError."""
 
     def __init__(self, control: Control, ref: RunRef, *, leave: Callable[[], Awaitable[None]]) -> None:
         super().__init__(control, ref)
@@ -301,6 +310,23 @@ class ClientHandle(RunHandle):
         """Start a run below the client."""
         below = SpawnBelow(tree=self.tree, run=self.number, call_id=call_id, queue=queue, background=background)
         return await self.control.spawn(profile, task, below=below)
+
+    async def call_tool(
+        self, call: Call, *, rules_of: str = "", work: Callable[[], Awaitable[Outcome]] | None = None
+    ) -> Outcome:
+        """Make a call of the client with a tool that its run has, or with `work` in place of a tool. The log gets the
+        call and its result as events of the client's run. Raises ToolError, and logs nothing, if a rule forbids the
+        tool `rules_of` (or else the call's own) with these arguments. Nobody is asked: the client has asked its
+        user."""
+        raise ConfigError(ONLY_IN_PROCESS.format(what="a tool call of a client"))
+
+    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
+        """Make the reply that a spawn tool of the client's run gives for these results."""
+        raise ConfigError(ONLY_IN_PROCESS.format(what="a reply to a client"))
+
+    async def is_at_work(self) -> bool:
+        """Tell whether the client's run can start others: it has not ended, and is not stopping."""
+        return await self.control.result(self.tree, self.number) is None
 
     async def close(self) -> None:
         """End the client's run, and with it everything below it."""

@@ -336,22 +336,22 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     kind: str
 
 
-def _foreign(value: object) -> object:
+def _encode_foreign(value: object) -> object:
     """Encode what the encoder does not know: a body of an unknown kind, or a value of a host or provider, by its
     text."""
     return {"kind": value.kind, **value.fields} if isinstance(value, Unknown) else str(value)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_foreign)
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_foreign)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _BODIES = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
 _ENVELOPE_FIELDS = frozenset(_Envelope.__struct_fields__)
 _BODY = b',"body":{'  # never inside a text, where quotes are escaped
 
 
-def encode(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     """Encode an event as one line of JSON, without the newline: the envelope's fields, then the body's own."""
-    return line_of(_encode_stored(event))
+    return make_line(_encode_stored(event))
 
 
 def encode_stored_events(events: Sequence[Event]) -> bytes:
@@ -362,8 +362,8 @@ def encode_stored_events(events: Sequence[Event]) -> bytes:
         return b"\n".join(map(_encode_stored, events))
 
 
-def line_of(kept: bytes) -> bytes:
-    """Return the line of an event as `encode` makes it, from what the log keeps."""
+def make_line(kept: bytes) -> bytes:
+    """Return the line of an event as `encode_event` makes it, from what the log keeps."""
     head, _, body = kept.partition(_BODY)
     return b"%b,%b" % (head, body[:-1])
 
@@ -376,21 +376,23 @@ def _encode_stored(event: Event) -> bytes:
         except UnicodeEncodeError:
             body = event.body
             fields = body.fields if isinstance(body, Unknown) else msgspec.structs.asdict(body)
-            return _ENCODER.encode(whole({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}}))
+            return _ENCODER.encode(
+                replace_half_characters({**msgspec.structs.asdict(event), "body": {"kind": body.kind, **fields}})
+            )
     except Exception as error:  # noqa: BLE001 - values of hosts and providers; the order must not lose its place
         gap = Gap(1, f"an event of kind {event.kind} could not be written: {type(error).__name__}")
-        path, agent = whole(event.path), whole(event.agent)
+        path, agent = replace_half_characters(event.path), replace_half_characters(event.agent)
         return _ENCODER.encode(msgspec.structs.replace(event, path=path, agent=agent, body=gap))
 
 
-def whole(value: Any) -> Any:
+def replace_half_characters(value: Any) -> Any:
     """Return the value with every half of a character pair in it replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {whole(key): whole(inner) for key, inner in value.items()}
+        return {replace_half_characters(key): replace_half_characters(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [whole(inner) for inner in value]
+        return [replace_half_characters(inner) for inner in value]
     return value
 
 
@@ -399,15 +401,15 @@ def decode_raw(value: msgspec.Raw | Any) -> Any:
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
 
-def decode(line: bytes) -> Event:
+def decode_event(line: bytes) -> Event:
     """Decode the event of one line; raises `msgspec.MsgspecError` for what is not one."""
     try:
-        return _decode(line)
+        return _decode_line(line)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
 
 
-def _decode(line: bytes) -> Event:
+def _decode_line(line: bytes) -> Event:
     head = _ENVELOPE.decode(line)
     decoder = _BODIES.get(head.kind)
     body: Body | Unknown

@@ -69,8 +69,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             fields[name] = min(bounds) if bounds else other
         return Limits(**fields)
 
-    def over(self, base: Limits) -> Limits:
-        """These limits, and those of `base` where these say nothing."""
+    def override(self, base: Limits) -> Limits:
+        """Return these limits, and those of `base` where these say nothing."""
         if self == _NOTHING_SET:
             return base
         return Limits(

@@ -199,7 +199,8 @@ class Ticket(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One run in a list: what it is, where it stands."""
+    """One run in a list: what it is, where it stands. `timeout_seconds` is its whole time; `last_message` the newest
+    text of its model."""
 
     run: int
     parent: int | None
@@ -214,6 +215,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     created_at: float
     result: Result[Any] | None = None
     call_id: str = ""
+    timeout_seconds: float | None = None
+    started_at: float | None = None
+    turns: int = 0
+    tool_count: int = 0
+    last_message: str = ""
 
 
 class Link(Protocol):

@@ -16,6 +16,7 @@ from retinue.log.reading import is_at_work, iterate_events
 
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
+_MOST_DIGITS = 9  # int() refuses thousands of them
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class FoundRun:
     @property
     def name(self) -> str:
         return f"{self.tree}/{self.run}"
+
+
+def read_run_number(text: str) -> int | None:
+    """Return the N of TREE/N; None for what is no number of a run."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 async def find_run(
@@ -109,11 +115,12 @@ class _Names:
     async def _find_by_number(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
         """Find TREE/N, where the beginning of TREE is enough."""
         tree, slash, number = name.rpartition("/")
-        if not (slash and tree and number.isascii() and number.isdigit()):
+        wanted = read_run_number(number)
+        if not slash or not tree or wanted is None:
             return []
         exact = [stored.tree for stored in trees if stored.tree == tree]
         matching = exact or [stored.tree for stored in trees if stored.tree.startswith(tree)]
-        return [run for each in matching for run in await _list_runs(self._log, each) if run.run == int(number)]
+        return [run for each in matching for run in await _list_runs(self._log, each) if run.run == wanted]
 
     async def _find_by_words(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
         exact: list[FoundRun] = []

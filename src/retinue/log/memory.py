@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import partial
 
 from retinue.core.errors import NotFound
-from retinue.core.events import Delta, Event, encode
+from retinue.core.events import Delta, Event, encode_event
 from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
 from retinue.log.feed import Feed, find_root
 
@@ -81,7 +81,7 @@ class MemoryLog:
         return self._events(tree)[max(after, 0) :][:limit]
 
     async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
-        return [StoredLine(event.seq, encode(event)) for event in await self.read(tree, after=after, limit=limit)]
+        return [StoredLine(event.seq, encode_event(event)) for event in await self.read(tree, after=after, limit=limit)]
 
     async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
         for feed in list(self._feeds.values()):

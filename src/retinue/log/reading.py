@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import msgspec
 
 from retinue.core.errors import LogError
-from retinue.core.events import Event, decode
+from retinue.core.events import Event, decode_event
 from retinue.core.ports import LogReader, StoredLine
 
 PAGE = 1000
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.1
 def decode_stored(line: bytes, log: LogReader) -> Event:
     """Decode a line of a log; raise LogError for one that is not an event."""
     try:
-        return decode(line)
+        return decode_event(line)
     except msgspec.MsgspecError as error:
         raise LogError(f"{log.location} holds a line that is not an event: {' '.join(str(error).split())}") from None
 

@@ -30,6 +30,7 @@ from retinue.core.events import (
     UsageReported,
     Warned,
 )
+from retinue.core.ports import Row
 from retinue.core.results import STATUSES, Result, ToolLog, ending_texts
 from retinue.core.usage import NO_USAGE, Usage
 from retinue.log.summaries import describe_call, summarize_result
@@ -295,3 +296,28 @@ class Runs(Struct, eq=False):
 
     def usage(self) -> Usage:
         return sum((run.usage for run in self.runs.values()), NO_USAGE)
+
+
+def describe_view(view: RunView, tree: str) -> Row:
+    """Return one run of a view as a row of a list."""
+    spawned = view.spawned
+    return Row(
+        run=view.number,
+        parent=spawned.parent,
+        path=view.path,
+        label=view.label,
+        agent=view.agent,
+        subagent_id=spawned.subagent_id,
+        state=view.state,
+        status=view.status,
+        task=spawned.task,
+        workspace=spawned.workspace,
+        created_at=view.spawned_at,
+        result=view.result(tree) if view.ended is not None else None,
+        call_id=spawned.call_id,
+        timeout_seconds=spawned.timeout_seconds,
+        started_at=view.started_at,
+        turns=view.turns,
+        tool_count=view.tool_count,
+        last_message=view.last_message,
+    )

@@ -2,7 +2,7 @@
 
 A row of `batches` is one commit: the lines of a whole batch, of one tree or of many. `places` is the index of the
 trees: for each tree in a batch, the number of its first event there. Readers of a tree so touch the batches of that
-tree and no others. Lines are stored as `encode_kept` makes them; readers get those of `encode`.
+tree and no others. Lines are stored as `encode_stored_events` makes them; readers get those of `encode_event`.
 
 A batch is written by one statement, through the view `appended`: each statement releases the interpreter lock, and
 under load is slow to get it back. Its trigger refuses a writer whose epoch is not the newest.
@@ -21,7 +21,7 @@ import apsw
 import msgspec
 
 from retinue.core.errors import LogError, LogVersionError
-from retinue.core.events import line_of
+from retinue.core.events import make_line
 
 APPLICATION_ID = 0x7265746E  # "retn"
 VERSION = 3
@@ -177,7 +177,7 @@ def list_first_lines(db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
         for line in lines.split(b"\n"):
             place = _PLACE.match(line)
             if place is not None and place[1] == b"1":
-                yield place[2].decode("utf-8", "replace"), line_of(line)
+                yield place[2].decode("utf-8", "replace"), make_line(line)
 
 
 def read_first_line(db: apsw.Connection, tree: str) -> bytes | None:
@@ -241,5 +241,5 @@ def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[in
         if place is None:
             raise LogError(f"{db.filename} holds a line that is not an event")
         if place[2] == name:
-            found.append((int(place[1]), line_of(line)))
+            found.append((int(place[1]), make_line(line)))
     return found

@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from retinue.core.errors import LogError, NotFound
-from retinue.core.events import Event, RunEnded, decode, line_of
+from retinue.core.events import Event, RunEnded, decode_event, make_line
 from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
 from retinue.log import locks, schema
 from retinue.log.feed import find_root
@@ -195,7 +195,7 @@ class SqliteReader:
 def decode_line(line: bytes, file: Path) -> Event:
     """Decode a stored line; raise LogError naming the file for one that is not an event."""
     try:
-        return decode(line)
+        return decode_event(line)
     except msgspec.MsgspecError as error:
         raise LogError(f"{file} holds a line that is not an event: {one_line(error)}") from None
 
@@ -266,7 +266,7 @@ def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], 
     with open_file(file) as db:
         batches = schema.read_batches(db, after=after, limit=BATCHES_AT_ONCE)
         lines = (
-            line_of(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
+            make_line(line) for _, lines in batches if wanted in lines for line in lines.split(b"\n") if wanted in line
         )
         events = [decode_line(line, file) for line in lines]
         return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None

@@ -15,7 +15,7 @@ from retinue.core.approvals import Allow, Answered, Approval, Deny
 from retinue.core.caller import NOBODY, Caller
 from retinue.core.control import Changes, SpawnBelow, TreeInfo
 from retinue.core.errors import ConfigError, LogError, NoSlot, NotFound, RetinueError, SpawnRefused, ToolError
-from retinue.core.events import Delta, Event, decode
+from retinue.core.events import Delta, Event, decode_event
 from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import Receipt, Row
@@ -321,4 +321,4 @@ def decode_item(line: bytes) -> Event | Delta:
     """Decode one line of a watch: an event as it is stored, or `{"delta": ...}`."""
     if is_delta(line):
         return msgspec.json.decode(line, type=_DeltaLine).delta
-    return decode(line)
+    return decode_event(line)

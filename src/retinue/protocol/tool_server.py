@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.errors import RetinueError
-from retinue.core.events import whole
+from retinue.core.events import replace_half_characters
 from retinue.core.limits import EVENT_BYTES, Caps
 from retinue.core.messages import ToolSpec
 
@@ -146,7 +146,7 @@ def encode_frame(frame: Frame) -> bytes:
     try:
         body = _ENCODER.encode(frame)
     except UnicodeEncodeError:  # half a character: it goes as a replacement mark
-        body = _ENCODER.encode(whole(msgspec.to_builtins(frame, enc_hook=str)))
+        body = _ENCODER.encode(replace_half_characters(msgspec.to_builtins(frame, enc_hook=str)))
     if len(body) > FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(body)} bytes is larger than {FRAME_BYTES}")
     return len(body).to_bytes(HEAD, "big") + body

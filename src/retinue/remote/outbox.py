@@ -18,7 +18,7 @@ import msgspec
 
 from retinue.core.approvals import Decision
 from retinue.core.errors import Disconnected, RetinueError
-from retinue.core.events import Body, Gap, RunEnded, RunSpawned, Warned, decode
+from retinue.core.events import Body, Gap, RunEnded, RunSpawned, Warned, decode_event
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
@@ -239,7 +239,7 @@ class OutboxRun:
 def _report_of(line: bytes) -> Report | None:
     """Return the report of one line; None for what the response says, and for what is no event of a run."""
     try:
-        event = decode(line)
+        event = decode_event(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Report(STARTED, Gap(1, "a line from the host is not an event"))
     run, body = _key_of(event.run), event.body

@@ -55,7 +55,7 @@ def narrow(max_depth: int, seconds: float | None, *, depth: int, now: float) -> 
     left = call.caller
     if left.depth is not None:
         max_depth = min(max_depth, depth + left.depth - 1)
-    return max_depth, left.seconds(seconds, now)
+    return max_depth, left.limit_seconds(seconds, now)
 
 
 def check_depth(name: str) -> None:

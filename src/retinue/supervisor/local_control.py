@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.caller import NOBODY, Caller
+from retinue.core.caller import NOBODY, Caller, narrow_caller
 from retinue.core.context import Context
 from retinue.core.control import (
     NO_OVERRIDES,
@@ -25,18 +27,23 @@ from retinue.core.control import (
     SpawnBelow,
     TreeInfo,
 )
-from retinue.core.errors import ConfigError, NotFound, RetinueError
-from retinue.core.events import Delta, Event
+from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
+from retinue.core.events import Delta, Event, ToolCall, ToolResult
 from retinue.core.limits import Limits
-from retinue.core.messages import RunRef
-from retinue.core.ports import Order, Receipt, Row
+from retinue.core.messages import Call, RunRef
+from retinue.core.ports import Order, Outcome, Receipt, Row, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
+from retinue.log.lookup import read_run_number
+from retinue.log.runs import describe_view
+from retinue.supervisor import caller_limits
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.run import Run
-from retinue.supervisor.run_services import describe_view
+from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.stored_control import StoredControl, describe_tree
 from retinue.supervisor.supervisor import Supervisor
+
+CALL_GIVEN_UP = "given up by the client"
 
 
 class LocalControl:
@@ -109,7 +116,12 @@ class LocalControl:
             leaving.set()
             await run.join()
 
-        return ClientHandle(self, run.ref, leave=leave)
+        services = self.supervisor.make_services(self.supervisor.trees[run.ref.tree], run)
+        return LocalClientHandle(self, run, services, leave=leave)
+
+    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+        bounds = narrow_caller(self.supervisor.caller, caller)
+        return caller_limits.serve_caller(structs.replace(bounds, run_id=caller.run_id))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         await self.supervisor.prepare()
@@ -179,8 +191,9 @@ class LocalControl:
         return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
 
     async def find_run(self, name: str) -> RunRef:
-        tree, _, number = name.partition("/")
-        live = self.supervisor.trees.find_run(tree, int(number) if number.isascii() and number.isdigit() else 0)
+        tree, slash, number = name.partition("/")
+        wanted = read_run_number(number) if slash else 0
+        live = None if wanted is None else self.supervisor.trees.find_run(tree, wanted)
         return await self._stored.find_run(name) if live is None else live.ref
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
@@ -209,6 +222,59 @@ class LocalControl:
 
     async def close(self) -> None:
         await self.supervisor.close()
+
+
+class LocalClientHandle(ClientHandle):
+    """The run of a program outside that calls tools as a model's run does, but for the questions."""
+
+    def __init__(
+        self, control: LocalControl, run: Run, services: RunServices, *, leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(control, run.ref, leave=leave)
+        self._run, self._services = run, services
+
+    async def call_tool(
+        self, call: Call, *, rules_of: str = "", work: Callable[[], Awaitable[Outcome]] | None = None
+    ) -> Outcome:
+        self._check_rules(call, rules_of or call.name)
+        if work is None:
+            work = partial(self._run.plan.by_name[call.name], call, self._run.folders, self._services)
+        return await self._record_call(call, work)
+
+    def _check_rules(self, call: Call, tool: str) -> None:
+        run = self._run
+        if tool not in run.plan.by_name:
+            raise ToolError(f"{run.ref.path} has no tool '{tool}'")
+        verdict = run.policy.judge(run.plan.by_name[tool].spec, call.args, primary=True, workspace=run.folders.path)
+        if verdict.what == "deny":
+            raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
+
+    async def _record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        clock = asyncio.get_running_loop().time
+        body = ToolCall(
+            call_id=call.id, name=call.name, args=call.args, tier="observe", display_name=call.name, waits=True
+        )
+        self._services.emit(body)
+        begun, text, success = clock(), CALL_GIVEN_UP, False
+        try:
+            outcome = await work()
+            text, success = outcome.text, outcome.success
+            return outcome
+        except RetinueError as error:
+            text = str(error)
+            raise
+        finally:
+            duration = round((clock() - begun) * 1000)
+            result = ToolResult(call_id=call.id, name=call.name, text=text, success=success, duration_ms=duration)
+            self._services.emit(result)
+
+    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
+        spawn_tool: Any = self._run.plan.by_name[tool]
+        outcome: Outcome = spawn_tool.reply(results, self._run.folders)
+        return outcome
+
+    async def is_at_work(self) -> bool:
+        return not self._run.is_stopping
 
 
 async def _wait(run: Run) -> Result[Any]:

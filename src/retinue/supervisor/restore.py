@@ -138,7 +138,7 @@ class Restorer:
             model=plan.model_name if ":" in plan.model_name else None,
             timeout_seconds=overrides.seconds,
         )
-        limits = overrides.limits.over(spawned.limits) if spawned.limits is not None else overrides.limits
+        limits = overrides.limits.override(spawned.limits) if spawned.limits is not None else overrides.limits
         return self.spawner.spawn_primary(plan.profile, task, limits=limits, continued=continued)
 
     def _continue_child(
@@ -250,7 +250,7 @@ class TreeRestorer:
     def _tree_limits(self, plan: Plan) -> Limits:
         """Return the limits of the tree: given now, given then, of its primary's profile, of the project."""
         then = self.view.runs[0].spawned.limits or Limits()
-        return self._overrides.limits.over(then.over(plan.profile.limits.over(self._parts.spawner.limits)))
+        return self._overrides.limits.override(then.override(plan.profile.limits.override(self._parts.spawner.limits)))
 
     def _make_run(self, tree: Tree, view: RunView, parent: Run | None, plan: Plan) -> Run:
         spawned, parts = view.spawned, self._parts

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from retinue.core.context import Context
-from retinue.core.control import MCP_CLIENT, ResumeOverrides
+from retinue.core.control import MCP_CLIENT, MCP_CLIENT_DESCRIPTION, ResumeOverrides
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
@@ -36,9 +36,8 @@ async def end_client(task: str, ctx: Context) -> str:
     return CLIENT_LEFT
 
 
-CLIENT_DESCRIPTION = "An MCP client: run 0 of the tree of what it delegates"
 CLIENT_LEFT = "The client has left."
-GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=CLIENT_DESCRIPTION)
+GONE_CLIENT = Profile(MCP_CLIENT, call=end_client, description=MCP_CLIENT_DESCRIPTION)
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.core.rules import ALLOW, Verdict
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.log.runs import RunView
+from retinue.log.runs import describe_view
 from retinue.supervisor import apply_changes
 from retinue.supervisor.approvals import GIVEN_UP, Approvals, current_spec, judge_call
 from retinue.supervisor.budgets import CallReservation
@@ -329,26 +329,6 @@ async def _join_all(runs: Sequence[Run]) -> None:
     for run in runs:
         if not run.finished:
             await run.join()
-
-
-def describe_view(view: RunView, tree: str) -> Row:
-    """Return one run of a view as a row of a list."""
-    spawned = view.spawned
-    return Row(
-        run=view.number,
-        parent=spawned.parent,
-        path=view.path,
-        label=view.label,
-        agent=view.agent,
-        subagent_id=spawned.subagent_id,
-        state=view.state,
-        status=view.status,
-        task=spawned.task,
-        workspace=spawned.workspace,
-        created_at=view.spawned_at,
-        result=view.result(tree) if view.ended is not None else None,
-        call_id=spawned.call_id,
-    )
 
 
 def copy_args(args: dict[str, Any]) -> dict[str, Any]:

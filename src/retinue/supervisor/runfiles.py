@@ -17,7 +17,7 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode
+from retinue.core.events import Delta, Event, RunEnded, RunStarted, TurnEnded, encode_event
 from retinue.files.atomic import replace_file
 from retinue.files.private import make_private_folder, write_private_file
 from retinue.log.runs import Runs, RunView
@@ -101,7 +101,7 @@ class RunFiles:
 
     def _write(self, tree: str, run: RunView, event: Event, events: list[Event]) -> None:
         folder = Path(self._state.run_folder(tree, run.number))
-        line = encode(event) + b"\n"
+        line = encode_event(event) + b"\n"
         live = make_private_folder(folder / "live_logs") / "events.ndjson"
         write_private_file(live, line, append=bool(events))  # a run that resumes after a crash starts its file anew
         events.append(event)
@@ -112,7 +112,7 @@ class RunFiles:
                 msgspec.json.format(msgspec.json.encode(status_of(tree, run))),
             )
         if isinstance(event.body, RunEnded):
-            replace_file(full / "events.ndjson", b"".join(encode(e) + b"\n" for e in events))
+            replace_file(full / "events.ndjson", b"".join(encode_event(e) + b"\n" for e in events))
             replace_file(full / "transcript.md", format_transcript(events).encode())
 
     def _summarise(self, tree: str, runs: Runs) -> None:

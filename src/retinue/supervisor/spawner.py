@@ -96,7 +96,7 @@ class Spawner:
         self._timeouts, self._prices, self._approvals, self._files = timeouts, prices, approvals, files
         self._trace = trace
         self._is_closed = False
-        self.limits = limits.over(DEFAULTS)
+        self.limits = limits.override(DEFAULTS)
         self.caller = NOBODY  # what is left to the run elsewhere that this whole process serves
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Spawner:
             slot=SlotHolder(None),
             max_depth=_set(bounds.primary.depth),
             max_turns=_set(bounds.primary.turns),
-            seconds=caller.seconds(seconds, self._clock.wall()),
+            seconds=caller.limit_seconds(seconds, self._clock.wall()),
             continued=continued,
         )
         tree.end_with(run)
@@ -151,15 +151,15 @@ class Spawner:
         return run
 
     def _merge_limits(self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller) -> PrimaryLimits:
-        whole = self.limits if given is None else given.over(self.limits)
-        primary = own.over(self.limits) if given is None else given.over(own.over(self.limits))
+        whole = self.limits if given is None else given.override(self.limits)
+        primary = own.override(self.limits) if given is None else given.override(own.override(self.limits))
         kept = given
         if narrow is not None:
             whole, primary = narrow.narrow(whole), narrow.narrow(primary)
             kept = narrow.narrow(given or Limits())
         if caller is not NOBODY:
             whole, primary = caller.narrow(whole), caller.narrow(primary)
-            kept = caller.kept(kept, primary)
+            kept = caller.keep_limits(kept, primary)
         return PrimaryLimits(whole, primary, kept)
 
     # Children

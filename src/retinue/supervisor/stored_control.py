@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 from retinue.core.approvals import Answered, Approval, Decision
@@ -31,8 +31,7 @@ from retinue.core.ports import LogReader, Receipt, Row
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
-from retinue.log.runs import Runs, RunView
-from retinue.supervisor.run_services import describe_view
+from retinue.log.runs import Runs, RunView, describe_view
 from retinue.workspaces.copies import CopiedWorkspace, explain_missing_copy, find_copy
 
 NO_PROCESS = "no process runs this: {what} needs one"
@@ -131,6 +130,9 @@ class StoredControl:
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         raise ConfigError(NO_PROCESS.format(what="a client"))
+
+    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+        raise ConfigError(NO_PROCESS.format(what="serving a caller"))
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         raise ConfigError(NO_PROCESS.format(what="resuming a tree"))

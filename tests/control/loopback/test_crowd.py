@@ -10,7 +10,7 @@ from retinue.control import server
 from retinue.control.channel import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import NotFound
-from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode
+from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event
 from tests.control.loopback.kit import GLOB, HANG, WRITE, House, house
 
 ROUNDS = 60
@@ -78,11 +78,11 @@ async def test_fifty_watchers_see_the_same(tmp_path: Path) -> None:
         node = h.run({"main": [{**GLOB, "delay": 0.1}, *[GLOB] * 50, "end"]})
 
         async def watch() -> list[bytes]:
-            return [encode(item) async for item in h.client.watch(node.ref.tree) if isinstance(item, Event)]
+            return [encode_event(item) async for item in h.client.watch(node.ref.tree) if isinstance(item, Event)]
 
         everything = await asyncio.gather(*(watch() for _ in range(50)))
         assert everything == [everything[0]] * 50
-        assert everything[0] == [encode(event) for event in await h.supervisor.log.read(node.ref.tree)]
+        assert everything[0] == [encode_event(event) for event in await h.supervisor.log.read(node.ref.tree)]
         assert len(everything[0]) > 250
 
 

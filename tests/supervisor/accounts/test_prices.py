@@ -10,7 +10,7 @@ import pytest
 import retinue
 from retinue import Limits, Profile
 from retinue.build.models import LatePrices
-from retinue.core.events import UsageReported, decode, encode
+from retinue.core.events import UsageReported, decode_event, encode_event
 from retinue.core.ports import Prices
 from retinue.core.usage import NoPrices, Usage
 from retinue.models.prices import LibraryPrices
@@ -70,8 +70,8 @@ async def test_events_and_results_carry_the_cost_when_it_is_known() -> None:
         result = await run.result()
         events = await r.control.supervisor.log.read(run.tree)
     [event, _] = [event for event in events if isinstance(event.body, UsageReported)]
-    assert b'"cost":"0.000007"' in encode(event)
-    assert decode(encode(event)).body == event.body
+    assert b'"cost":"0.000007"' in encode_event(event)
+    assert decode_event(encode_event(event)).body == event.body
     assert result.cost == result.total_cost == Decimal("0.000007")
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(Profile("main", model=scripted(agents)), "go")
@@ -79,7 +79,7 @@ async def test_events_and_results_carry_the_cost_when_it_is_known() -> None:
         events = await r.control.supervisor.log.read(run.tree)
     assert (result.cost, result.to_json()["cost"]) == (None, None)
     assert all(body.cost is None for body in bodies(events, UsageReported))
-    assert b"cost" not in b"".join(encode(event) for event in events if event.kind == "usage")
+    assert b"cost" not in b"".join(encode_event(event) for event in events if event.kind == "usage")
 
 
 def test_a_run_that_called_no_model_cost_nothing() -> None:

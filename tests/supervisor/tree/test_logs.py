@@ -9,7 +9,7 @@ import pytest
 import retinue
 from retinue import Task
 from retinue.core.errors import ConfigError
-from retinue.core.events import Event, encode
+from retinue.core.events import Event, encode_event
 from retinue.log.memory import MemoryLog
 from tests.supervisor.tree.kit import main, spawn, tree
 
@@ -49,7 +49,7 @@ async def test_a_tree_reads_the_same_from_memory_and_from_disk(tmp_path: Path) -
         stored = await r.control.supervisor.log.read(live[0].tree)
 
     def plain(events: list[Event]) -> list[object]:
-        return [msgspec.json.decode(encode(e)) for e in events]
+        return [msgspec.json.decode(encode_event(e)) for e in events]
 
     assert plain(stored) == plain(live)
 

@@ -206,9 +206,9 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     if own != Limits():
         general = find_profile(parts, "subagent")
         parts = add_profiles(
-            parts, [replace(found, limits=own.over(found.limits)) for found in (general, *parts.profiles)]
+            parts, [replace(found, limits=own.override(found.limits)) for found in (general, *parts.profiles)]
         )
-        profile = profile and replace(profile, limits=own.over(profile.limits))
+        profile = profile and replace(profile, limits=own.override(profile.limits))
     return ServeOptions(
         parts=parts,
         profiles=tuple(start.project.all_profiles),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +32,7 @@ class RunningCall:
         self,
         content: tuple[str, Reply],
         work: Coroutine[Any, Any, Reply],
-        make_early_reply: Callable[[], Reply],
+        make_early_reply: Callable[[], Awaitable[Reply]],
     ) -> None:
         self.content = content
         owner = TaskOwner(on_error=lambda _: None)  # whoever waits for the call gets the exception
@@ -67,7 +67,7 @@ class CallRunner:
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(asyncio.wait({call.task}, timeout=SETTLE_SECONDS))
             raise
-        return call.task.result() if is_done else call.make_early_reply()
+        return call.task.result() if is_done else await call.make_early_reply()
 
     async def _wait_with_progress(self, exchange: Exchange, call: RunningCall) -> bool:
         """Wait until the call is done; False if the time for a reply is over. Sends progress every few seconds."""
@@ -76,8 +76,8 @@ class CallRunner:
         while True:
             changed = self._handlers.changes.next_change()  # first, so that nothing from now on is missed
             if exchange.client.modern:
-                self._suspend_for_input(exchange, call)
-            line = self._handlers.describe_progress()
+                await self._suspend_for_input(exchange, call)
+            line = await self._handlers.describe_progress()
             due = sent_at + (PROGRESS_SECONDS if line == sent else SETTLE_SECONDS)
             if clock() >= due:
                 exchange.send_progress(line or "at work")
@@ -100,11 +100,11 @@ class CallRunner:
             seconds = float("inf") if exchange.wants_progress else WITHOUT_PROGRESS_SECONDS
         return asyncio.get_running_loop().time() + seconds
 
-    def _suspend_for_input(self, exchange: Exchange, call: RunningCall) -> None:
+    async def _suspend_for_input(self, exchange: Exchange, call: RunningCall) -> None:
         """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
         if not exchange.client.can_be_asked or call.rounds >= MAX_ROUNDS:
             return
-        pending = self._handlers.list_pending()
+        pending = await self._handlers.list_pending()
         if pending:
             state = secrets.token_urlsafe(24)
             call.rounds += 1
@@ -128,7 +128,7 @@ class CallRunner:
         if call is None or call.content != content:
             text = "requestState is not that of a call that waits for input, or not of this one"
             raise RpcError(INVALID_PARAMS, text)
-        shown = {asked.id: asked for asked in self._handlers.list_pending()}
+        shown = {asked.id: asked for asked in await self._handlers.list_pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
                 await self._backend.answer(shown[name], read_decision(said))

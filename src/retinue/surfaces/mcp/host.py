@@ -71,7 +71,7 @@ class _ClientSession:
     async def _ask_questions(self) -> None:
         while True:
             change = self.handlers.changes.next_change()
-            self._elicitor.update(self.handlers.list_pending())
+            self._elicitor.update(await self.handlers.list_pending())
             await change
 
     async def leave(self) -> None:
@@ -156,14 +156,14 @@ class Host:
 
         async def make_reply() -> Reply:
             if tool in (catalog.SPAWN, catalog.CONTINUE):
-                await self._backend.prepare()
+                await self._backend.control.prepare()
             reply: Reply = await handle(handlers, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
-        def make_early_reply() -> Reply:
+        async def make_early_reply() -> Reply:
             if tool == catalog.WAIT:
-                return {"operation": operation, **handlers.make_early_wait_reply()}
-            return handlers.make_early_reply(operation, call_id)
+                return {"operation": operation, **await handlers.make_early_wait_reply()}
+            return await handlers.make_early_reply(operation, call_id)
 
         return RunningCall((name, args), make_reply(), make_early_reply)
 

@@ -56,15 +56,14 @@ async def run_profile(
     task = _read_task(args, project)
     if profile.limits.seconds is UNSET:
         task = structs.replace(task, timeout_seconds=backend.timeouts.default)
-    await backend.prepare(profile)
-    run = handlers.start_primary(call_id, profile, task)
+    run = await handlers.start_primary(call_id, profile, task)
     try:
-        await run.wait()
+        result = await run.result()
     except asyncio.CancelledError:
-        run.cancel()
+        await run.cancel()
         raise
     handlers.forget_primary(call_id)
-    return _make_result(run.result(), profile)
+    return _make_result(result, profile)
 
 
 def _read_task(args: dict[str, Any], project: Path) -> Task:
@@ -114,9 +113,9 @@ def make_error_result(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
-def make_early_reply(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:
+async def make_early_reply(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:
     """Make the reply for a caller that will not wait to the end. It has no other tool: say where the answer will be."""
-    reply = handlers.make_early_reply("", call_id)
+    reply = await handlers.make_early_reply("", call_id)
     watch = ", ".join(each["watch"] for each in reply["subagents"])
     return make_error_result(
         f"Still running: nothing is lost. Give this call more time in your client, or see: {watch}"

@@ -55,7 +55,7 @@ class TreeProgress:
         self._tasks.start(self._follow()).add_done_callback(lambda _: on_end())
 
     async def _follow(self) -> None:
-        async with aclosing(self._backend.watch(self._tree)) as events:
+        async with aclosing(self._backend.control.watch(self._tree)) as events:
             async for event in events:
                 if not isinstance(event, Delta):
                     self._apply(event)

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
+from retinue.core.control import ClientHandle, RunHandle
 from retinue.core.errors import LogError, NotFound, ToolError
-from retinue.core.messages import Call
+from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Outcome, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.styled_text import format_count
 from retinue.protocol import subagents
 from retinue.surfaces.mcp import catalog
-from retinue.surfaces.mcp.backend import Backend, ClientRun, LiveRun
+from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.progress import ChangeSignal, TreeProgress
 from retinue.surfaces.mcp.registry import CommandHints, KnownRun, RunRegistry, describe_run
 
@@ -36,10 +39,12 @@ class ToolHandlers:
 
     def __init__(self, backend: Backend, registry: RunRegistry, hints: CommandHints, about: str) -> None:
         self._backend, self._registry, self._hints, self._about = backend, registry, hints, about
-        self._client: ClientRun | None = None
+        self._client: ClientHandle | None = None
+        self._opening = asyncio.Lock()
         self._progress: dict[str, TreeProgress] = {}  # of each tree that it has runs in
-        self._callers: dict[str, ClientRun] = {}  # the client's run that made each call
-        self._primaries: dict[str, LiveRun] = {}  # by call: runs that are not below the client's own
+        self._callers: dict[str, str] = {}  # the client's tree that made each call
+        self._primaries: dict[str, RunHandle] = {}  # by call: runs that are not below the client's own
+        self._ended: dict[RunRef, KnownRun] = {}  # of those, the ones that were seen to have ended
         self._count = 0
         self._has_left = False
         self.changes = ChangeSignal()
@@ -52,19 +57,19 @@ class ToolHandlers:
         return tree in self._progress
 
     def has_running_subagents(self) -> bool:
-        return any(not known.has_ended for known in self._list_own())
+        return any(progress.count_runs()[0] for progress in self._progress.values())
 
     def make_call_id(self) -> str:
         self._count += 1
         return f"call_{self._count}"
 
-    def list_pending(self) -> list[Approval]:
+    async def list_pending(self) -> list[Approval]:
         """Return the open questions of the client's runs."""
-        return [asked for asked in self._backend.list_pending() if asked.tree in self._progress]
+        return [asked for asked in await self._backend.control.pending() if asked.tree in self._progress]
 
-    def describe_progress(self) -> str:
+    async def describe_progress(self) -> str:
         """Describe how the client's runs stand, in a line for somebody who waits."""
-        pending = self.list_pending()
+        pending = await self.list_pending()
         if pending:
             more = "" if len(pending) == 1 else f" (and {len(pending) - 1} more)"
             first = self._progress[pending[0].tree].describe_question(pending[0])
@@ -80,29 +85,35 @@ class ToolHandlers:
 
     # The client's own runs
 
-    def get_client(self) -> ClientRun:
+    async def get_client(self) -> ClientHandle:
         """Return the client's own run; a new one if it was cancelled from elsewhere. What is left to the caller, and
         to whom its runs are reported, is attached where trees begin: here and in `start_primary`."""
-        if self._has_left:
-            raise ToolError(CLIENT_LEFT)
-        if self._client is None or not self._client.is_at_work:
-            self._client = self._backend.open_client(self._about)
-            self._follow(self._client.tree)
-        return self._client
+        async with self._opening:
+            if self._has_left:
+                raise ToolError(CLIENT_LEFT)
+            if self._client is None or not await self._client.is_at_work():
+                self._client = await self._backend.open_client(self._about)
+                self._follow(self._client.tree)
+            return self._client
 
-    def start_primary(self, call_id: str, profile: Profile, task: Task) -> LiveRun:
+    async def start_primary(self, call_id: str, profile: Profile, task: Task) -> RunHandle:
         """Start the run of a call that makes one by itself: the primary of a tree of its own."""
         if self._has_left:
             raise ToolError(CLIENT_LEFT)
-        return self._add_primary(call_id, self._backend.spawn(profile, task))
+        return await self._add_primary(call_id, await self._backend.control.spawn(profile, task))
 
     def forget_primary(self, call_id: str) -> None:
         """Forget the run of a call that has ended and was answered."""
-        self._primaries.pop(call_id, None)
+        run = self._primaries.pop(call_id, None)
+        if run is not None:
+            self._ended.pop(run.ref, None)
 
-    def _add_primary(self, call_id: str, run: LiveRun) -> LiveRun:
+    async def _add_primary(self, call_id: str, run: RunHandle) -> RunHandle:
+        if self._has_left:  # while the run was made
+            await run.cancel()
+            raise ToolError(CLIENT_LEFT)
         self._primaries[call_id] = run
-        self._follow(run.ref.tree)
+        self._follow(run.tree)
         return run
 
     def _follow(self, tree: str) -> None:
@@ -114,74 +125,81 @@ class ToolHandlers:
     async def leave(self) -> None:
         """End everything that the client has started."""
         self._has_left = True
-        for run in self._primaries.values():
-            run.cancel()
-        if self._client is not None:
-            await self._client.leave()
         for run in list(self._primaries.values()):
-            await run.wait()
+            await run.cancel()
+        async with self._opening:  # a client that is being opened leaves too
+            if self._client is not None:
+                await self._client.close()
+        for run in list(self._primaries.values()):
+            await run.result()
         for progress in list(self._progress.values()):
             await progress.close()
 
-    def _list_own(self) -> list[KnownRun]:
-        below = [] if self._client is None else [KnownRun.of(run) for run in self._client.list_runs()]
+    async def _describe_primary(self, run: RunHandle) -> KnownRun:
+        known = self._ended.get(run.ref)
+        if known is None:
+            row = await self._backend.control.describe_run(run.tree, run.number)
+            known = KnownRun(run.tree, row, is_live=True, is_here=True)
+            if known.has_ended:
+                self._ended[run.ref] = known
+        return known
+
+    async def _list_own(self) -> list[KnownRun]:
+        below = [] if self._client is None else await self._registry.list_below(self._client.tree)
         names = {known.name for known in below}
-        primaries = [KnownRun.of(run) for run in self._primaries.values()]
+        primaries = [await self._describe_primary(run) for run in list(self._primaries.values())]
         return below + [known for known in primaries if known.name not in names]
 
-    def _list_direct(self) -> list[KnownRun]:
+    async def _list_direct(self) -> list[KnownRun]:
         """Return what the client itself has started, without what is below that."""
-        refs = {run.ref for run in self._primaries.values()}
+        primaries = {(run.tree, run.number) for run in self._primaries.values()}
         return [
             known
-            for known in self._list_own()
-            if known.view.spawned.parent == 0 or (known.run is not None and known.run.ref in refs)
+            for known in await self._list_own()
+            if known.row.parent == 0 or (known.tree, known.row.run) in primaries
         ]
 
-    def _list_made(self, call_id: str) -> list[LiveRun]:
+    async def _list_made(self, call_id: str) -> list[KnownRun]:
         if call_id in self._primaries:
-            return [self._primaries[call_id]]
+            return [await self._describe_primary(self._primaries[call_id])]
         caller = self._callers.get(call_id)
-        return [] if caller is None else caller.list_made(call_id)
+        below = [] if caller is None else await self._registry.list_below(caller)
+        return [known for known in below if known.row.parent == 0 and known.row.call_id == call_id]
 
-    async def _record_call(self, call: Call, run: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        """Run a call of the client and log it. If the client gives it up, what it made is cancelled."""
-        client = self._callers[call.id] = self.get_client()
-
-        async def run_or_cancel() -> Outcome:
-            try:
-                return await run()
-            except asyncio.CancelledError:
-                for made in self._list_made(call.id):
-                    made.cancel()
-                raise
-
-        return await client.record_call(call, run_or_cancel)
+    async def _make_call(self, call: Call, work: Callable[[], Awaitable[Outcome]] | None = None) -> Outcome:
+        """Make a call of the client, under the rules of the spawn tool. If the client gives it up, what it made is
+        cancelled."""
+        client = await self.get_client()
+        self._callers[call.id] = client.tree
+        try:
+            return await client.call_tool(call, rules_of=catalog.SPAWN, work=work)
+        except asyncio.CancelledError:
+            for made in await self._list_made(call.id):
+                await self._backend.control.cancel(made.tree, made.row.run)
+            raise
 
     # Spawning
 
     async def spawn(self, call_id: str, args: dict[str, Any]) -> Reply:
         """Call the spawn tool that models have, as the client's own run."""
-        client = self.get_client()
-        client.check_rules(catalog.SPAWN, catalog.SPAWN, args)
-        call = Call(call_id, catalog.SPAWN, args)
-        outcome = await self._record_call(call, lambda: client.run_spawn_tool(call))
+        outcome = await self._make_call(Call(call_id, catalog.SPAWN, args))
         reply: Reply = outcome.data
         if "error" in reply:
             return reply
         # a tree that was cancelled meanwhile has no runs to describe any more
-        for entry, made in zip(reply.get("results") or reply["subagents"], self._list_made(call_id), strict=False):
-            entry.update(self._describe_more(KnownRun.of(made), entry))
+        for entry, made in zip(
+            reply.get("results") or reply["subagents"], await self._list_made(call_id), strict=False
+        ):
+            entry.update(self._describe_more(made, entry))
         if "note" in reply:
             reply["note"] = STILL_RUNNING
-        return {**reply, "watch": self._hints.watch(client.tree)}
+        return {**reply, "watch": self._hints.watch(self._callers[call_id])}
 
-    def make_early_reply(self, operation: str, call_id: str) -> Reply:
+    async def make_early_reply(self, operation: str, call_id: str) -> Reply:
         """Make the reply to a call that its client will not wait for: what it made, and how to wait for that."""
-        made = self._list_made(call_id)
-        reply = subagents.background_reply([run.ticket for run in made])
-        for entry, run in zip(reply["subagents"], made, strict=True):
-            known = KnownRun.of(run)
+        made = await self._list_made(call_id)
+        reply = subagents.background_reply([known.make_ticket(self._backend.state) for known in made])
+        for entry, known in zip(reply["subagents"], made, strict=True):
             entry["status"] = known.status
             entry.update(self._describe_more(known, entry))
         return {**reply, "operation": operation, "note": STILL_RUNNING}
@@ -190,11 +208,11 @@ class ToolHandlers:
         """Make the fields that a program outside needs beside those of the spawn tool."""
         more = {
             "session_id": known.name,
-            "timeout_seconds": known.view.spawned.timeout_seconds,
+            "timeout_seconds": known.row.timeout_seconds,
             "watch": self._hints.watch(known.name),
         }
         if known.tree == self.tree:
-            more["agent"] = f"agent:{known.view.number}"
+            more["agent"] = f"agent:{known.row.run}"
         if "changed_files" in entry:
             more["apply"] = self._hints.apply(known.name)
         return more
@@ -208,26 +226,25 @@ class ToolHandlers:
             raise ToolError("Missing required 'message' field")
         seconds = _read_seconds(args, "timeout_seconds")
         if not known.has_ended and known.is_live:
-            raise ToolError(f"'{known.view.spawned.subagent_id}' is still running: wait for it, or cancel it first")
-        self.get_client().check_rules(catalog.CONTINUE, catalog.SPAWN, args)
+            raise ToolError(f"'{known.row.subagent_id}' is still running: wait for it, or cancel it first")
 
         async def run() -> Outcome:
-            started = await self._backend.continue_run(known.tree, known.view.number, message, seconds=seconds)
-            self._add_primary(call_id, started)
-            await started.wait()
-            return self.get_client().make_reply(catalog.SPAWN, [(started.result(), started.ticket)])
+            started = await self._backend.continue_run(known.tree, known.row.run, message, seconds=seconds)
+            await self._add_primary(call_id, started)
+            result = await started.result()
+            ticket = (await self._describe_primary(started)).make_ticket(self._backend.state)
+            return await (await self.get_client()).make_reply(catalog.SPAWN, [(result, ticket)])
 
-        outcome = await self._record_call(Call(call_id, catalog.CONTINUE, args), run)
+        outcome = await self._make_call(Call(call_id, catalog.CONTINUE, args), run)
         reply: Reply = outcome.data
-        continued = KnownRun.of(self._primaries[call_id])
+        continued = await self._describe_primary(self._primaries[call_id])
         reply["results"][0] |= self._describe_more(continued, reply["results"][0])
-        timeout = continued.view.spawned.timeout_seconds
-        return {**reply, "operation": catalog.CONTINUE, "timeout_seconds": timeout}
+        return {**reply, "operation": catalog.CONTINUE, "timeout_seconds": continued.row.timeout_seconds}
 
     # Looking
 
     async def list_subagents(self, call_id: str, args: dict[str, Any]) -> Reply:
-        own = {known.name: known for known in self._list_own()}
+        own = {known.name: known for known in await self._list_own()}
         earlier, left_out = await self._registry.list_earlier_runs(set(own))
         entries = [
             describe_run(known, self._hints, own_tree=known.tree == self.tree) for known in (*own.values(), *earlier)
@@ -235,25 +252,25 @@ class ToolHandlers:
         return {"success": True, "subagents": entries, "left_out": left_out}
 
     async def get_status(self, call_id: str, args: dict[str, Any]) -> Reply:
-        return {"success": True, "subagent": self._describe_status(await self._find(args))}
+        return {"success": True, "subagent": await self._describe_status(await self._find(args))}
 
-    def _describe_status(self, known: KnownRun) -> Reply:
+    async def _describe_status(self, known: KnownRun) -> Reply:
         """Describe all that is known of a run, while it runs or after."""
-        view = known.view
+        row = known.row
         fields = describe_run(known, self._hints, own_tree=known.tree == self.tree)
-        fields |= {"state": view.state, "turns": view.turns, "tool_count": view.tool_count}
+        fields |= {"state": row.state, "turns": row.turns, "tool_count": row.tool_count}
         fields |= {
-            "timeout_seconds": view.spawned.timeout_seconds,
-            "doing": view.last_message[:MESSAGE_CHARACTERS],
+            "timeout_seconds": row.timeout_seconds,
+            "doing": row.last_message[:MESSAGE_CHARACTERS],
             "status_file": known.make_ticket(self._backend.state).status_file,
         }
         progress = self._progress.get(known.tree)
         if progress is not None:
-            fields["doing"] = progress.last_line_of(view.number) or fields["doing"]
+            fields["doing"] = progress.last_line_of(row.run) or fields["doing"]
             questions = [
                 progress.describe_question(asked)
-                for asked in self.list_pending()
-                if (asked.tree, asked.run) == (known.tree, view.number)
+                for asked in await self.list_pending()
+                if (asked.tree, asked.run) == (known.tree, row.run)
             ]
             if questions:
                 fields["questions"] = questions
@@ -261,19 +278,20 @@ class ToolHandlers:
 
     async def get_result(self, call_id: str, args: dict[str, Any]) -> Reply:
         known = await self._find(args)
-        about = {"subagent_id": known.view.spawned.subagent_id, "status": known.status}
+        about = {"subagent_id": known.row.subagent_id, "status": known.status}
         if not known.has_ended:
-            text = f"'{about['subagent_id']}' has not ended: it is {known.status} ({known.view.state})"
+            text = f"'{about['subagent_id']}' has not ended: it is {known.status} ({known.row.state})"
             return {"success": False, **about, "error": text}
-        return {"success": True, **about, "result": self._describe_results([known])[0]}
+        return {"success": True, **about, "result": (await self._describe_results([known]))[0]}
 
-    def _describe_results(self, ended: Sequence[KnownRun]) -> list[Reply]:
+    async def _describe_results(self, ended: Sequence[KnownRun]) -> list[Reply]:
         results: list[tuple[Any, Ticket]] = [
-            (known.view.result(known.tree), known.make_ticket(self._backend.state)) for known in ended
+            (known.row.result, known.make_ticket(self._backend.state)) for known in ended
         ]
         if not results:
             return []
-        entries: list[Reply] = self.get_client().make_reply(catalog.SPAWN, results).data["results"]
+        client = await self.get_client()
+        entries: list[Reply] = (await client.make_reply(catalog.SPAWN, results)).data["results"]
         for entry, known, (result, _) in zip(entries, ended, results, strict=True):
             entry.update(self._describe_more(known, entry))
             if result.structured is not None:
@@ -288,57 +306,65 @@ class ToolHandlers:
         if any(args.get(key) is not None for key in ID_FIELDS):
             wanted = [await self._find(args)]
         else:
-            wanted = [known for known in self._list_direct() if not known.has_ended]
+            wanted = [known for known in await self._list_direct() if not known.has_ended]
         running = [known for known in wanted if not known.has_ended]
-        runs = [known.run for known in running if known.run is not None]
         for known in running:
-            if known.run is None:
+            if not known.is_here:
                 raise ToolError(f"{known.name} is not run by this server, which cannot wait for it")
-        if runs:
-            waiting = [run.wait() for run in runs]
-            try:
-                await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for future in waiting:
-                    future.cancel()
+        if running:
+            await self._wait_for_first(running, seconds)
+            wanted = [await self._look_again(known) for known in wanted]
         ended = [known for known in wanted if known.has_ended]
-        results = self._describe_results(ended)
-        reply: Reply = {"success": True, "results": results, "running": self._list_running(), "timed_out": False}
-        if runs and not ended:
+        results = await self._describe_results(ended)
+        reply: Reply = {"success": True, "results": results, "running": await self._list_running(), "timed_out": False}
+        if running and not ended:
             reply |= {"timed_out": True, "note": STILL_RUNNING}
         elif not wanted:
             reply["note"] = "No subagent is running."
         return reply
 
-    def make_early_wait_reply(self) -> Reply:
+    async def _wait_for_first(self, running: Sequence[KnownRun], seconds: float | None) -> None:
+        async with TaskOwner(on_error=lambda _: None) as tasks:  # a run that is looked at again says what became of it
+            waiting = [tasks.start(self._backend.control.wait(known.tree, known.row.run)) for known in running]
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _look_again(self, known: KnownRun) -> KnownRun:
+        row = await self._backend.control.describe_run(known.tree, known.row.run)
+        return replace(known, row=row)
+
+    async def make_early_wait_reply(self) -> Reply:
         """Make the reply to a wait that its client will not wait for."""
-        running = self._list_running()
+        running = await self._list_running()
         return {"success": True, "results": [], "running": running, "timed_out": True, "note": STILL_RUNNING}
 
     async def cancel(self, call_id: str, args: dict[str, Any]) -> Reply:
         known = await self._find(args)
-        about = {"subagent_id": known.view.spawned.subagent_id, "status": known.status}
-        if not known.has_ended and known.run is None:
+        about = {"subagent_id": known.row.subagent_id, "status": known.status}
+        if not known.has_ended and not known.is_here:
             raise ToolError(f"{known.name} is not run by this server: {self._hints.cancel(known.name)}")
-        is_cancelled = known.run is not None and known.run.cancel()
+        is_cancelled = await self._backend.control.cancel(known.tree, known.row.run)
         return {"success": True, **about, "cancelled": is_cancelled}
 
     async def list_background(self, call_id: str, args: dict[str, Any]) -> Reply:
         if args.get("include_all") is not True:
-            return {"success": True, "subagents": self._list_running()}
-        return {"success": True, "subagents": [self._describe_status(known) for known in self._list_direct()]}
+            return {"success": True, "subagents": await self._list_running()}
+        return {
+            "success": True,
+            "subagents": [await self._describe_status(known) for known in await self._list_direct()],
+        }
 
-    def _list_running(self) -> list[Reply]:
-        return [self._describe_status(known) for known in self._list_direct() if not known.has_ended]
+    async def _list_running(self) -> list[Reply]:
+        return [await self._describe_status(known) for known in await self._list_direct() if not known.has_ended]
 
     async def _find(self, args: dict[str, Any]) -> KnownRun:
         given = next((args[key] for key in ID_FIELDS if args.get(key) is not None), None)
         name = f"agent:{given}" if isinstance(given, int) and not isinstance(given, bool) else given
         if not isinstance(name, str) or not name.strip():
             raise ToolError("Missing required 'subagent_id' field")
-        primaries = {run.ref.subagent_id: run for run in self._primaries.values()}
         try:
-            return await self._registry.find_run(name, self._client, primaries)
+            described = [await self._describe_primary(run) for run in list(self._primaries.values())]
+            primaries = {known.row.subagent_id: known for known in described}
+            return await self._registry.find_run(name, self.tree, primaries)
         except (NotFound, LogError) as error:
             raise ToolError(str(error)) from None
 

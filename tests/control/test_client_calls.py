@@ -1,0 +1,59 @@
+"""The tool calls of a client in its own process: what the rules forbid, and what the log has of calls that fail."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from retinue.core.control import ClientOptions
+from retinue.core.errors import RetinueError, ToolError
+from retinue.core.events import Event, ToolCall, ToolResult
+from retinue.core.messages import Call
+from retinue.core.ports import Outcome
+from retinue.core.rules import Rules, parse_rule
+from retinue.supervisor.local_control import CALL_GIVEN_UP
+from tests.control.loopback.kit import house
+
+SPAWN = Call("call_1", "spawn_subagents", {"tasks": [{"task": "look", "subagent_type": "explorer"}]})
+
+
+async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def fail() -> Outcome:
+        raise RetinueError("it went wrong")
+
+    async def hang() -> Outcome:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async with house(tmp_path, script={}) as h:
+        c = h.supervisor.control
+        client = await c.open_client(ClientOptions(name="caller", task="somebody"))
+        with pytest.raises(RetinueError, match="it went wrong"):
+            await client.call_tool(Call("call_1", "own", {}), rules_of=SPAWN.name, work=fail)
+        call = asyncio.ensure_future(client.call_tool(Call("call_2", "own", {}), rules_of=SPAWN.name, work=hang))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        await client.close()
+        events = [item async for item in c.watch(client.tree) if isinstance(item, Event)]
+        results = [event.body for event in events if isinstance(event.body, ToolResult)]
+        assert [(body.text, body.success) for body in results] == [("it went wrong", False), (CALL_GIVEN_UP, False)]
+
+
+async def test_a_rule_forbids_the_call_of_a_client_before_anything_is_logged(tmp_path: Path) -> None:
+    rules = Rules(deny=(parse_rule(SPAWN.name),))
+    async with house(tmp_path, rules=rules) as h:
+        c = h.supervisor.control
+        client = await c.open_client(ClientOptions(name="caller", task="somebody"))
+        with pytest.raises(ToolError, match=f"the rule {SPAWN.name} forbids {SPAWN.name}"):
+            await client.call_tool(SPAWN)
+        with pytest.raises(ToolError, match="has no tool 'nothing'"):
+            await client.call_tool(Call("call_2", "nothing", {}))
+        assert await client.is_at_work()
+        await client.close()
+        assert not await client.is_at_work()
+        events = [item async for item in c.watch(client.tree) if isinstance(item, Event)]
+        assert not any(isinstance(event.body, ToolCall) for event in events)
