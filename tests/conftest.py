@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from hypothesis import settings
 ASYNC_TEST_SECONDS = 60.0
 settings.register_profile("retinue", deadline=None)  # the machine may be busy; what hangs is ended above
 settings.load_profile("retinue")
+
+
+# The suite starts hundreds of processes: without cached bytecode each would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure() -> None:
