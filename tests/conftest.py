@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 import signal
@@ -28,6 +29,12 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what every test module imported from garbage collection: many tests collect, and it never goes away."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
