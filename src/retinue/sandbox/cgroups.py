@@ -57,7 +57,20 @@ class Group:
 
 
 def find_parent_groups() -> list[Path] | None:
-    """Return the folders below which groups for memory and processes can be made; None where they cannot."""
+    """Return the folders below which groups for memory and processes can be made, without what ended processes left
+    there; None where they cannot be made."""
+    folders = _find_folders()
+    if folders is None:
+        return None
+    remove_leftover_groups(folders)
+    try:
+        make_group(folders, Caps()).remove()
+    except OSError:
+        return None
+    return folders
+
+
+def _find_folders() -> list[Path] | None:
     if (ROOT / "cgroup.controllers").exists():
         with suppress(OSError):
             given = (ROOT / "cgroup.subtree_control").read_text().split()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from retinue.sandbox.box import SandboxUnavailable, find_command, find_python, list_packages
+from retinue.sandbox.builder import SandboxUnavailable, find_command, find_python, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"

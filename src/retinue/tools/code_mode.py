@@ -50,12 +50,14 @@ PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
 class ExecutePython:
-    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `sandboxed`
-    says that it ends with its sandbox anyhow."""
+    """Runs a program that can call the tools `program_tools`. `grace` is how long it may take to end after SIGTERM;
+    `sandboxed` says that it ends with its sandbox anyhow."""
 
-    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
-        self.lent = tuple(lent)
-        self._modules = code_modules.build_modules(lent)
+    def __init__(
+        self, program_tools: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False
+    ) -> None:
+        self.program_tools = tuple(program_tools)
+        self._modules = code_modules.build_modules(program_tools)
         self._grace = grace
         self._sandboxed = sandboxed
         self.spec = ToolSpec(
