@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
 from retinue.workspaces import git
-from retinue.workspaces.capture import read_current
+from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
 from retinue.workspaces.walk import display_path, is_reserved_name
 
@@ -60,7 +60,7 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     """Plan the changes of some runs, one after the other, onto a folder. A step is the first and the last state of a
     workspace."""
     made = Plan(target)
-    touched = sorted({path for base, end in steps for path in _list_changed(base, end)})
+    touched = sorted({path for base, end in steps for path in list_changed_paths(base, end)})
     now = _CurrentFolder(target, gone={path for path in touched if all(path not in end for _, end in steps)})
     with Import(store) as into:
         before = {path: now.read(path, into, made) for path in touched}
@@ -68,7 +68,7 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     with Import(store) as into:
         merger = _Merger(store, into)
         for base, end in steps:
-            for path in _list_changed(base, end):
+            for path in list_changed_paths(base, end):
                 if path in lost:
                     continue
                 merged = merger.merge(base.get(path), result[path], end.get(path))
@@ -89,10 +89,6 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
         store.drop_ref(f"{ref}/after")
     made.digest = hashlib.sha256(repr(made.changes).encode("utf-8", "surrogateescape")).hexdigest()
     return made
-
-
-def _list_changed(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> Iterator[str]:
-    return (path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path))
 
 
 class _CurrentFolder:
