@@ -17,6 +17,7 @@ from retinue.core.limits import Caps
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "retinue-"
+REMOVE_SECONDS = 2.0
 _numbers = itertools.count(1)
 
 
@@ -49,9 +50,9 @@ class Group:
                 return False
         return True
 
-    def remove_soon(self, seconds: float = 2.0) -> None:
+    def remove_soon(self) -> None:
         """Remove it, and wait a little for its last process to end."""
-        deadline, pause = time.monotonic() + seconds, threading.Event()
+        deadline, pause = time.monotonic() + REMOVE_SECONDS, threading.Event()
         while not self.remove() and time.monotonic() < deadline:
             pause.wait(0.005)
 

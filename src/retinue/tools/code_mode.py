@@ -18,7 +18,6 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
-from retinue.core.limits import TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Execution, Made, Outcome
 from retinue.core.rules import CODE_MODE
@@ -45,10 +44,8 @@ class ExecutePython(CommandTool):
     what = "program"
     note_bytes = 4096
 
-    def __init__(
-        self, program_tools: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False
-    ) -> None:
-        super().__init__(grace=grace, sandboxed=sandboxed)
+    def __init__(self, program_tools: Sequence[ToolSpec] = (), *, sandboxed: bool = False) -> None:
+        super().__init__(sandboxed=sandboxed)
         self.program_tools = tuple(program_tools)
         self._modules = code_modules.build_modules(program_tools)
         self.spec = ToolSpec(

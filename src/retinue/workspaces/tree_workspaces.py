@@ -100,12 +100,12 @@ def _is_empty(folder: str) -> bool:
         return True
 
 
-def record_changes(workspace: Workspace, *, stop: threading.Event | None = None) -> tuple[ChangesRecord, set[str]]:
+def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
     """Store what a run left; return the record of its changes, and the new and changed files by name. Nothing of the
     workspace's own `.git` is read."""
     store = find_store(workspace.own)
     base = store.list_files(workspace.base)
-    end, skipped = record_files(workspace, store, base, ref=workspace.end, stop=stop)
+    end, skipped = record_files(workspace, store, base, ref=workspace.end)
     changed = list_changed_paths(base, end)
     listed = tuple(describe_change(path, base, end) for path in changed[:LISTED])
     record = ChangesRecord(files=listed, count=len(changed), skipped=str(skipped))
@@ -113,13 +113,11 @@ def record_changes(workspace: Workspace, *, stop: threading.Event | None = None)
     return record, {path for path in changed if path in end}
 
 
-def record_files(
-    workspace: Workspace, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
-) -> tuple[Files, Skipped]:
+def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -> tuple[Files, Skipped]:
     """Store the workspace as it is now under `ref`; return its files and what was left out."""
     store.add_known(stored.oid for stored in base.values())
     with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
-        walker = Walker(workspace.path, ignored=ignores, foreign=True, stop=stop)
+        walker = Walker(workspace.path, ignored=ignores, foreign=True)
         files = capture_folder(walker, into, base).files
         if ignores.gave_up:
             walker.skipped.add(".gitignore", "git gave up on its patterns")
