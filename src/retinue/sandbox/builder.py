@@ -23,7 +23,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
-from retinue.files.trees import remove_tree
+from retinue.files.trees import give_folder, remove_tree
 from retinue.sandbox.box import Box
 from retinue.sandbox.process import PreparedSandbox, Process
 
@@ -289,7 +289,7 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
     """Give the run what it writes, and its group what it reads of the tree. What is shared is not touched."""
     uid, gid = user
     for folder in (box.outputs, *([box.workspace] if box.own_workspace else [])):
-        _give_folder(folder, uid, gid)
+        give_folder(folder, uid, gid)
     if box.proxy:
         os.chown(box.proxy, uid, gid, follow_symlinks=False)
     os.chown(box.host_outputs, 0, gid)
@@ -297,26 +297,4 @@ def give_files(box: Box, user: tuple[int, int]) -> None:
     for folder in (path for path in box.readable if path.startswith(f"{box.hidden}/")):
         about = Path(folder).stat()
         if about.st_uid == 0 and about.st_gid != gid:  # of a run above that has started no sandbox of its own
-            _give_folder(folder, -1, gid)
-
-
-def _give_folder(folder: str, uid: int, gid: int) -> None:
-    """Give a folder with all it holds to a user (-1: leave the owner) and to the tree's group, for reading. The folder
-    itself comes last: its group says that all is done."""
-    for _, _, files, at in os.fwalk(folder, topdown=False):
-        os.fchown(at, uid, gid)
-        os.fchmod(at, stat.S_IMODE(os.fstat(at).st_mode) | 0o050)
-        for name in files:
-            _give_file(name, at, uid, gid)
-
-
-def _give_file(name: str, folder: int, uid: int, gid: int) -> None:
-    """Give a file to the run, and to its tree for reading. What is no plain file has no content of its own."""
-    os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
-    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-    if stat.S_ISREG(mode):
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(mode) | 0o040 | (mode & 0o100) >> 3)
-        finally:
-            os.close(fd)
+            give_folder(folder, -1, gid)

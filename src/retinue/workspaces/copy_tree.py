@@ -16,7 +16,6 @@ from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
 from retinue.workspaces.walk import HARD_LINKED, Entry, Walker, open_entry
 
 PRIVATE_MODES = (0o700, 0o600)
-GROUP_MODES = (0o750, 0o640)
 PUBLIC_MODES = (0o755, 0o644)
 
 

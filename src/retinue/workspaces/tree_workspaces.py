@@ -11,10 +11,10 @@ from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
 from retinue.core.limits import WORKSPACE_MIB
 from retinue.files.private import make_private_folder
-from retinue.files.trees import remove_tree
+from retinue.files.trees import give_folder, remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
-from retinue.workspaces.copy_tree import GROUP_MODES, BudgetExceeded, CopyBudget, FolderCopier
+from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.store import ContentNames, Files, Import, Store
@@ -137,9 +137,10 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
     budget = CopyBudget(SNAPSHOT_BYTES)
     try:
-        make_private_folder(partial).chmod(GROUP_MODES[0])
-        if FolderCopier(str(partial), ContentNames(), budget, modes=GROUP_MODES).copy(walker):
-            _give_to_group(partial)
+        make_private_folder(partial)
+        if FolderCopier(str(partial), ContentNames(), budget).copy(walker):
+            if os.geteuid() == 0:  # the runs of a tree may be users of their own, with a group in common
+                give_folder(str(partial), -1, partial.parent.stat().st_gid)
             partial.rename(target)
     except (OSError, RetinueError) as error:
         large = isinstance(error, BudgetExceeded)
@@ -147,13 +148,3 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     finally:
         remove_tree(partial)
     return ""
-
-
-def _give_to_group(folder: Path) -> None:
-    """Give a folder to the group of the folder above: that of the runs of a tree, where they are users of their own."""
-    if os.geteuid() == 0:
-        gid = folder.parent.stat().st_gid
-        for _, _, files, at in os.fwalk(folder):
-            os.fchown(at, -1, gid)
-            for name in files:
-                os.chown(name, -1, gid, dir_fd=at, follow_symlinks=False)
