@@ -61,9 +61,9 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     workspace."""
     made = Plan(target)
     touched = sorted({path for base, end in steps for path in list_changed_paths(base, end)})
-    now = _CurrentFolder(target, gone={path for path in touched if all(path not in end for _, end in steps)})
+    removed = {path for path in touched if all(path not in end for _, end in steps)}
     with Import(store) as into:
-        before = {path: now.read(path, into, made) for path in touched}
+        before = {path: _read_file(path, into, made, removed) for path in touched}
     result, lost = dict(before), {conflict.path for conflict in made.conflicts}
     with Import(store) as into:
         merger = _Merger(store, into)
@@ -91,35 +91,25 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     return made
 
 
-class _CurrentFolder:
-    """The folder as it is now. `gone` are the files that the plan removes."""
-
-    def __init__(self, root: str, *, gone: set[str]) -> None:
-        self._root = root
-        self._gone = gone
-
-    def read(self, path: str, into: Import, made: Plan) -> StoredFile | None:
-        """Store a file of the folder; None if there is none, or something in its place, which is a conflict."""
-        try:
-            return read_current(self._root, path, into)
-        except RefusedFile as error:
-            if error.reason != "folder" or self._keeps(path):
-                what = "a folder" if error.reason == "folder" else "neither a file nor a folder"
-                made.conflicts.append(Conflict(path, f"is {what} here"))
-        except OSError as error:
-            above = [path[:at] for at, char in enumerate(path) if char == "/"]
-            if not any(folder in self._gone for folder in above):
-                made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
-        return None
-
-    def _keeps(self, path: str) -> bool:
-        """Tell whether a folder will still have something in it."""
-        top = Path(self._root, path)
-        return any(
-            f"{Path(above, name).relative_to(self._root)}" not in self._gone
-            for above, _, names in os.walk(top)
+def _read_file(path: str, into: Import, made: Plan, removed: set[str]) -> StoredFile | None:
+    """Store a file of the target as it is now; None if there is none, or something in its place, which is a conflict.
+    `removed` are the files that the plan removes."""
+    try:
+        return read_current(made.target, path, into)
+    except RefusedFile as error:
+        if error.reason != "folder":
+            made.conflicts.append(Conflict(path, "is neither a file nor a folder here"))
+        elif any(
+            f"{Path(above, name).relative_to(made.target)}" not in removed
+            for above, _, names in os.walk(Path(made.target, path))
             for name in names
-        )
+        ):
+            made.conflicts.append(Conflict(path, "is a folder here"))
+    except OSError as error:
+        above = [path[:at] for at, char in enumerate(path) if char == "/"]
+        if removed.isdisjoint(above):
+            made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
+    return None
 
 
 class _Merger:
