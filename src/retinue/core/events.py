@@ -84,7 +84,6 @@ class RunResumed(Body, frozen=True, tag="run.resumed"):
     """A run without an ending goes on in a new process."""
 
 
-
 class TurnStarted(Body, frozen=True, tag="turn.started"):
     """A turn begins. The model sees in it what came before this event."""
 

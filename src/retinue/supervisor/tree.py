@@ -16,7 +16,7 @@ import msgspec
 from retinue.core import events, secrets
 from retinue.core.events import Body, Event, RunSpawned
 from retinue.core.ports import Clock, Log
-from retinue.log.runs import FOLDS, Runs
+from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
@@ -102,12 +102,9 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-            view.last_seq = seq
         ref, now, append = run.ref, self._now, self._append  # a call of an attribute would look for a method first
         event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
-        fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
-        if fold is not None:
-            fold(view, event, body)
+        view.apply(event)
         return append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
