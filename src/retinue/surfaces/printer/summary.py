@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 
 from retinue.log.accounts import format_cost
+from retinue.log.blocks import Role, format_count
 from retinue.log.runs import NOTHING, Runs, RunView
-from retinue.log.styled_text import Role, format_count
 from retinue.surfaces.printer import colors, safe
 
 NAME_COLUMNS = 52
