@@ -94,7 +94,6 @@ class Sandbox(Protocol):
 
     def open(self, job: Job, link: Link) -> RunSession | None:
         """Return the session of one run, in which nothing is started yet; None if the plan's tools need none."""
-        ...
 
 
 class JobRunner:
