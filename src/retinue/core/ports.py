@@ -416,9 +416,6 @@ class Log(LogReader, Protocol):
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Take an event. With `wait`, the awaitable that comes back (if any) is done when the event is written."""
 
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        """Return `append` for the events of one tree, for callers that have many of them."""
-
     async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 from retinue.core.events import Event
@@ -20,9 +20,6 @@ class ForwardingLog:
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         return self._log.append(event, wait)
-
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        return self.append
 
     async def close(self) -> None:
         await self._log.close()

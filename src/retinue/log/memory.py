@@ -27,10 +27,8 @@ class MemoryLog:
     # Writing
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        return self._feeds[event.tree].append(event, wait)
-
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        return self._feeds[tree].append
+        self._feeds[event.tree].publish(event)
+        return None
 
     async def claim(self, tree: str) -> None:
         if not self._events(tree):
@@ -41,21 +39,14 @@ class MemoryLog:
         if feed is not None:
             feed.show(delta)
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        feed = self._feeds.get(tree)
-        if feed is None:
-            return self._watch_unknown(tree, after, deltas=deltas)
-        return feed.watch(after=after, deltas=deltas)
-
-    async def _watch_unknown(self, tree: str, after: int, *, deltas: bool) -> AsyncGenerator[Event | Delta]:
-        """Wait for a tree to begin; if none has when the watcher goes, forget the tree."""
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         feed = self._feeds[tree]
         try:
-            async with aclosing(feed.watch(after=after, deltas=deltas)) as watching:
-                async for event in watching:
-                    yield event
+            async with aclosing(feed.watch(after=after, deltas=deltas)) as items:
+                async for item in items:
+                    yield item
         finally:
-            if not feed.events and not feed.watchers:
+            if not (feed.events or feed.watchers):  # it never began
                 self._feeds.pop(tree, None)
 
     async def close(self) -> None:

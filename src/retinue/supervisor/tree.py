@@ -43,7 +43,7 @@ class Tree:
     on in a finished tree."""
 
     __slots__ = (
-        "_append", "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
+        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,6 @@ class Tree:
         self.root: Run | None = None
         self.seq = seq
         self._labels: dict[str, int] = {}
-        self._append = log.appender(self.id)
         self._now = clock.wall
         if restored is not None:
             self.trace_id = restored.runs[0].spawned.trace_id
@@ -92,7 +91,7 @@ class Tree:
         ref = run.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
-        return self._append(event, True)
+        return self.log.append(event, True)
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """Write an event of a run. Nothing is written of a run after its ending."""
@@ -102,10 +101,10 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-        ref, now, append = run.ref, self._now, self._append  # a call of an attribute would look for a method first
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
+        ref = run.ref
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         view.apply(event)
-        return append(event, wait)
+        return self.log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """Return the label, or `label-2` and so on if the tree has it already."""
