@@ -377,8 +377,6 @@ class LogReader(Protocol):
     async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
         """Return every tree, the newest first. The order is the log's, not that of the ids."""
 
-    async def find_tree(self, tree: str) -> StoredTree | None: ...
-
     async def read_status(self, tree: str) -> TreeStatus:
         """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
         NotFound."""

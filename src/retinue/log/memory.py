@@ -58,10 +58,6 @@ class MemoryLog:
         first_events = [feed.events[0] for feed in self._feeds.values() if feed.events]
         return [StoredTree(event, self._writer) for event in sorted(first_events, key=lambda event: event.at)[::-1]]
 
-    async def find_tree(self, tree: str) -> StoredTree | None:
-        events = self._events(tree)
-        return StoredTree(events[0], self._writer) if events else None
-
     async def read_status(self, tree: str) -> TreeStatus:
         events = self._events(tree)
         if not events:
