@@ -32,11 +32,12 @@ WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, u
 
 
 class Driver:
-    """Drives the runs of all trees."""
+    """Drives the runs of all trees. Python functions get `control` with the context of their run."""
 
     def __init__(
         self,
         trees: TreeRegistry,
+        control: Control,
         *,
         clock: Clock,
         approvals: Approvals,
@@ -49,13 +50,9 @@ class Driver:
         self._approvals = approvals
         self._files = files
         self._state = state
-        self._control: Control | None = None
+        self._control = control
         self._loop = asyncio.get_running_loop()
         self._hook = hook
-
-    def attach_control(self, control: Control) -> None:
-        """Hand this Control to Python functions, with the context of their run."""
-        self._control = control
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
@@ -114,7 +111,6 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        assert self._control is not None
         handle = RunHandle(self._control, run.ref)
         context = Context(services, handle=handle, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)

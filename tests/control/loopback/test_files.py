@@ -95,5 +95,5 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with house(tmp_path, durable=False) as h:
         (tmp_path / "other").write_text("in the way")
         with pytest.raises(RetinueError, match=r"cannot make .*other/control"):
-            async with ControlServer(h.supervisor.control, tmp_path / "other"):
+            async with ControlServer(h.supervisor, tmp_path / "other"):
                 pass
