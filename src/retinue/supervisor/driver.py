@@ -14,11 +14,11 @@ from retinue.core.control import Control, RunHandle
 from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
-from retinue.core.plans import Job, JobRunner
+from retinue.core.plans import Job
 from retinue.core.ports import Clock, CommitHook
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.files.private import make_private_folder
-from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.port import RemoteRuntime
 from retinue.supervisor import inbox
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.remote_driver import drive_remote_run
@@ -118,10 +118,9 @@ class Driver:
 
     async def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Ending:
         runtime = run.plan.runtime
-        if not isinstance(runtime, RemoteRuntime) or runtime.adapter is None:
+        if not isinstance(runtime, RemoteRuntime):
             return await run_job(job, services)
-        if runtime.prepare is not None:
-            await runtime.prepare(job, services)
+        await runtime.prepare(job, services)
         return await drive_remote_run(
             tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
         )
@@ -180,7 +179,8 @@ def _may_ask_ahead(tree: Tree, run: Run) -> bool:
     return (
         tree.log.ahead
         and plan.model is not None
-        and not isinstance(plan.runtime, JobRunner)
+        and plan.run_job is None
+        and not isinstance(plan.runtime, RemoteRuntime)
         and run.folders.workspace_copy is None
         and run.history is None
         and not run.slot.is_queued

@@ -143,7 +143,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ToolCall: ("args", "raw", "name", "display_name", "call_id"),
     events.ToolResult: ("text", "content", "name", "call_id"),
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
-    events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
+    events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
     events.Warned: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),
