@@ -31,14 +31,12 @@ def make_tool_servers(
     servers."""
     if not servers:
         return None
-    from retinue.supervisor.host_tool_services import Hosted
     from retinue.tools.mcp.servers import McpServers
 
     return McpServers(
         servers,
         project=str(project),
         folder=None if state is None else state / "mcp",
-        hosting=Hosted(),
         collector=collector,
     )
 

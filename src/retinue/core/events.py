@@ -187,7 +187,7 @@ class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`, and `rule` the
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `rule` is the
     rule or earlier answer that decided; `scope` is how far it goes (call, run, tool, project, or pending for all a run
     had asked); `args` are edited arguments; `seal` is that of the tool, where it is an MCP server's."""
 

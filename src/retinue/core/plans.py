@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -35,8 +36,8 @@ class Plan:
     by_name: Mapping[str, Tool] = field(default_factory=dict)
     host: Mapping[str, HostTool] = field(default_factory=dict)
     children: Sequence[Profile] = ()
-    profile_json: msgspec.Raw = msgspec.Raw(b"null")  # noqa: RUF009 - immutable
-    tools_json: msgspec.Raw = msgspec.Raw(b"null")  # noqa: RUF009 - immutable
+    profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
+    tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
     floor: RuntimeName = RUNTIMES[-1]
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()

@@ -13,7 +13,6 @@ import retinue
 from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
-from retinue.supervisor.host_tool_services import Hosted
 from retinue.tools.mcp.connection import MAX_FAILURES
 from retinue.tools.mcp.servers import McpServers
 from tests.supervisor.tree.kit import bodies
@@ -24,7 +23,7 @@ ONE = call("mcp__bad__one")
 
 def servers_of(tmp_path: Path, **about: dict[str, Any]) -> McpServers:
     made = [McpServer(name, **{**each, "args": tuple(each["args"])}) for name, each in about.items()]
-    return McpServers(made, project=str(tmp_path), folder=tmp_path / "mcp", hosting=Hosted(), back_off=0.01)
+    return McpServers(made, project=str(tmp_path), folder=tmp_path / "mcp", back_off=0.01)
 
 
 async def test_nothing_is_left_of_a_server(tmp_path: Path) -> None:
