@@ -12,10 +12,9 @@ from typing import Any, Literal
 from retinue.core.errors import ConfigError
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, is_full
-from retinue.core.plans import JobRunner, Plan, Sandbox
+from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
 
-Runtime = Sandbox | JobRunner
 Reach = Literal["none", "hosts", "full"]
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
 FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode is set: ran '{got}'. {why}"
