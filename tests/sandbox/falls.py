@@ -50,7 +50,7 @@ async def play(
     folder = project()
     parts = Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, caps=caps or Caps())  # type: ignore[arg-type]
     owner = make_supervisor(parts)
-    node = owner.spawn(main({"main": replies}, workspace="scratch"), Task("go"))
+    node = owner.spawner.spawn_primary(main({"main": replies}, workspace="scratch"), Task("go"))
     events: list[Event] = []
     async for event in owner.watch(node.ref.tree):
         if isinstance(event, Delta):
@@ -258,7 +258,7 @@ async def hosts(runtime: str) -> Facts:
     async with Web({"/": web_answer(b"hello")}, near_com=["127.0.0.1"]) as web:
         reach = {"network": ["a.com", "b.com", "near.com"], "dialer": web, "profiles": [child]}
         owner = make_supervisor(Parts(folder, folder / ".retinue", mode="yes", runtime=runtime, **reach))  # type: ignore[arg-type]
-        node = owner.spawn(main(agents, workspace="scratch"), Task("go"))
+        node = owner.spawner.spawn_primary(main(agents, workspace="scratch"), Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await node.join()
         sockets = [str(path) for path in folder.rglob("proxy")]

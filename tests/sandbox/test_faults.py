@@ -112,7 +112,7 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
-    node = owner.spawn(profile, Task("go"))
+    node = owner.spawner.spawn_primary(profile, Task("go"))
     events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
     log = Path(node.folders.path, "log")
     written = log.read_text() if log.exists() else ""

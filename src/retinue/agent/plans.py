@@ -17,7 +17,7 @@ from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
-from retinue.core.plans import HostTool, JobRunner, Plan, Sandbox
+from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
@@ -49,7 +49,7 @@ NOT_BOUND = (
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
-Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Sandbox | JobRunner, RuntimeName, Sequence[Warned]]]
+Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, Sequence[Warned]]]
 
 
 class ProfilePlanner:

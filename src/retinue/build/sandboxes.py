@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
-from retinue.core.plans import JobRunner, Sandbox
+from retinue.core.plans import Runtime, Sandbox
 from retinue.core.profiles import RuntimeName
 from retinue.files.trees import remove_tree
+from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
 from retinue.sandbox.workspace_sandbox import WorkspaceMaker, WorkspaceSandbox
@@ -38,17 +39,17 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
     maker = WorkspaceMaker(workspaces or Workspaces())
     add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, maker=maker)
 
-    def delegated() -> JobRunner:
+    def delegated() -> RemoteRuntime:
         from retinue.remote.outbox import NAME, OutboxAdapter
-        from retinue.remote.runtime import RemoteRuntime
 
-        if parts.adapter is not None:
-            return RemoteRuntime(NAME, parts.adapter, prepare=maker.make_above)
-        if parts.outbox is None:
-            raise ConfigError(NO_OUTBOX)
-        return RemoteRuntime(NAME, OutboxAdapter(parts.outbox), prepare=maker.make_above)
+        adapter = parts.adapter
+        if adapter is None:
+            if parts.outbox is None:
+                raise ConfigError(NO_OUTBOX)
+            adapter = OutboxAdapter(parts.outbox)
+        return RemoteRuntime(name=NAME, adapter=adapter, prepare=maker.make_above)
 
-    makers: dict[RuntimeName, Callable[..., Sandbox | JobRunner]] = {
+    makers: dict[RuntimeName, Callable[..., Runtime]] = {
         "inherited": lambda: add_workspaces(IN_PROCESS),
         "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
         "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),

@@ -187,9 +187,9 @@ class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
 
 
 class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `scope` is
-    how far it goes (call, run, tool, project, or pending for all a run had asked); `args` are edited arguments; `seal`
-    is that of the tool, where it is an MCP server's."""
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `rule` is the
+    rule or earlier answer that decided; `scope` is how far it goes (call, run, tool, project, or pending for all a run
+    had asked); `args` are edited arguments; `seal` is that of the tool, where it is an MCP server's."""
 
     kind: ClassVar[str] = "approval.decided"
     approval_id: str
@@ -201,6 +201,7 @@ class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
     scope: str = "call"
     args: dict[str, Any] | None = None
     seal: str = ""
+    rule: str = ""
 
 
 class Inbox(Body, frozen=True, gc=False, tag="inbox"):

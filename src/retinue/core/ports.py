@@ -265,6 +265,18 @@ class Link(Protocol):
         """Return a call id that no other call of the run has."""
         ...
 
+    def spill(self, name: str) -> Path:
+        """Return a new file of the run's own, for a tool that runs with the supervisor."""
+        ...
+
+    def record_activity(self) -> None:
+        """Count something that happens in a call, though no event tells of it."""
+        ...
+
+    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
+        """Ask a person, whatever the rules and the mode; None when nobody can be asked."""
+        ...
+
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         """Tell the listener when a person is asked about the run (True) and when that is over (False). Returns what
         ends this."""
@@ -532,22 +544,6 @@ class Collector(Protocol):
 
     def gone(self, server: str) -> None:
         """Return the server has ended: so have the runs it reported, and nobody reports at its address any more."""
-        ...
-
-
-class Hosting(Protocol):
-    """Services for tools that run with the supervisor, by the link of the run that called them."""
-
-    def spill(self, link: Link, name: str) -> Path:
-        """Return a new file of the run's own."""
-        ...
-
-    def alive(self, link: Link) -> None:
-        """Something happens in the call, though no event tells of it."""
-        ...
-
-    async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        """Return a question for a person, whatever the rules and the mode; None when nobody can be asked."""
         ...
 
 

@@ -113,7 +113,7 @@ def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, Approv
     """Yield the answers that hold for more than one call of a tree: for a tool in a run, or in the whole tree."""
     for event in events:
         body = event.body
-        if not isinstance(body, ApprovalDecided) or body.by.startswith("rule: "):
+        if not isinstance(body, ApprovalDecided) or body.rule:
             continue
         if body.allowed and body.scope in STANDING:
             yield event.run, body

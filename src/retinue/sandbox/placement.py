@@ -12,11 +12,10 @@ from typing import Any
 from retinue.core.errors import ConfigError
 from retinue.core.events import Warned
 from retinue.core.network import Hosts
-from retinue.core.plans import JobRunner, Plan, Sandbox
+from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
 from retinue.sandbox.proxy_socket import Reach, find_reach
 
-Runtime = Sandbox | JobRunner
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
 FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode is set: ran '{got}'. {why}"
 

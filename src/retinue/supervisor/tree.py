@@ -123,6 +123,11 @@ class Tree:
         """Return an id of ours: the number of the next event, which nothing a model or a peer says can be."""
         return f"{self.id}/{run.ref.run}/{self.seq + 1}"
 
+    def kill(self) -> None:
+        """Stop all runs at once, without waiting for their clean-up."""
+        for run in self.runs:
+            run.kill()
+
     def release(self) -> None:
         """Cut the reference cycles of an ended tree, so that its memory is free without a garbage collection."""
         for run in self.runs:
@@ -138,7 +143,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ToolCall: ("args", "raw", "name", "display_name", "call_id"),
     events.ToolResult: ("text", "content", "name", "call_id"),
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
-    events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
+    events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
     events.Warned: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),

@@ -28,7 +28,7 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
     profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
     with use_sandbox(Isolated(NoProtection(script))):
-        node = owner.spawn(profile, Task("go"))
+        node = owner.spawner.spawn_primary(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
     return events
