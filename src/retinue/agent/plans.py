@@ -22,7 +22,7 @@ from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
-from retinue.models.redacting import RedactingModel
+from retinue.models.wrappers import RedactingModel
 from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
 from retinue.tools.functions import FunctionTool, Lent
