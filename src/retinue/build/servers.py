@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from retinue.core.limits import Limits
 from retinue.core.ports import Clock, Collector, CommitHook, Log, ToolServers
 from retinue.core.servers import McpServer
-from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
 
@@ -32,20 +31,18 @@ def make_tool_servers(
     servers."""
     if not servers:
         return None
-    from retinue.supervisor.host_tool_services import Hosted
     from retinue.tools.mcp.servers import McpServers
 
     return McpServers(
         servers,
         project=str(project),
         folder=None if state is None else state / "mcp",
-        hosting=Hosted(),
         collector=collector,
     )
 
 
 class NoReporting:
-    """Reporting of a process that neither starts reporting servers nor is one: it only keeps its inherited limits."""
+    """Reporting of a process that neither starts reporting servers nor is one."""
 
     collector: Collector | None = None
     hook: CommitHook | None = None
@@ -54,7 +51,7 @@ class NoReporting:
         return log
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.read_process_limits(os.environ))
+        """Nothing reports its runs."""
 
     async def close(self) -> None:
         """Nothing was opened."""

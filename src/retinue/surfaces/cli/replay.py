@@ -122,7 +122,7 @@ async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], di
         lambda control: control.spawn(*replay.primary),
         printer=printer,
         serve=False,
-        make=lambda parts: make_replay_supervisor(replay, log, parts.project).control,
+        make=lambda parts: make_replay_supervisor(replay, log, parts.project),
     )
     return shown.result, fold_records(await log.read(shown.result.tree))
 

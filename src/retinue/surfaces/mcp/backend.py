@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from retinue.build.parts import MAIN, Parts
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
 from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
@@ -29,6 +29,7 @@ from retinue.core.control import (
 from retinue.core.limits import Limits, Timeouts, clamp_asked
 from retinue.core.ports import LogReader, Row
 from retinue.core.profiles import Profile
+from retinue.log.opening import open_reader
 from retinue.protocol import inherited_limits
 
 CLIENT_NAME = MCP_CLIENT
@@ -46,9 +47,8 @@ class Backend:
         self.timeouts: Timeouts = parts.timeouts
         self._profiles = (MAIN, *profiles)
         self._is_unattended = parts.is_unattended
-        supervisor = make_supervisor(parts)
-        self.control: Control = supervisor.control
-        self.log: LogReader = supervisor.log
+        self.control: Control = open_control(parts)
+        self.log: LogReader = open_reader(parts.state)
         self._server: ControlServer | None = None
         self._tasks = TaskOwner()
 
