@@ -15,18 +15,17 @@ from retinue.core.errors import Disconnected, Failed, Limited, LogError, Retinue
 from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
 from retinue.core.plans import Job
-from retinue.core.ports import Clock, CommitHook
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.files.private import make_private_folder
 from retinue.remote.port import RemoteRuntime
 from retinue.supervisor import inbox
 from retinue.supervisor.approvals import Approvals
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.remote_driver import drive_remote_run
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, TreeRegistry
-from retinue.workspaces.run_folders import StateFolder
 
 WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 
@@ -35,24 +34,11 @@ class Driver:
     """Drives the runs of all trees. Python functions get `control` with the context of their run."""
 
     def __init__(
-        self,
-        trees: TreeRegistry,
-        control: Control,
-        *,
-        clock: Clock,
-        approvals: Approvals,
-        files: RunFiles,
-        state: StateFolder,
-        hook: CommitHook | None = None,
+        self, ports: SupervisorPorts, trees: TreeRegistry, control: Control, approvals: Approvals, files: RunFiles
     ) -> None:
-        self._trees = trees
-        self._clock = clock
-        self._approvals = approvals
-        self._files = files
-        self._state = state
-        self._control = control
+        self._clock, self._state, self._hook = ports.clock, ports.state, ports.hook
+        self._trees, self._control, self._approvals, self._files = trees, control, approvals, files
         self._loop = asyncio.get_running_loop()
-        self._hook = hook
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -20,14 +20,15 @@ from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, Re
 from retinue.core.events import RunSpawned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
 from retinue.core.messages import RunRef, Turn, UserTurn
-from retinue.core.plans import Past, Plan, Planner
-from retinue.core.ports import Clock, Order, Policy, Prices, Ticket
+from retinue.core.plans import Past, Plan
+from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import narrowed
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
@@ -74,32 +75,13 @@ class Spawner:
     """Makes primary runs and children. Every tree is within what is left to the `caller`, the run elsewhere that this
     whole process serves. Closed, it makes no more primaries."""
 
-    def __init__(  # noqa: PLR0913 - every port it stands on, each by name
-        self,
-        trees: TreeRegistry,
-        driver: Driver,
-        *,
-        planner: Planner,
-        state: StateFolder,
-        clock: Clock,
-        policy: Policy,
-        limits: Limits,
-        timeouts: Timeouts,
-        prices: Prices,
-        approvals: Approvals,
-        files: RunFiles,
-        caller: Caller,
-        is_reported: bool,
-        trace: Callable[[], str] | None,
+    def __init__(
+        self, ports: SupervisorPorts, trees: TreeRegistry, driver: Driver, approvals: Approvals, files: RunFiles
     ) -> None:
-        self._is_reported = is_reported
-        self._trees, self._driver, self._planner = trees, driver, planner
-        self._state, self._clock, self._policy = state, clock, policy
-        self._timeouts, self._prices, self._approvals, self._files = timeouts, prices, approvals, files
-        self._trace = trace
+        self._ports, self._clock, self._state = ports, ports.clock, ports.state
+        self._trees, self._driver, self._approvals, self._files = trees, driver, approvals, files
         self._is_closed = False
-        self.limits = limits.override(DEFAULTS)
-        self._caller = caller
+        self.limits = ports.limits.override(DEFAULTS)
 
     def close(self) -> None:
         self._is_closed = True
@@ -121,14 +103,14 @@ class Spawner:
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
-        caller = caller or (self._caller if call is None else call.caller)
+        caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
-        plan = self._planner.plan(profile, task=task, parent=None)
+        plan = self._ports.planner.plan(profile, task=task, parent=None)
         bounds = self._merge_limits(plan.profile.limits, limits, narrow, caller)
-        account = open_account("", (bounds.whole, plan.profile.limits), None, plan, self._prices)
+        account = open_account("", (bounds.whole, plan.profile.limits), None, plan, self._ports.prices)
         readable = self._resolve_paths(task, base=self._state.project)
-        trace = (caller.trace or self._trace) if caller is not NOBODY else self._trace
+        trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
         tree = make_tree(self._trees.log, self._clock, concurrent=_set(bounds.primary.concurrent), trace=trace)
         seconds = bounds.primary.seconds if task.timeout_seconds is None else task.timeout_seconds
         run = self._make_run(
@@ -177,7 +159,7 @@ class Spawner:
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
-            plan = self._planner.plan(
+            plan = self._ports.planner.plan(
                 order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
@@ -190,7 +172,7 @@ class Spawner:
         call = caller_limits.CALL.get()
         readable = self._resolve_paths(order.task, base=base)
         above = parent.account if call is None else call.shared(parent.account)
-        account = open_account(name, (plan.profile.limits,), above, plan, self._prices)
+        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices)
         return CheckedOrder(order, plan, readable, account)
 
     def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder, *, continued: Continued | None = None) -> Run:
@@ -203,7 +185,7 @@ class Spawner:
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
         depth = parent.depth + 1
         max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, depth + limits.depth)
-        seconds = _choose_timeout(order, limits, self._timeouts)
+        seconds = _choose_timeout(order, limits, self._ports.timeouts)
         max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
         run = self._make_run(
             tree,
@@ -236,7 +218,7 @@ class Spawner:
     ) -> Run:
         plan, task = checked.plan, checked.order.task
         ref = _make_ref(tree, parent, plan, task)
-        policy = self._policy if parent is None else parent.policy
+        policy = self._ports.policy if parent is None else parent.policy
         run = Run(
             ref=ref,
             plan=plan,
@@ -262,7 +244,9 @@ class Spawner:
         if continued is not None:
             order = msgspec.structs.replace(order, continues=continued.run, origin=continued.tree)
         spawned, call = _make_spawned_event(tree, run, order), caller_limits.CALL.get()
-        if self._is_reported and run.parent is None and call is not None:  # so screens here do not show the tree
+        if (
+            self._ports.hook is not None and run.parent is None and call is not None
+        ):  # so screens here do not show the tree
             spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
         written = tree.open(run, spawned)
         for note in run.plan.notes:
@@ -278,7 +262,7 @@ class Spawner:
             tree=tree,
             run=run,
             approvals=self._approvals,
-            prices=self._prices,
+            prices=self._ports.prices,
             files=self._files,
             spawn_children=self.spawn_children,
         )
