@@ -3,7 +3,8 @@
 Each server gets an address of its own, with a path nobody can guess. The collector decides which run ids a server may
 report and where in our trees they belong; the supervisor's adoption checks and writes what is reported. Nothing is kept
 or printed here. Servers speak the format of CPE (`protocol.reports`): calls may come without ids, an ending without a
-status, and the first event of a run may be any. The limits of the calling run travel down. Host, Origin, path, method, type and size of a request are checked before its body is read.
+status, and the first event of a run may be any. The limits of the calling run travel down. Host, Origin, path, method,
+type and size of a request are checked before its body is read.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, make_folders
-from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
+from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
@@ -161,7 +161,7 @@ class Restorer:
             files=overrides.files,
         )
         checked = self.spawner.check_plan(parent, order, plan, base=self.ports.state.project, name=old.name)
-        run = self.spawner.spawn_child(tree, parent, checked, continued=continued)
+        run = self.spawner.spawn_child(tree, parent, checked._replace(continued=continued))
         if not is_live:
             tree.end_with(run)
             self.trees.add(tree)
@@ -214,7 +214,7 @@ class TreeRestorer:
         that is `planned`, with all above them."""
         parts = self._parts
         plans = PlanRestorer(parts.ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
-        tree = make_tree(parts.trees.log, parts.ports.clock, restored=self.view, seq=self._events[-1].seq)
+        tree = choose_tree_class()(parts.trees.log, parts.ports.clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._needed(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
