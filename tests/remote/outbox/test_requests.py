@@ -80,7 +80,7 @@ def test_a_key_that_nobody_knows_is_ignored_and_named(key: str) -> None:
         (b'{"task": "a", "task": "b"}', "given twice"),
         (b'{"x": {"y": 1, "y": 2}}', "given twice"),
         (b'{"task": "\\ud800"}', "half of a character"),
-        (b'{"task": "a\\u0000b"}', "NUL"),
+        (b'{"profile": "p", "task": "a\\u0000b"}', "NUL"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"depth": ' + b"9" * 5000 + b"}", "more than 18 digits"),
         (b'{"task": "x"} {}', "not JSON"),
