@@ -15,7 +15,7 @@ from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
 from retinue.models.provider_messages import build_messages
-from retinue.models.retries import ATTEMPTS
+from retinue.models.wrappers import ATTEMPTS
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving

@@ -105,7 +105,6 @@ class Sandbox(Runtime, Protocol):
 
     def open(self, job: Job, link: Link) -> RunSession | None:
         """Return the session of one run, in which nothing is started yet; None if the plan's tools need none."""
-        ...
 
 
 class Planner(Protocol):

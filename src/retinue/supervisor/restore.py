@@ -1,6 +1,6 @@
 """Restoring: trees of an earlier process are resumed, and ended runs are continued.
 
-Resuming folds the log into what each run had behind it (`log.resume_state`), makes the tree of that, and drives every
+Resuming folds the log into what each run had behind it (`log.threads`), makes the tree of that, and drives every
 run without an ending like any other. Nothing is done twice: a tool that may have run gets the outcome
 `unknown_after_crash`, children are still their parents', answers that had been given take effect, and what was spent
 stays spent. Continuing makes a new run from the conversation of an ended one: in the same tree below the same parent,
@@ -37,9 +37,15 @@ from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Order, Outcome, Preview, Ticket
 from retinue.core.profiles import Profile, Task
-from retinue.log.resume_state import OpenCall, find_standing_answers, fold_interrupted_runs
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import Histories, fold_earlier_turns, fold_thread
+from retinue.log.threads import (
+    Histories,
+    OpenCall,
+    find_standing_answers,
+    fold_earlier_turns,
+    fold_interrupted_runs,
+    fold_thread,
+)
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor import caller_limits, inbox

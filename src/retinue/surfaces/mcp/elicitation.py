@@ -12,7 +12,7 @@ from typing import Any
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
-from retinue.log.styled_text import format_question_body
+from retinue.log.blocks import format_question_body
 from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT, Session

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
+from retinue.log.blocks import make_call_spans, make_question_spans
 from retinue.log.runs import Runs
-from retinue.log.styled_text import make_call_spans, make_question_spans
 from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend
 from retinue.surfaces.mcp.registry import CommandHints
 from retinue.surfaces.printer import safe

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.log.styled_text import make_question_spans
+from retinue.log.blocks import make_question_spans
 from retinue.surfaces.printer import editor, safe
 from retinue.surfaces.printer.printer import Printer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.log.styled_text import format_json
+from retinue.log.blocks import format_json
 
 LEAVE_SECONDS = 1.0
 
