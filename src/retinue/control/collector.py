@@ -138,7 +138,7 @@ class Collector(Listener):
             self._sweep()
             anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
             self._anchored[anchor] = place
-        return travel.to_meta(self._down.left(ref, parent_id=anchor))
+        return travel.to_meta(self._down.find_remaining(ref, parent_id=anchor))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
@@ -391,7 +391,7 @@ class Downward:
         )
         return travel.to_environment(holds)
 
-    def left(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
+    def find_remaining(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
         """Return what is left to a run that is reported as `parent_id`; nothing for one that is not at work."""
         tree = self.supervisor.trees.get(ref.tree)
         if tree is None or not 0 <= ref.run < len(tree.runs):

@@ -342,7 +342,7 @@ class Relay:
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         parent_id, root_id = self._publisher.ids_of(ref.tree, ref.run)
-        return travel.to_meta(self._down.left(ref, parent_id=parent_id, root_id=root_id))
+        return travel.to_meta(self._down.find_remaining(ref, parent_id=parent_id, root_id=root_id))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """Report the end of a call that failed or was given up, in case the process that ran it is gone. The first
