@@ -22,7 +22,7 @@ def bash(script: str, project: Project) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_help_loads_next_to_nothing(project: Project) -> None:
         "import sys; from retinue.surfaces.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert LIGHT & set(done.stderr.split()) == {"argparse"}
 
