@@ -38,13 +38,15 @@ class Sandboxed(InProcess):
     started = RunStarted("isolated", ("paper",))
 
 
-def no_sandbox() -> Sandboxed:
+def no_sandbox(_: object) -> Sandboxed:
     raise SandboxUnavailable("install paper")
 
 
 def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, sandbox: bool = True) -> Placement:
     return Placement(
-        {"inherited": InProcess, "isolated": Sandboxed if sandbox else no_sandbox}, mode=mode, fallback=fallback
+        {"inherited": lambda _: InProcess(), "isolated": (lambda _: Sandboxed()) if sandbox else no_sandbox},
+        mode=mode,
+        fallback=fallback,
     )
 
 
