@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.sandbox.builder import STATE, list_interpreter_folders
+from retinue.files.reserved import STATE_FOLDER
+from retinue.sandbox.builder import list_interpreter_folders
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
@@ -60,7 +61,7 @@ def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 def _is_ours(root: Path, folder: Path) -> bool:
     """Tell whether a link of the project leads to the project itself, above it, or to our state in it."""
-    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
+    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE_FOLDER)
 
 
 def _list_pythons(folder: str) -> list[str]:
