@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
 from math import inf
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,9 @@ from retinue.core.usage import NO_USAGE, Usage
 NO_COST = Decimal(0)
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so the estimate is rather too high than too low
 _encoder = msgspec.json.Encoder(enc_hook=str)
+# The worst case of one call. A CallReservation computes its amount when asked, which is only needed when another call
+# wants to spend at the same time.
+Reservation: TypeAlias = "Amount | CallReservation"
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
@@ -38,18 +41,6 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     @property
     def minimum_tokens(self) -> int:
         return self.tokens
-
-
-class Reservation(Protocol):
-    """The worst case of one call: at least `minimum_tokens`. Either an Amount, or a CallReservation that computes its
-    amount when asked, which is only needed when another call wants to spend at the same time."""
-
-    @property
-    def minimum_tokens(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> Decimal: ...
 
 
 class Account:
