@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -315,21 +316,19 @@ class Approvals:
         await self._approver_tasks.close(CLOSE_SECONDS)
 
 
+@dataclass(slots=True, eq=False)
 class Question:
     """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer."""
 
-    __slots__ = ("answer", "approval", "approver_task", "call", "run", "spec", "timers", "tree", "written")
-
-    def __init__(self, tree: Tree, run: Run, call: Call, spec: ToolSpec, approval: Approval) -> None:
-        self.tree = tree
-        self.run = run
-        self.call = call
-        self.spec = spec
-        self.approval = approval
-        self.answer: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
-        self.written: Awaitable[None] | None = None
-        self.approver_task: asyncio.Task[None] | None = None
-        self.timers: list[Timer] = []
+    tree: Tree
+    run: Run
+    call: Call
+    spec: ToolSpec
+    approval: Approval
+    answer: asyncio.Future[Decision | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    written: Awaitable[None] | None = None
+    approver_task: asyncio.Task[None] | None = None
+    timers: list[Timer] = field(default_factory=list)
 
     @property
     def open(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,6 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
-_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
@@ -36,12 +35,7 @@ NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 def new_tree_id() -> str:
     """Return twelve random characters: unique across processes and machines without asking any, and different from the
     first one on, since people type only the beginning."""
-    bits = _random.getrandbits(60)
-    high = bits >> 30
-    return (
-        _PAIRS[bits & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits >> 20 & 1023]
-        + _PAIRS[high & 1023] + _PAIRS[high >> 10 & 1023] + _PAIRS[high >> 20 & 1023]
-    )  # fmt: skip
+    return "".join(_random.choices(_DIGITS, k=12))
 
 
 class Tree:
@@ -223,29 +217,20 @@ def check_message(text: str) -> str:
     return message
 
 
-class TreeRegistry(Mapping[str, Tree]):
+class TreeRegistry(dict[str, Tree]):
     """The trees that live in this process, by id, and their log."""
 
     def __init__(self, log: Log) -> None:
+        super().__init__()
         self.log = log
-        self._trees: dict[str, Tree] = {}
-
-    def __getitem__(self, tree: str) -> Tree:
-        return self._trees[tree]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._trees)
-
-    def __len__(self) -> int:
-        return len(self._trees)
 
     def add(self, tree: Tree) -> None:
-        self._trees[tree.id] = tree
+        self[tree.id] = tree
 
     def remove(self, tree: Tree) -> None:
-        self._trees.pop(tree.id, None)
+        self.pop(tree.id, None)
 
     def find_run(self, tree: str, number: int) -> Run | None:
         """Return a run of a live tree."""
-        found = self._trees.get(tree)
+        found = self.get(tree)
         return None if found is None else found.find_run(number)
