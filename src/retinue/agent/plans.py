@@ -130,9 +130,8 @@ class ProfilePlanner:
             system=system,
             model=model,
             model_name=model_name,
-            tools=tuple(tools.values()),
             specs=specs,
-            by_name=tools,
+            tools=tools,
             host=host,
             children=self._list_children(profile, parent, tools),
             profile_json=secrets.clean_value(
@@ -175,7 +174,7 @@ class ProfilePlanner:
                 self._add_server_tools(None, tools, host)
             else:
                 host |= parent.host
-                tools |= {name: parent.by_name[name] for name in parent.host}
+                tools |= {name: parent.tools[name] for name in parent.host}
         for entry in profile.tools or ():
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
@@ -269,12 +268,12 @@ def _narrow_to_parent(
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
         if _is_web(tool):
-            if name in parent.by_name and _is_web(parent.by_name[name]):
+            if name in parent.tools and _is_web(parent.tools[name]):
                 kept[name] = tool
         elif name in host:
             if name in parent.host:
-                kept[name] = parent.by_name[name]
-        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
+                kept[name] = parent.tools[name]
+        elif name not in LOCAL or (name in parent.tools and name not in parent.host):
             kept[name] = tool
     return kept, {name: parent.host[name] for name in kept if name in host}
 

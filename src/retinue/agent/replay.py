@@ -78,9 +78,8 @@ class Replay:
             system=system,
             model=ReplayModel(record, self.report) if record.spawned.model else None,
             model_name=record.spawned.model,
-            tools=tuple(tools.values()),
             specs=specs,
-            by_name=tools,
+            tools=tools,
             host={},
             children=(),
             profile_json=(
