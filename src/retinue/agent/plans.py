@@ -40,6 +40,9 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
+_LOGGED_FIELDS = (
+    "name", "instructions", "description", "workspace", "limits", "skills", "leaf", "nickname", "source",
+)  # fmt: skip
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
@@ -278,24 +281,11 @@ def _narrow_to_parent(
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe_network(said: Sequence[str]) -> Any:
-    return said if isinstance(said, str) else list(said)
-
-
 def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
     """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
-    return {
-        "name": profile.name,
-        "instructions": profile.instructions,
-        "description": profile.description,
-        "runtime": runtime,
-        "workspace": profile.workspace,
-        "limits": profile.limits,
-        "skills": list(profile.skills),
-        "leaf": profile.leaf,
-        "nickname": profile.nickname,
-        "source": profile.source,
-        **({} if profile.approvals is None else {"approvals": profile.approvals}),
-        **({} if system == profile.instructions else {"system": system}),
-        **({} if profile.network is None else {"network": _describe_network(profile.network)}),
-    }
+    described = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
+    if profile.approvals is not None:
+        described["approvals"] = profile.approvals
+    if profile.network is not None:
+        described["network"] = profile.network
+    return described if system == profile.instructions else described | {"system": system}
