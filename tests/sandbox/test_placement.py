@@ -17,7 +17,7 @@ from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.box import SandboxUnavailable, find_command
+from retinue.sandbox.builder import SandboxUnavailable, find_command
 from retinue.sandbox.in_process import IN_PROCESS, InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted

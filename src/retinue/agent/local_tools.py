@@ -19,10 +19,10 @@ from retinue.core.ports import Folders, Link, LocalTool, Made, Outcome, RunSessi
 from retinue.core.rules import CODE_MODE
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
-from retinue.tools.functions import Lent
+from retinue.tools.functions import HostedTool
 from retinue.tools.local import LOCAL
 
-LENT_BYTES = 2 * 1024 * 1024
+PROGRAM_TOOL_BYTES = 2 * 1024 * 1024
 SHOWN_SECONDS = 0.05
 SHOWN_BYTES = 4096
 MAX_PROGRAM_CALLS = 1000
@@ -64,16 +64,16 @@ def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool]
     it, unless its profile names it."""
     code_mode = tools.get(CODE_MODE)
     if isinstance(code_mode, SandboxedTool) and isinstance(code_mode.tool, ExecutePython):
-        lent = _lent_to_programs(tools, host)
-        if lent or named:
-            tools[CODE_MODE] = SandboxedTool(ExecutePython(lent))
+        program_tools = _choose_program_tools(tools, host)
+        if program_tools or named:
+            tools[CODE_MODE] = SandboxedTool(ExecutePython(program_tools))
         else:
             del tools[CODE_MODE]
 
 
-def _lent_to_programs(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
+def _choose_program_tools(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
     """Return as many as one frame carries; who has more than that has the others still as tools of its own."""
-    found, left = [], LENT_BYTES
+    found, left = [], PROGRAM_TOOL_BYTES
     for name, tool in tools.items():
         if tool.spec.server and name in host:
             left -= len(msgspec.json.encode(tool.spec))
@@ -123,7 +123,8 @@ class HostExecution:
         self._clock: CallClock | None = None
         self._waits_for_people = tool.spec.name == CODE_MODE
         self._call_id = call.id
-        self._lent = {spec.name: spec for spec in tool.lent} if isinstance(tool, ExecutePython) else {}
+        offered = tool.program_tools if isinstance(tool, ExecutePython) else ()
+        self._program_tools = {spec.name: spec for spec in offered}
         self._program_calls = 0
         self._secrets = secrets.Stream()
         self._shown_at = 0.0
@@ -136,7 +137,7 @@ class HostExecution:
         await self._clock.over.wait()
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
-        spec = self._lent.get(name)
+        spec = self._program_tools.get(name)
         if spec is None:
             return Made(error=UNKNOWN_TOOL.format(name=name[:200]))
         if self._program_calls >= MAX_PROGRAM_CALLS:
@@ -148,7 +149,7 @@ class HostExecution:
         call = Call(call_id, name, args, within=self._call_id)
         written = msgspec.structs.replace(spec, host=True)
         try:
-            done = await run_tool_call(call, Lent(spec), self.folders, self._link, written)
+            done = await run_tool_call(call, HostedTool(spec), self.folders, self._link, written)
         except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
             self._link.withdraw(call)
             raise

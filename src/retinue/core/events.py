@@ -8,7 +8,6 @@ pass new facts on untouched. Deltas are not events: they are shown at once, have
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -259,12 +258,23 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
         )
 
 
-@dataclass(slots=True)
 class Unknown:
-    """A kind this version does not know; `fields` has everything the line said."""
+    """A kind this version does not know; `fields` has everything the line said. No dataclass: the encoder would not
+    leave it to our hook."""
 
-    kind: str
-    fields: dict[str, Any]
+    __slots__ = ("fields", "kind")
+
+    def __init__(self, kind: str, fields: dict[str, Any]) -> None:
+        self.kind = kind
+        self.fields = fields
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and (self.kind, self.fields) == (other.kind, other.fields)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Unknown(kind={self.kind!r}, fields={self.fields!r})"
 
 
 KINDS: dict[str, type[Body]] = {str(cls.__struct_config__.tag): cls for cls in Body.__subclasses__()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.build.changes import ProjectChanges
+from retinue.build.stored import open_stored_control
 from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
@@ -46,7 +46,7 @@ def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))
-    copy = ProjectChanges(start.project.folder / ".retinue").find_copy(tree.tree, found.run)
+    copy = open_stored_control(project.state).find_copy(tree.tree, found.run)
     if copy is not None and copy.has_unapplied:
         screen.print_warning(
             f"{found.name} changed files that were not applied: the new run begins without them "
