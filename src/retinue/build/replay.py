@@ -35,7 +35,7 @@ def make_replay(
     planner = ProfilePlanner(
         parts.profiles,
         models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: IN_PROCESS), mode="inherited"),
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
         default_model=model,
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),
