@@ -296,7 +296,7 @@ class ToolServerSession:
         """The tools that run in the sandbox. What is shared with the user is only read there."""
         plan, edits = self._job.plan, has_own_workspace(self._own)
         return tuple(
-            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+            name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
     async def make_workspace(self) -> None:
@@ -411,7 +411,7 @@ class ToolServerSession:
         return _RunningServer(connection, box, prepared, proxy)
 
     def _start_frame(self, box: Box) -> frames.Start:
-        code_mode = self._job.plan.by_name.get(CODE_MODE) if CODE_MODE in self._tools else None
+        code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
         local = getattr(code_mode, "tool", None)
         return frames.Start(
             version=frames.VERSION,

@@ -17,7 +17,7 @@ from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import repository, shell
 
 CHANGE = [shell("echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"), {"text": "said {{last_result}}"}]
-POINTS = ("run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2")
+POINTS = ("run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_run_works_in_a_sandboxed_worktree_and_names_what_takes_it_over(projec
 
 @needs_bubblewrap
 def test_a_tree_that_goes_on_without_its_sandbox_says_so(project: Project) -> None:
-    died = project.run("--yes", agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", agents={"main": CHANGE}, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     done = project.retinue("resume", "--yes", "--json", "--runtime", "inherited")
     result = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_a_tree_that_goes_on_without_its_sandbox_says_so(project: Project) -> No
 def test_a_tree_that_may_reach_less_than_it_did_says_which_setting_that_is(project: Project) -> None:
     file = project.folder / "narrower.yaml"
     file.write_text("network: [a.com]\n")
-    died = project.run("--yes", "--config", str(file), agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", "--config", str(file), agents={"main": CHANGE}, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     file.write_text("network: none\n")
     done = project.retinue("resume", "--yes", "--config", str(file))
@@ -245,7 +245,7 @@ def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -
 @pytest.mark.requirement("P23")
 @pytest.mark.parametrize(
     "point",
-    ["run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2"],
+    ["run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2"],
 )
 def test_a_sandboxed_run_goes_on_after_a_crash(project: Project, point: str) -> None:
     """Nothing is done twice that may have been done, and what was spilled before the crash is still there."""

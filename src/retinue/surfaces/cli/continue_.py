@@ -8,8 +8,9 @@ import asyncio
 from retinue.build.stored import open_stored_control
 from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -67,7 +68,7 @@ def run_command(args: argparse.Namespace) -> int:
     )
 
 
-async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
     """Find the run of that name, which must have ended, here."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)

@@ -8,8 +8,9 @@ import sys
 
 from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.printer import colors, safe
@@ -42,7 +43,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[CopiedWorkspace]]:
+async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWorkspace]]:
     """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
     made below it."""
     project, found = await screen.look_up(name)
