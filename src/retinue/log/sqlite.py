@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -153,12 +152,15 @@ class FileWriter:
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield the events of a tree of this file; see `Log.watch`."""
+
+        def read_older(seq: int) -> Awaitable[list[Event]]:
+            return asyncio.to_thread(read_events, self.path, tree, after=seq, limit=READ_CHUNK)
+
         feed = self._feeds.get(tree)
         if feed is None:
             feed = self._feeds[tree] = self._make_feed(tree)
         try:
-            older = partial(self._read_older, tree)
-            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=older)) as items:
+            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
                 async for item in items:
                     yield item
         finally:
@@ -179,9 +181,6 @@ class FileWriter:
             return None
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
-
-    async def _read_older(self, tree: str, after: int) -> list[Event]:
-        return await asyncio.to_thread(read_events, self.path, tree, after=after, limit=READ_CHUNK)
 
     def _make_feed(self, tree: str) -> Feed:
         """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
