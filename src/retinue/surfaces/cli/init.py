@@ -24,17 +24,6 @@ from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-Looks at the keys in the environment (never at their values), at git, at how the project is tested and where the tools
-for that are installed, and writes
-  retinue.yaml                                   every setting, most of them off, each with its meaning
-  .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
-in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
-
-examples:
-  retinue init
-  retinue init --yes --model openai:gpt-6.1-terra
-  retinue init --profile scout services/api"""
 REVIEWER = "reviewer"
 NO_GIT = "not in a git repository: runs work in a copy of the folder"
 
@@ -52,16 +41,27 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write a retinue.yaml and a first agent for this project."
-    parser.epilog = EPILOG
+def configure_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="where, if not in the project's root")
     parser.add_argument("--model", metavar="MODEL", help="the model to write down")
     parser.add_argument("--profile", metavar="NAME", default=REVIEWER, help=f"the agent's name ({REVIEWER})")
     parser.add_argument("--yes", action="store_true", help="ask nothing and take what fits")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_init(args: argparse.Namespace) -> int:
+    """Write a retinue.yaml and a first agent for this project.
+
+    Looks at the keys in the environment (never at their values), at git, at how the project is tested and where the
+    tools for that are installed, and writes
+      retinue.yaml                                   every setting, most of them off, each with its meaning
+      .agent/subagent_types/reviewer/SUBAGENT.md     a first agent, to change or to copy
+    in the root of the git repository, else in the current folder. Overwrites nothing. What it wrote is trusted.
+
+    examples:
+      retinue init
+      retinue init --yes --model openai:gpt-6.1-terra
+      retinue init --profile scout services/api
+    """
     folder = screen.check_folder(_choose_folder(args.folder))
     name = check_name(args.profile)
     settings, agent = folder / SETTINGS_FILE, folder / PROJECT_FOLDER / name / FILE_NAME

@@ -13,27 +13,27 @@ from retinue.core.profiles import Profile
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
-`orchestrator: coordination: subagent_types:` in retinue.yaml names them.
-Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
-
-examples:
-  retinue profiles
-  retinue profiles --all
-  retinue profiles --json | jq -r '.[].name'"""
 HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the agents that can be spawned by name in this project."
-    parser.epilog = EPILOG
+def configure_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also those that are not active")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each profile")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_profiles(args: argparse.Namespace) -> int:
+    """List the agents that can be spawned by name in this project.
+
+    Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
+    `orchestrator: coordination: subagent_types:` in retinue.yaml names them.
+    Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
+
+    examples:
+      retinue profiles
+      retinue profiles --all
+      retinue profiles --json | jq -r '.[].name'
+    """
     project = load_project(Path.cwd(), config=args.config)
     for warning in project.warnings:
         screen.print_warning(warning)

@@ -21,24 +21,11 @@ from retinue.core.results import Result
 from retinue.log.records import fold_records
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
-from retinue.surfaces.cli.startup import choose_profile
+from retinue.surfaces.cli.options import add_level_options
+from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.printer import Printer
 
-EPILOG = """\
-Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
-asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
-did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
-its record, and the output says where that is.
-
-stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
-exit codes: 0 no difference, 1 it differs, 2 usage
-
-examples:
-  retinue replay                    the latest tree
-  retinue replay 7jw4p2xk9mtb --quiet
-  retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay 7jw4 --json | jq .differences"""
 EXIT_DIFFERS = 1
 
 
@@ -65,9 +52,7 @@ class Comparison:
         }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a recorded tree again, without a model and without tools, and show where it differs."
-    parser.epilog = EPILOG
+def configure_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
     parser.add_argument("--json", action="store_true", help="print what the comparison came to as one JSON object")
     parser.add_argument(
@@ -76,20 +61,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take instructions, skills and tools from the project's files as they are now, not from the record",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: this retinue.yaml")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
-    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    add_level_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_replay(args: argparse.Namespace) -> int:
+    """Run a recorded tree again, without a model and without tools, and show where it differs.
+
+    Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
+    asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
+    did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
+    its record, and the output says where that is.
+
+    stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
+    exit codes: 0 no difference, 1 it differs, 2 usage
+
+    examples:
+      retinue replay                    the latest tree
+      retinue replay 7jw4p2xk9mtb --quiet
+      retinue replay --from-disk        what would the profiles and skills as they are now have asked?
+      retinue replay 7jw4 --json | jq .differences
+    """
     project, found = asyncio.run(screen.look_up(args.name))
     recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _load_project(args, recorded[0]) if args.from_disk else (None, None)
     replay = make_replay(recorded, parts, first)
-    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    printer = Printer(sys.stderr, level=level)
+    printer = make_printer(args)
     result, again = asyncio.run(_run_replay(replay, printer))
     differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]

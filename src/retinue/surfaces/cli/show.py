@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.build.changes import ProjectChanges
+from retinue.build.changes import find_copy
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.audit import Action, fold_actions
@@ -23,27 +23,13 @@ from retinue.log.styled_text import format_count, format_json, make_call_spans
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import format_transcript
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import safe
 
-RUN_HELP = (
-    "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning of "
-    "one; without it the primary of the latest tree"
-)
-EPILOG = """\
-examples:
-  retinue show                      the latest tree's primary
-  retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
-  retinue show /main/explorer-1     by path
-  retinue show "look at src"        by label
-  retinue show 7jw4 --json | jq .usage
-  retinue show --tools shell,edit   what ran, what changed, who approved
-  retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
-    parser.epilog = EPILOG
+def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
     parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument(
@@ -61,7 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_show(args: argparse.Namespace) -> int:
+    """Show everything about one run: what it was asked, what it did, what came of it.
+
+    examples:
+      retinue show                      the latest tree's primary
+      retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
+      retinue show /main/explorer-1     by path
+      retinue show "look at src"        by label
+      retinue show 7jw4 --json | jq .usage
+      retinue show --tools shell,edit   what ran, what changed, who approved
+      retinue show --markdown > run.md  everything that was said
+    """
     return asyncio.run(_show(args))
 
 
@@ -153,7 +150,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     """Say whether the changes of a run were applied, and how to apply them."""
-    one = ProjectChanges(state).find_copy(tree.tree, run)
+    one = find_copy(str(state), tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"

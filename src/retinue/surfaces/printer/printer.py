@@ -169,17 +169,20 @@ class Printer:
 
 
 class PrintThread:
-    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind."""
+    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind. Without
+    `in_thread` the work is done at once: for a screen on which questions are asked."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)
+    def __init__(self, *, in_thread: bool = True) -> None:
+        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
         self._last: Future[Any] | None = None
         self._enqueued = 0
         self._closed = False
 
     def submit(self, work: Callable[..., object], *args: object) -> None:
         """Hand work over without waiting. Does nothing once the thread is closed."""
-        if not self._closed:
+        if self._thread is None:
+            work(*args)
+        elif not self._closed:
             self._last = self._thread.submit(work, *args)
 
     async def enqueue(self, work: Callable[..., object], *args: object) -> None:
@@ -197,7 +200,8 @@ class PrintThread:
     def close(self) -> None:
         """Take no more work. Does not wait: a write that still blocks ends with the process."""
         self._closed = True
-        self._thread.shutdown(wait=False)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
 
 def truncate_text(text: str, *, lines: int, size: int) -> str:
