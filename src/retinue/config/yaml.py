@@ -16,10 +16,11 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
+from retinue.config.located import MAX_DEPTH, Node, Section, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
+FENCE = "---"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -46,6 +47,19 @@ def parse_yaml(text: str, file: str, *, first_line: int = 1) -> Node:
         raise _make_syntax_error(error, file, first_line) from None
     except yaml.YAMLError:
         raise Place(file, first_line).error("is not valid YAML") from None
+
+
+def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
+    """Read a Markdown text that begins with YAML between two `---` lines: its keys and its body."""
+    lines = text.split("\n")
+    if lines[0].rstrip() != FENCE:
+        raise Place(file, 1).error(f"the first line must be '{FENCE}', with the keys below it (frontmatter)")
+    end = next((i for i, line in enumerate(lines) if i > 0 and line.rstrip() == FENCE), None)
+    if end is None:
+        raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
+    node = parse_yaml("\n".join(lines[1:end]), file, first_line=2)
+    entries = {} if node.value is None else node.section(what="'key: value' lines").entries
+    return Section(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
 
 
 def _read_document(events: Iterator[Any], root: Place, first_line: int) -> Node:
