@@ -25,7 +25,7 @@ from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import build_image, make_placement
 from retinue.build.servers import make_tool_servers
-from retinue.build.supervisor import make_clock
+from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
 from retinue.config.project import SETTINGS_FILE, Project, find_project
 from retinue.config.settings import find_unsandboxed, settings_schema
@@ -383,7 +383,7 @@ def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]
 
 def _check_model(look: Look, model: str, limits: list[Limits], prices: LatePrices) -> Iterator[Check]:
     try:
-        ModelSource(look.folder, make_clock())(model)
+        ModelSource(look.folder, SystemClock())(model)
     except RetinueError as error:
         yield Check("model", "fail", str(error), _find_cure(model))
         return
