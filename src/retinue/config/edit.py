@@ -146,6 +146,8 @@ def _set_value(section: CommentedMap, key: str, value: Any) -> None:
         _move_comments_below(items)
         return
     if isinstance(value, list):
+        if items is not None:
+            raise TypeError(f"{key} is no list")
         value = CommentedSeq([DoubleQuotedScalarString(value[-1])])
     if key in section:
         section[key] = value

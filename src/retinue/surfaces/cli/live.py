@@ -24,7 +24,6 @@ from retinue.core.events import Delta, Event
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -119,7 +118,6 @@ class _Screen:
         self._printer = printer
         self._thread = PrintThread(in_thread=in_thread)
         self._runs = Runs(run.tree)
-        self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._tasks = TaskOwner()
 
@@ -139,7 +137,7 @@ class _Screen:
         return Shown(result, self._runs, stuck=not printing.done())
 
     async def _print(self) -> None:
-        async for item in self._run.control.watch(self._run.tree, deltas=self._speech is not None):
+        async for item in self._run.control.watch(self._run.tree, deltas=self._printer.shows_deltas):
             if not isinstance(item, Delta):
                 self._runs.apply(item)
             await self._thread.enqueue(self._show, item)
@@ -147,12 +145,8 @@ class _Screen:
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):
-            if self._speech is not None:
-                self._speech.hear(item)
-            return
-        if self._speech is not None:
-            self._speech.over(item)
-        if item.seq <= self._after:
+            self._printer.show_delta(item)
+        elif item.seq <= self._after:
             self._printer.recall_event(item)
         else:
             self._printer.show_event(item)

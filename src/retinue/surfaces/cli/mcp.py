@@ -18,9 +18,11 @@ from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from retinue.config.project import Project
     from retinue.core.profiles import Profile
-    from retinue.surfaces.mcp.host import Host, ServeOptions
+    from retinue.surfaces.mcp.host import Host
 
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
 WAIT_APPROVALS = 600.0
@@ -186,14 +188,16 @@ async def _open_host(args: argparse.Namespace) -> Host:
     """Open the host after the first request is answered: everything heavy is loaded here, in a thread."""
     import asyncio
 
-    options = await asyncio.to_thread(_make_options, args)
-    from retinue.surfaces.mcp.host import Host  # `_make_options` has loaded it, off the event loop
+    host = (await asyncio.to_thread(_prepare_host, args))()
+    if not args.no_control:
+        await host.backend.serve_control(_say)
+    return host
 
-    return await Host.open(options, _say)
 
-
-def _make_options(args: argparse.Namespace) -> ServeOptions:
+def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
+    """Return what makes the host. It must be called in the event loop."""
     from dataclasses import replace
+    from functools import partial
 
     import msgspec
 
@@ -202,7 +206,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.options import parse_limits
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
-    from retinue.surfaces.mcp.host import ServeOptions
+    from retinue.surfaces.mcp.host import Host
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
@@ -219,14 +223,14 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
             parts, [replace(found, limits=own.override(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.override(profile.limits))
-    return ServeOptions(
-        parts=parts,
-        profiles=tuple(start.project.all_profiles),
+    return partial(
+        Host,
+        parts,
+        start.project.all_profiles,
         command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
-        control=not args.no_control,
     )
 
 

@@ -13,6 +13,9 @@ from retinue.core.profiles import Profile
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
+FIELDS = (
+    "source", "description", "expected_input", "skills", "model", "tools", "runtime", "workspace", "leaf",
+)  # fmt: skip
 HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 
@@ -40,7 +43,7 @@ def execute_profiles(args: argparse.Namespace) -> int:
     active = {profile.name for profile in project.profiles}
     chosen = project.all_profiles if args.all else project.profiles
     if args.json:
-        screen.print_json([_json(profile, active=profile.name in active) for profile in chosen])
+        screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
         print("No profile is active: `subagent_types: []` says so. `retinue profiles --all` lists those there are.")
@@ -58,18 +61,6 @@ def execute_profiles(args: argparse.Namespace) -> int:
     return 0
 
 
-def _json(profile: Profile, *, active: bool) -> dict[str, Any]:
-    return {
-        "name": profile.name,
-        "active": active,
-        "source": profile.source,
-        "description": profile.description,
-        "expected_input": list(profile.expected_input),
-        "skills": list(profile.skills),
-        "model": profile.model,
-        "tools": None if profile.tools is None else list(profile.tools),
-        "limits": msgspec.to_builtins(profile.limits),
-        "runtime": profile.runtime,
-        "workspace": profile.workspace,
-        "leaf": profile.leaf,
-    }
+def _to_json(profile: Profile, *, active: bool) -> dict[str, Any]:
+    fields = {name: getattr(profile, name) for name in FIELDS}
+    return {"name": profile.name, "active": active, **fields, "limits": msgspec.to_builtins(profile.limits)}

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
 from retinue.log.records import fold_records
+from retinue.log.styled_text import format_count
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
 from retinue.surfaces.cli.options import add_level_options
@@ -27,29 +28,6 @@ from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
 
 EXIT_DIFFERS = 1
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The result of the comparison. `ends` are the runs whose record stops before an ending of their own."""
-
-    tree: str
-    runs: int
-    events: int
-    differences: Sequence[Difference]
-    ends: Sequence[RunRecord]
-
-    def to_json(self) -> dict[str, Any]:
-        ends = [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in self.ends]
-        differences = [{**asdict(d), "lines": list(d.lines)} for d in self.differences]
-        return {
-            "tree": self.tree,
-            "same": not differences,
-            "runs": self.runs,
-            "events": self.events,
-            "differences": differences,
-            "ends": ends,
-        }
 
 
 def configure_replay(parser: argparse.ArgumentParser) -> None:
@@ -92,15 +70,29 @@ def execute_replay(args: argparse.Namespace) -> int:
     differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    comparison = Comparison(found.tree, len(recorded), events, differences, ends)
+    runs = len(recorded)
     for note in replay.notes:
         screen.print_warning(note)
-    for line in format_comparison(comparison, color=printer.color):
+    for line in _format_ends(ends):
         print(line, file=sys.stderr)
+    for line in _format_differences(differences, color=printer.color):
+        print(line, file=sys.stderr)
+    count = len({difference.run for difference in differences})
+    came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
+    print(f"replayed: {format_count(runs, 'run')}, {events} events, {came}", file=sys.stderr)
     if args.json:
-        screen.print_json(comparison.to_json())
+        screen.print_json(
+            {
+                "tree": found.tree,
+                "same": not differences,
+                "runs": runs,
+                "events": events,
+                "differences": [asdict(difference) for difference in differences],
+                "ends": [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in ends],
+            }
+        )
     elif result.status == "done" and result.final_response:
-        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
+        screen.print_text(result.final_response)
     return EXIT_DIFFERS if differences else 0
 
 
@@ -134,16 +126,15 @@ def _find_differences(
             yield found
 
 
-def format_comparison(comparison: Comparison, *, color: bool) -> Iterator[str]:
-    """Return the comparison as lines for a person."""
-    for record in comparison.ends:
+def _format_ends(ends: Sequence[RunRecord]) -> Iterator[str]:
+    """Say where the records of runs stop before an ending of their own."""
+    for record in ends:
         where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
         yield f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}"
-    for difference in comparison.differences:
+
+
+def _format_differences(differences: Sequence[Difference], *, color: bool) -> Iterator[str]:
+    for difference in differences:
         where = f", turn {difference.turn}" if difference.turn else ""
         yield f"{safe.escape_line(difference.path)}{where}: the {difference.what} differs from the record"
         yield colors.paint_diff("\n".join(safe.escape_line(line) for line in difference.lines), color=color)
-    runs = f"{comparison.runs} run{'' if comparison.runs == 1 else 's'}"
-    count = len({difference.run for difference in comparison.differences})
-    came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
-    yield f"replayed: {runs}, {comparison.events} events, {came}"

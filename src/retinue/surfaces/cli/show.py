@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,8 +72,7 @@ async def _show(args: argparse.Namespace) -> int:
         return 0
     if args.markdown:
         events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
-        text = format_transcript(events)
-        print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
+        screen.print_text(format_transcript(events), end="")
         return 0
     tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()

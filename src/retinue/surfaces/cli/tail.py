@@ -15,7 +15,6 @@ from retinue.log.reading import decode_stored, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.options import RUN_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
@@ -51,26 +50,22 @@ def execute_tail(args: argparse.Namespace) -> int:
 async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await screen.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
-    speech = Speech(printer) if printer.terminal and not args.json else None
-    async for line in _read_lines(project, found.tree, args, deltas=args.deltas or speech is not None):
+    deltas = args.deltas if args.json else printer.shows_deltas
+    async for line in _read_lines(project, found.tree, args, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
             continue
         item = decode_item(line) if is_delta(line) else decode_stored(line, project.log)
         if isinstance(item, Delta):
-            if speech is not None:
-                speech.hear(item)
+            printer.show_delta(item)
             continue
-        if speech is not None:
-            speech.over(item)
         printer.show_event(item)
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body)
         if printer.is_closed:
             raise BrokenPipeError
-    if speech is not None:
-        printer.clear_status()
+    printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
         screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
 

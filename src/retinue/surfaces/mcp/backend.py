@@ -19,7 +19,6 @@ import msgspec
 from retinue.build.parts import MAIN, Parts
 from retinue.build.servers import serve_control
 from retinue.build.supervisor import make_supervisor
-from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.control import (
     MCP_CLIENT,
@@ -91,22 +90,17 @@ class Backend:
         self.control = supervisor.control
         self._log = supervisor.log
         self._servers = AsyncExitStack()
-        self._tasks = TaskOwner()
 
     async def serve_control(self, say: Callable[[str], object]) -> None:
         """Let other terminals in."""
         await serve_control(self._servers, self.control, self._parts, say)
 
     async def close(self) -> None:
-        await self._tasks.wait()
         await self._servers.aclose()
         await self.control.close()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Stop all trees at once, without waiting for their clean-up."""
-        self._tasks.start(self._kill_trees())
-
-    async def _kill_trees(self) -> None:
         for tree in await self.control.list_trees(live=True):
             await self.control.kill(tree.tree)
 

@@ -1,15 +1,15 @@
 """The host of an MCP server: one backend, and the tool calls of every session on it.
 
-Made by `Host.open` from the command line's options, and torn down by `close`. Heavy: loaded beside the first answers.
+Made by `retinue mcp serve`, and torn down by `close`. Heavy: loaded beside the first answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from retinue.build.parts import Parts
@@ -43,21 +43,6 @@ HANDLERS: dict[str, Handler] = {
     catalog.CANCEL: ToolHandlers.cancel,
     catalog.BACKGROUND: ToolHandlers.list_background,
 }
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """The options of `retinue mcp serve`. `command` is how the user calls us. `profile` is served as one tool instead
-    of the eight. A question waits `wait_approvals` seconds for somebody (0: not at all); each call is answered within
-    `reply_within` seconds. `control` starts a control server for other terminals."""
-
-    parts: Parts
-    profiles: tuple[Profile, ...]
-    command: str
-    profile: Profile | None = None
-    wait_approvals: float = WAIT_APPROVALS
-    reply_within: float | None = None
-    control: bool = True
 
 
 class RunningCall:
@@ -205,39 +190,41 @@ class ClientSession:
 
 
 class Host:
-    """Serves all sessions of one server process."""
+    """Serves all sessions of one server process. `profiles` are those that continued runs may have had; `command` is
+    how the user calls us. `profile` is served as one tool instead of the eight. A question waits `wait_approvals`
+    seconds for somebody (0: not at all); each call is answered within `reply_within` seconds."""
 
-    def __init__(self, options: ServeOptions) -> None:
-        seconds = options.wait_approvals or WAIT_APPROVALS
-        approver = ClientApprover(self.attends, seconds)
-        parts = replace(options.parts, approver=approver, wait_approvals=options.wait_approvals)
-        self._options = options
+    def __init__(
+        self,
+        parts: Parts,
+        profiles: Sequence[Profile],
+        *,
+        command: str,
+        profile: Profile | None,
+        wait_approvals: float,
+        reply_within: float | None,
+    ) -> None:
+        approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
+        parts = replace(parts, approver=approver, wait_approvals=wait_approvals)
+        self._parts, self._profile, self._reply_within = parts, profile, reply_within
         self._sessions: dict[Session, ClientSession] = {}
-        self._backend = Backend(parts, options.profiles, options.command)
-        self.state = self._backend.state
-
-    @classmethod
-    async def open(cls, options: ServeOptions, say: Callable[[str], None]) -> Host:
-        host = cls(options)
-        if options.control:
-            await host._backend.serve_control(say)
-        return host
+        self.backend = Backend(parts, profiles, command)
+        self.state = self.backend.state
 
     def attends(self, tree: str) -> bool:
         """Tell whether the user of the client whose tree it is can be asked."""
         return any(each.is_attended for each in self._sessions.values() if each.handlers.has_tree(tree))
 
     def list_tools(self) -> list[dict[str, Any]]:
-        options = self._options
-        if options.profile is not None:
-            return [profile_tool.describe_tool(options.profile)]
-        profiles = [(profile.name, profile.description) for profile in options.parts.profiles]
-        return catalog.list_tools(profiles, options.parts.timeouts)
+        if self._profile is not None:
+            return [profile_tool.describe_tool(self._profile)]
+        profiles = [(profile.name, profile.description) for profile in self._parts.profiles]
+        return catalog.list_tools(profiles, self._parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        client, profile = self._get_session(exchange), self._options.profile
+        client, profile = self._get_session(exchange), self._profile
         run_id = args.get("runId") if profile is not None else ""
-        with self._backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
+        with self.backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
             call = await client.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
         client.handlers.changes.notify()  # the client can be asked again, if it could not before
         try:
@@ -254,18 +241,18 @@ class Host:
         found = self._sessions.get(exchange.session)
         if found is None:
             about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
-            found = ClientSession(self._backend, exchange.session, about, self._options.reply_within)
+            found = ClientSession(self.backend, exchange.session, about, self._reply_within)
             self._sessions[exchange.session] = found
         return found
 
     def _start_call(self, client: ClientSession, name: str, args: dict[str, Any]) -> RunningCall:
         """Start a new call. Raises RpcError if there is no such tool."""
-        handlers, profile = client.handlers, self._options.profile
+        handlers, profile = client.handlers, self._profile
         call_id = handlers.make_call_id()
         if profile is not None:
             if name != profile.name:
                 raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-            work = profile_tool.run_profile(handlers, self._backend, profile, call_id, args)
+            work = profile_tool.run_profile(handlers, self.backend, profile, call_id, args)
             return RunningCall((name, args), work, lambda: profile_tool.make_early_reply(handlers, call_id))
         tool = catalog.resolve_name(name)
         if tool is None:
@@ -274,7 +261,7 @@ class Host:
 
         async def make_reply() -> Reply:
             if tool in (catalog.SPAWN, catalog.CONTINUE):
-                await self._backend.control.prepare()
+                await self.backend.control.prepare()
             reply: Reply = await handle(handlers, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
@@ -293,10 +280,10 @@ class Host:
     async def close(self) -> None:
         for session in list(self._sessions):
             await self.end_session(session)
-        await self._backend.close()
+        await self.backend.close()
 
-    def kill(self) -> None:
-        self._backend.kill()
+    async def kill(self) -> None:
+        await self.backend.kill()
 
 
 def _name_operation(name: str) -> str:

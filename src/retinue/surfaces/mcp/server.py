@@ -54,7 +54,7 @@ class Host(Protocol):
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]: ...
     async def end_session(self, session: Session) -> None: ...
     async def close(self) -> None: ...
-    def kill(self) -> None: ...
+    async def kill(self) -> None: ...
 
 
 class Server:
@@ -119,10 +119,10 @@ class Server:
         if host is not None:
             await host.end_session(session)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         task = self._loading
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            task.result().kill()
+            await task.result().kill()
 
     async def close(self) -> None:
         host = await self._find_host()

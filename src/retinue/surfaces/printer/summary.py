@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from retinue.log.accounts import format_cost
 from retinue.log.outline import Outline, OutlineRow, format_status_bar, make_outline
 from retinue.log.runs import Runs
@@ -20,7 +18,7 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
     shown = len(_HEADS) if picture.cost else -1  # a column of nothing but "unknown" says nothing
     cells = [row[:shown] for row in (_HEADS, *(_format_cells(row) for row in picture.rows), _format_totals(picture))]
     names = ["", *(_format_name(row) for row in picture.rows), "total"]
-    wide = max(_measure_width(name) for name in names)
+    wide = max(safe.measure_width(name) for name in names)
     columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
     for number, (name, row) in enumerate(zip(names, cells, strict=True)):
@@ -28,7 +26,7 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
         numbers = "  ".join(cell.rjust(size) for cell, size in zip(row[1:], columns[1:], strict=True))
         state = _paint_state(row[0].ljust(columns[0]), of_run, color=color)
         painted = name if of_run is None else _paint_name(name, of_run, color=color)
-        line = f"{painted}{' ' * (wide - _measure_width(name))}  {state}  {numbers}".rstrip()
+        line = f"{painted}{' ' * (wide - safe.measure_width(name))}  {state}  {numbers}".rstrip()
         lines.append(line if of_run else colors.paint_faint(line, color=color))
     return "\n".join([*lines, "", format_status_bar(runs)])
 
@@ -48,9 +46,9 @@ def _format_name(row: OutlineRow) -> str:
     """Return the branch, the agent and its label; a long name ends in dots."""
     label = f" [{safe.escape_line(row.label)}]" if row.number else ""
     name = f"{row.prefix}{safe.escape_line(row.agent)}{label}"
-    if _measure_width(name) <= NAME_COLUMNS:
+    if safe.measure_width(name) <= NAME_COLUMNS:
         return name
-    while _measure_width(name) > NAME_COLUMNS - 3:
+    while safe.measure_width(name) > NAME_COLUMNS - 3:
         name = name[:-1]
     return name + "..."
 
@@ -67,8 +65,3 @@ def _paint_state(cell: str, row: OutlineRow | None, *, color: bool) -> str:
         return cell
     role: Role = "good" if row.state == "done" else "bad"
     return colors.paint_header(((role, cell),), color=color)
-
-
-def _measure_width(text: str) -> int:
-    """Return the columns a text takes on a terminal: wide letters take two, combining marks none."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
