@@ -356,7 +356,7 @@ def check_models(look: Look) -> Iterator[Check]:
 
 def _check_provider(provider: Provider) -> Check:
     key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
-    if not provider.installed():
+    if not provider.is_installed():
         command = find_install_command(provider.default)
         wanted = provider.has_key(os.environ)
         return Check("provider", "warn" if wanted else "ok", f"{provider.name}: {key}; not installed: {command}",

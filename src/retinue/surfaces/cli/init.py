@@ -153,12 +153,12 @@ def _make_plan(folder: Path, profile: str, model: str | None, *, asks: bool) -> 
     if command:
         notes.append(f"         it needs a package that is not installed: {command}")
     found = find_toolchains(folder)
-    tests = tuple(one.test for one in found if one.installed)
+    tests = tuple(one.test for one in found if one.is_installed)
     allowed = bool(tests) and (not asks or _ask_tests(tests))
     notes += [_describe_tests(one, allowed=allowed) for one in found] or [
         "tests    no command found that tests this project"
     ]
-    programs = [program for one in found if one.installed for program in one.programs]
+    programs = [program for one in found if one.is_installed for program in one.programs]
     exposed = tuple(find_exposed_paths(programs, folder, os.environ))
     if exposed and asks and not _ask_exposed(exposed):
         exposed = ()
@@ -170,7 +170,7 @@ def _choose_model(*, asks: bool) -> tuple[str | None, str]:
     """Return the model to write down, and why."""
     named = os.environ.get(VARIABLE, "").strip()
     with_key = [provider for provider in PROVIDERS if provider.has_key(os.environ)]
-    ready = [provider for provider in with_key if provider.installed()] or with_key
+    ready = [provider for provider in with_key if provider.is_installed()] or with_key
     if named:
         default, why = named, f"{VARIABLE} names it"
     elif ready:
@@ -203,7 +203,7 @@ def _ask_exposed(paths: tuple[str, ...]) -> bool:
 
 
 def _describe_tests(one: Toolchain, *, allowed: bool) -> str:
-    if not one.installed:
+    if not one.is_installed:
         return f"tests    `{one.test}` ({one.mark}) is not allowed: {one.test.split()[0]} is not on your PATH"
     return f"tests    `{one.test}` ({one.mark}) " + ("may run without asking" if allowed else "asks first")
 
@@ -255,7 +255,7 @@ class Toolchain:
         return (*([] if first.startswith("./") else [first]), *_BELOW.get(self.name, ()))
 
     @property
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         program = self.test.split()[0]
         return program.startswith("./") or which(program, path=self.path) is not None
 
