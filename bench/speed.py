@@ -23,7 +23,7 @@ async def durable(folder: str, *, count: int, delay: float, at_once: bool, guard
     """The same with the durable log in a new project; gives the commits it took."""
     state = Path(tempfile.mkdtemp(dir=folder)) / ".retinue"
     r = await ours(state, count=count, delay=delay, at_once=at_once, guarded=guarded)
-    commits: int = r.control.supervisor.log.commits  # type: ignore[attr-defined]
+    commits: int = r.control.log.commits  # type: ignore[attr-defined]
     return commits
 
 

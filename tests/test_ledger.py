@@ -1,5 +1,7 @@
 """Pairs the requirement ledger with the tests that cite it by `@pytest.mark.requirement("ID", ...)`.
 
+Findings are cited the same way, by `@pytest.mark.finding("ID", ...)`.
+
 Citations are read from the source with `ast`, not from what was collected, so the answer is the same for one
 test, a part of the suite, or one xdist worker.
 """
@@ -12,38 +14,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import LEDGER, PITFALLS, REQUIREMENTS, Requirement
+from tests.ledger import FINDINGS, LEDGER, OPEN_FINDINGS, PITFALLS, REQUIREMENTS, Requirement
 
 TESTS = Path(__file__).parent
 SEED_COUNTS = {"CPE": 65, "SDK": 60, "CODEY": 40, "CAIPE": 33, "MASS": 55}
 PITFALL_COUNT = 39
+FINDING_COUNTS = {"S": 13, "X": 9, "R": 11, "M": 8, "U": 9}
 
 
 @dataclass(frozen=True)
 class Citation:
     id: str
     where: str
+    mark: str = "requirement"
 
 
-def is_requirement_mark(node: ast.AST) -> bool:
+def find_mark(node: ast.AST) -> str | None:
     match node:
-        case ast.Attribute(attr="requirement", value=ast.Attribute(attr="mark")):
-            return True
-    return False
+        case ast.Attribute(attr="requirement" | "finding" as mark, value=ast.Attribute(attr="mark")):
+            return mark
+    return None
 
 
 def cited_in(expression: ast.AST, where: str) -> Iterator[Citation]:
     """Marks anywhere in a decorator or `pytestmark`, `pytest.param(..., marks=...)` included."""
     for node in ast.walk(expression):
-        if not (isinstance(node, ast.Call) and is_requirement_mark(node.func)):
+        if not isinstance(node, ast.Call) or (mark := find_mark(node.func)) is None:
             continue
         place = f"{where}:{node.lineno}"
         if not node.args:
-            raise ValueError(f"{place}: a requirement mark without an id")
+            raise ValueError(f"{place}: a {mark} mark without an id")
         for argument in node.args:
             if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
-                raise ValueError(f"{place}: cite requirement ids as plain strings")
-            yield Citation(argument.value, place)
+                raise ValueError(f"{place}: cite {mark} ids as plain strings")
+            yield Citation(argument.value, place, mark)
 
 
 def has_test(tree: ast.AST) -> bool:
@@ -81,11 +85,12 @@ def pytestmarks(body: list[ast.stmt]) -> list[ast.expr]:
     return found
 
 
-def all_citations() -> list[Citation]:
+def all_citations(mark: str) -> list[Citation]:
     return [
         citation
         for path in sorted(TESTS.rglob("*.py"))
         for citation in citations(path.read_text(encoding="utf-8"), path.relative_to(TESTS.parent).as_posix())
+        if citation.mark == mark
     ]
 
 
@@ -109,17 +114,34 @@ def wrongly_cited(ledger: tuple[Requirement, ...], cited: list[Citation]) -> lis
 
 
 def test_every_owed_requirement_is_cited_by_a_test() -> None:
-    missing = without_a_test(LEDGER, all_citations())
+    missing = without_a_test(LEDGER, all_citations("requirement"))
     assert not missing, f"{len(missing)} requirements without a test:\n" + "\n".join(missing)
 
 
 def test_every_cited_id_is_an_owed_entry_of_the_ledger() -> None:
-    wrong = wrongly_cited(LEDGER, all_citations())
+    wrong = wrongly_cited(LEDGER, all_citations("requirement"))
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_closed_finding_is_cited_by_a_test() -> None:
+    closed = tuple(entry for entry in FINDINGS if entry.id not in OPEN_FINDINGS)
+    missing = without_a_test(closed, all_citations("finding"))
+    assert not missing, f"{len(missing)} findings neither open nor with a test:\n" + "\n".join(missing)
+
+
+def test_every_cited_finding_is_in_the_ledger() -> None:
+    wrong = wrongly_cited(FINDINGS, all_citations("finding"))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_findings_are_complete() -> None:
+    expected = {f"{group}{n}" for group, count in FINDING_COUNTS.items() for n in range(1, count + 1)}
+    assert {entry.id for entry in FINDINGS} == expected
+    assert expected >= OPEN_FINDINGS
+
+
 def test_ids_are_unique() -> None:
-    twice = [name for name, count in Counter(entry.id for entry in LEDGER).items() if count > 1]
+    twice = [name for name, count in Counter(entry.id for entry in (*LEDGER, *FINDINGS)).items() if count > 1]
     assert not twice
 
 
@@ -130,7 +152,7 @@ def test_the_ledger_is_complete() -> None:
 
 
 def test_an_entry_says_what_and_whence() -> None:
-    for entry in LEDGER:
+    for entry in (*LEDGER, *FINDINGS):
         assert entry.text.endswith((".", "`")), entry.id
         assert entry.source, entry.id
         assert entry.waits_for != "", entry.id
@@ -153,11 +175,16 @@ class TestTwo:
 
 @pytest.mark.requirement("A-6")
 def helper(): ...
+
+@pytest.mark.finding("B-1")
+def test_three(): ...
 """
 
 
 def test_citations_are_read_from_tests_classes_and_modules() -> None:
-    assert sorted(c.id for c in citations(SAMPLE, "sample")) == ["A-1", "A-2", "A-3", "A-4", "A-5"]
+    found = list(citations(SAMPLE, "sample"))
+    assert sorted(c.id for c in found if c.mark == "requirement") == ["A-1", "A-2", "A-3", "A-4", "A-5"]
+    assert [c.id for c in found if c.mark == "finding"] == ["B-1"]
     assert not list(citations('import pytest\npytestmark = pytest.mark.requirement("A-1")\n', "no tests here"))
 
 

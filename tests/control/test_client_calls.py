@@ -11,7 +11,7 @@ from retinue.core.events import Event, ToolCall, ToolResult
 from retinue.core.messages import Call
 from retinue.core.ports import Outcome
 from retinue.core.rules import Rules, parse_rule
-from retinue.supervisor.local_control import CALL_GIVEN_UP
+from retinue.supervisor.supervisor import CALL_GIVEN_UP
 from tests.control.loopback.kit import house
 
 SPAWN = Call("call_1", "spawn_subagents", {"tasks": [{"task": "look", "subagent_type": "explorer"}]})
@@ -29,7 +29,7 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
         raise AssertionError
 
     async with house(tmp_path, script={}) as h:
-        c = h.supervisor.control
+        c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         with pytest.raises(RetinueError, match="it went wrong"):
             await client.call_tool(Call("call_1", "own", {}), rules_of=SPAWN.name, work=fail)
@@ -46,7 +46,7 @@ async def test_a_client_records_work_that_fails_and_work_that_is_given_up(tmp_pa
 async def test_a_rule_forbids_the_call_of_a_client_before_anything_is_logged(tmp_path: Path) -> None:
     rules = Rules(deny=(parse_rule(SPAWN.name),))
     async with house(tmp_path, rules=rules) as h:
-        c = h.supervisor.control
+        c = h.supervisor
         client = await c.open_client(ClientOptions(name="caller", task="somebody"))
         with pytest.raises(ToolError, match=f"the rule {SPAWN.name} forbids {SPAWN.name}"):
             await client.call_tool(SPAWN)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.parametrize("kind", ["local", "loopback"])
 @asynccontextmanager
 async def control(kind: str, folder: Path, **options: Any) -> AsyncIterator[tuple[House, Control]]:
     async with house(folder, **options) as h:
-        yield h, h.supervisor.control if kind == "local" else h.client
+        yield h, h.supervisor if kind == "local" else h.client
 
 
 async def first(c: Control, tree: str, kind: type[Any], *, after: int = 0, run: int = 0) -> Event:

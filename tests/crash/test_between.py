@@ -79,7 +79,7 @@ async def test_a_profile_from_the_log_reaches_no_more_hosts_than_it_did(tmp_path
         whole = [event async for event in run.events()]
     async with crash.after(whole[:2], **options) as r:
         run = await r.resume(whole[0].tree)
-        assert r.control.supervisor.trees[run.tree].runs[0].plan.network == ()
+        assert r.control.trees[run.tree].runs[0].plan.network == ()
         await run.result()
 
 
@@ -92,7 +92,7 @@ async def test_words_for_the_network_are_read_back_from_the_log(tmp_path: Path) 
             whole = [event async for event in (await r.spawn(profile, "go")).events()]
         async with crash.after(whole[:2], network="full") as r:
             run = await r.resume(whole[0].tree)
-            assert r.control.supervisor.trees[run.tree].runs[0].plan.network == hosts
+            assert r.control.trees[run.tree].runs[0].plan.network == hosts
             await run.result()
 
 
@@ -103,7 +103,7 @@ async def test_a_cost_limit_without_a_price_does_not_go_on() -> None:
     async with crash.after(whole[:4]) as r:
         with pytest.raises(ConfigError, match=r"the price of model .* is not known"):
             await r.resume(whole[0].tree, profiles=[crash.profile], limits=Limits(cost=Decimal("0.01")))
-        assert (await r.control.supervisor.log.read(whole[0].tree)) == whole[:4]
+        assert (await r.control.log.read(whole[0].tree)) == whole[:4]
 
 
 async def test_a_long_text_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def crashed(project: Path, last: type, **options: Any) -> tuple[list[Event
 async def gone_on(project: Path, events: Sequence[Event], profile: Profile, **options: Any) -> list[Event]:
     async with retinue.open(project / ".retinue") as r:
         for event in events:
-            r.control.supervisor.log.append(event)
+            r.control.log.append(event)
     async with retinue.open(project / ".retinue", profiles=[CODER], **options) as r:
         run = await r.resume(events[0].tree, profiles=[profile])
         return [event async for event in run.events()]
@@ -263,7 +263,7 @@ async def test_through_control_a_tree_may_stand_on_one_in_another_file(tmp_path:
         async with ControlServer(other.control, state) as server:
             begun = await ControlClient(server.address).continue_run(tree, 1, "again", ResumeOverrides(unattended=True))
             assert (begun.tree, begun.number) == (tree, 2)
-            async for event in other.control.supervisor.watch(tree):
+            async for event in other.control.watch(tree):
                 if event.run == 2 and isinstance(event.body, RunEnded):
                     assert event.body.final_response == "said"
                     break

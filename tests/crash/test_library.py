@@ -52,7 +52,7 @@ class Crash:
         """A new process whose log has just these events."""
         async with retinue.open(**{**self.options, **options}) as r:
             for event in events:
-                r.control.supervisor.log.append(event)
+                r.control.log.append(event)
             yield r
 
     async def goes_on(self, events: list[Event], **options: Any) -> tuple[RunHandle, list[Event]]:
@@ -199,7 +199,7 @@ async def test_a_run_has_the_time_that_was_left() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go", limits=Limits(seconds=100))
         await clock.advance(45)
-        before = await r.control.supervisor.log.read(run.tree)
+        before = await r.control.log.read(run.tree)
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[crash.profile])
         await clock.advance(59)  # 40 s of the 100 are in the log
@@ -217,7 +217,7 @@ async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: P
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go")
         await clock.advance(45)
-        before = await r.control.supervisor.log.read(run.tree)
+        before = await r.control.log.read(run.tree)
     async with crash.after(before, path=tmp_path / ".retinue"):
         await clock.advance(3600)
     async with crash.after([], path=tmp_path / ".retinue") as r:
@@ -244,7 +244,7 @@ async def test_background_children_and_queued_ones_come_back() -> None:
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(profile, "go", limits=Limits(concurrent=1))
         await clock.advance(0)
-        before = await r.control.supervisor.log.read(run.tree)
+        before = await r.control.log.read(run.tree)
     assert {event.run for event in before if isinstance(event.body, RunStarted)} == {0, 1}
     async with crash.after(before) as r:
         run = await r.resume(before[0].tree, profiles=[profile])
@@ -284,7 +284,7 @@ async def test_what_the_log_cannot_keep_has_to_be_given() -> None:
     async with crash.after(whole[:3]) as r:
         with pytest.raises(ConfigError, match=r"cannot go on: .*'note'.*give it again, from Python"):
             await r.resume(whole[0].tree)
-        assert (await r.control.supervisor.log.read(whole[0].tree)) == whole[:3]
+        assert (await r.control.log.read(whole[0].tree)) == whole[:3]
         with pytest.raises(ConfigError, match="there is no tree 'nope'"):
             await r.resume("nope")
     async with crash.after(whole) as r:
@@ -342,9 +342,7 @@ async def test_what_a_run_had_done_when_it_was_stopped_is_known_to_who_continues
     profile = Profile("main", model=Twice(), tools=[note, hang, sign])
     async with retinue.open(wait_approvals=600, allow=["note"]) as r:
         run = await r.spawn(profile, "go")
-        while not (
-            r.control.supervisor.pending() and bodies(await r.control.supervisor.log.read(run.tree), ToolResult)
-        ):
+        while not (r.control.approvals.pending() and bodies(await r.control.log.read(run.tree), ToolResult)):
             await asyncio.sleep(0)
         await run.cancel()
         stopped = await run.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,12 @@ class Echo(Listener):
     def __init__(self, *, idle_seconds: float | None = None) -> None:
         super().__init__("the echo", max_connections=8, idle_seconds=idle_seconds)
         self.served = 0
+        self.sends_at_once = False
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = writer.get_extra_info("socket")
+        self.sends_at_once = bool(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        super()._accept(reader, writer)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self.served += 1
@@ -75,6 +82,16 @@ async def test_one_connection_serves_request_after_request() -> None:
             assert client.start_next_request()
         assert echo.served == 3
         client.close()
+
+
+async def test_a_response_leaves_in_one_piece_and_never_waits_for_an_acknowledgement() -> None:
+    async with listening(idle_seconds=60) as (echo, port):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers(port, **{"Content-Length": "2"}).items())
+        writer.write(f"POST / HTTP/1.1\r\n{head}\r\n{{}}".encode())
+        assert (await reader.read(10_000)).endswith(b"\r\n\r\n{}")
+        assert echo.sends_at_once
+        writer.close()
 
 
 async def test_a_server_without_keep_alive_says_so_and_closes() -> None:

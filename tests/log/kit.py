@@ -40,11 +40,10 @@ async def write(log: Log, *events: Event) -> None:
 
 async def fill(log: Log, count: int, *, tree: str = "t1", end: bool = True) -> None:
     """Append a tree of so many events; the last one is its ending, unless `end` is False."""
-    append = log.appender(tree)
-    append(make_spawned(tree=tree), False)
+    log.append(make_spawned(tree=tree))
     for seq in range(2, count):
-        append(make_event(seq, tree=tree), False)
-    written = append(make_ended(count, tree=tree) if end else make_event(count, tree=tree), True)
+        log.append(make_event(seq, tree=tree))
+    written = log.append(make_ended(count, tree=tree) if end else make_event(count, tree=tree), True)
     if written is not None:
         await written
 

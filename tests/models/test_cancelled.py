@@ -27,14 +27,14 @@ async def cancelled(model: str, *answers: Answer) -> tuple[list[Event], Any]:
     clock = ManualClock()
     async with serving(*answers), retinue.open(clock=clock, limits=Limits(tokens=10**6)) as r:
         run = await r.spawn(Profile("main", model=model, tools=[]), "hello" * 40)
-        account = r.control.supervisor.trees[run.tree].runs[0].account
-        async for item in r.control.supervisor.watch(run.tree, deltas=True):
+        account = r.control.trees[run.tree].runs[0].account
+        async for item in r.control.watch(run.tree, deltas=True):
             if isinstance(item, Delta):
                 await run.cancel()
             elif isinstance(item.body, Warned):
                 await clock.advance(60)
         assert (await run.result()).status == "cancelled"
-        return await r.control.supervisor.log.read(run.tree), account
+        return await r.control.log.read(run.tree), account
 
 
 async def test_a_call_cancelled_in_mid_stream_counts_for_what_is_known_of_it() -> None:
@@ -110,10 +110,10 @@ async def test_a_wall_clock_that_jumps_breaks_no_fold_and_no_deadline() -> None:
         run = await r.spawn(Profile("main", model=scripted(script)), "go", limits=Limits(seconds=5))
         await clock.settle()
         await clock.advance(4.9)
-        assert r.control.supervisor.trees
+        assert r.control.trees
         await clock.advance(0.2)
         result = await asyncio.wait_for(run.result(), 5)
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert result.status == "timed_out" and 5000 <= result.duration_ms <= 5200
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     assert any(later.at < earlier.at for earlier, later in pairwise(events))

@@ -10,7 +10,7 @@ import pytest
 from retinue.core.errors import ModelError, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.usage import Usage
-from retinue.models.retries import ATTEMPTS, RetryingModel
+from retinue.models.wrappers import ATTEMPTS, RetryingModel
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CLAUDE, Heard, provider, request, serving

@@ -117,7 +117,7 @@ async def test_what_a_program_says_is_clean_in_results_questions_and_pieces(monk
     }
     async with retinue.open(approver=approver, allow=["subagent_agent"]) as r:
         run = await r.spawn(main(script, tools=[leaky, Profile("agent", call=agent)]), f"go {KEY}")
-        items = [item async for item in r.control.supervisor.watch(run.tree, deltas=True)]
+        items = [item async for item in r.control.watch(run.tree, deltas=True)]
         result = await run.result()
     pieces = "".join(item.text for item in items if isinstance(item, Delta))
     for seen in (repr(items), repr(result), json.dumps(result.to_json()), repr(asked), pieces):

@@ -79,6 +79,6 @@ async def test_nothing_of_what_an_attempt_spent_comes_back_when_the_next_one_bre
 
     async with retinue.open() as r:
         run = await r.spawn(Profile("main", model=Breaking(), tools=[]), "go", limits=Limits(tokens=10_000))
-        account = r.control.supervisor.trees[run.tree].runs[0].account
+        account = r.control.trees[run.tree].runs[0].account
         assert (await run.result()).status == "failed"
     assert account is not None and (account.spent.tokens, account.in_flight) == (700, 0)

@@ -15,7 +15,7 @@ from retinue.core.messages import AssistantTurn, Thought
 from retinue.core.usage import Usage
 from retinue.log.threads import fold_thread
 from retinue.models.provider_messages import build_messages
-from retinue.models.retries import ATTEMPTS
+from retinue.models.wrappers import ATTEMPTS
 from retinue.testing import ManualClock
 from tests.models import wire
 from tests.models.kit import CHAT, CLAUDE, serving
@@ -98,7 +98,7 @@ async def test_deltas_are_seen_while_the_model_speaks() -> None:
     async with serving(Answer(wire.anthropic(wire.text("Hel", "lo")), hold=hold)), retinue.open() as r:
         started = await r.spawn(Profile("main", model=CLAUDE, tools=[]), "go")
         seen: list[str] = []
-        async for event in r.control.supervisor.watch(started.tree, deltas=True):
+        async for event in r.control.watch(started.tree, deltas=True):
             if event.__class__ is Delta:
                 seen.append(event.text)
             elif isinstance(event.body, Message):  # type: ignore[union-attr]

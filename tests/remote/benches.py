@@ -69,7 +69,7 @@ async def _silent(_: PeerRun) -> None:
 async def scripted_bench(folder: Path) -> AsyncIterator[Bench]:
     peer = ScriptedPeer(_silent)
     supervisor = make_supervisor(folder, peer)
-    node = supervisor.spawn(PROFILE, Task("go"))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
     await until(lambda: bool(peer.runs))
     try:
         yield ScriptedBench(supervisor, node.ref.tree, peer.runs[0])
@@ -133,7 +133,7 @@ async def outbox_bench(folder: Path) -> AsyncIterator[Bench]:
     outbox = folder / "outbox"
     outbox.mkdir()
     supervisor = make_supervisor(folder, outbox=outbox)
-    node = supervisor.spawn(PROFILE, Task("go"))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("go"))
     await until(lambda: any(name.startswith("request_") for name in os.listdir(outbox)))
     [file] = os.listdir(outbox)
     name = file.removeprefix("request_").removesuffix(".json")

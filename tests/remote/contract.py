@@ -173,9 +173,9 @@ async def has_its_questions_answered_here(bench: Bench) -> None:
     await bench.say(ApprovalAsked("their-id", "call-1", "shell", {"command": "ls"}))
     asked = (await events_until(bench, ApprovalAsked))[-1].body
     assert isinstance(asked, ApprovalAsked) and asked.approval_id != "their-id"  # the id is ours
-    [question] = bench.supervisor.pending(bench.tree)
+    [question] = bench.supervisor.approvals.pending(bench.tree)
     assert (question.tool, question.args) == ("shell", {"command": "ls"})
-    assert bench.supervisor.answer(question.id, Allow(), by="user") == "taken"
+    assert bench.supervisor.approvals.answer(question.id, Allow(), by="user") == "taken"
     assert await bench.take_answer() == Allow()
     assert (await events_until(bench, ApprovalDecided))[-1].body.allowed  # type: ignore[union-attr]
 

@@ -70,7 +70,7 @@ async def test_limits_and_trace_travel_down_and_the_reference_is_logged_before_t
     peer = ScriptedPeer(script)
     limits = Limits(depth=2, tokens=500, cost=Decimal("0.50"))
     supervisor = make_supervisor(tmp_path, peer, limits=limits, prices=FlatPrices())
-    node = supervisor.spawn(PROFILE, Task("look", context="mind the gap", timeout_seconds=60))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("look", context="mind the gap", timeout_seconds=60))
     await node.join()
     request = peer.runs[0].request
     assert (request.profile, request.text, request.workspace) == ("explorer", "mind the gap\n\nlook", str(tmp_path))
@@ -92,10 +92,10 @@ async def test_a_run_streams_asks_hears_and_spends_from_our_budget(tmp_path: Pat
         run.say(ending("over"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), limits=Limits(tokens=500))
-    node = supervisor.spawn(PROFILE, Task("look"))
-    await until(lambda: bool(supervisor.pending()))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
+    await until(lambda: bool(supervisor.approvals.pending()))
     assert node.view.state == "waiting_approval"
-    supervisor.answer(supervisor.pending()[0].id, Allow(), by="user")
+    supervisor.approvals.answer(supervisor.approvals.pending()[0].id, Allow(), by="user")
     await until(lambda: not node.view.approvals)
     assert (await supervisor.send(node.ref.tree, 0, "left")).state == "queued"
     await node.join()
@@ -116,7 +116,7 @@ async def test_without_anybody_to_ask_the_answer_is_no(tmp_path: Path) -> None:
         run.say(ending(decision.reason if isinstance(decision, Deny) else "allowed"))
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script), wait_approvals=None)
-    node = supervisor.spawn(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
     await node.join()
     assert node.result().final_response == "nobody could be asked"
     await supervisor.close()
@@ -140,7 +140,7 @@ async def test_a_peer_that_lies_changes_nothing_but_its_own_run(tmp_path: Path, 
 
     peer = ScriptedPeer(script)
     supervisor = make_supervisor(tmp_path, peer)
-    node = supervisor.spawn(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
     await node.join()
     events, result = await supervisor.log.read(node.ref.tree), node.result()
     assert (result.status, result.final_response, result.usage.total_tokens, result.total_turns) == (
@@ -161,7 +161,7 @@ async def test_a_peer_that_hangs_up_leaves_a_run_that_is_disconnected_with_what_
         run.lose()
 
     supervisor = make_supervisor(tmp_path, ScriptedPeer(script))
-    node = supervisor.spawn(PROFILE, Task("look"))
+    node = supervisor.spawner.spawn_primary(PROFILE, Task("look"))
     await node.join()
     result = node.result()
     assert result.status == "disconnected" and "the peer hung up" in (result.error_details or "")
@@ -191,14 +191,14 @@ async def test_after_a_crash_the_run_is_attached_to_and_nothing_is_lost_or_writt
 
     peer = ScriptedPeer(script)
     first = make_supervisor(tmp_path, peer)
-    tree = first.spawn(PROFILE, Task("look")).ref.tree
+    tree = first.spawner.spawn_primary(PROFILE, Task("look")).ref.tree
     before = (await written(first, tree, Message, 3))[: 2 + crash]
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    run = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
     peer.runs[0].say(ending("over"))
-    await node.join()
+    await run.result()
     events = await second.log.read(tree)
     assert [kind for kind in said(events) if kind != "run.resumed"] == [
         "turn.started", "message", "turn.ended", "turn.started", "message", "run.ended",
@@ -219,15 +219,14 @@ async def test_a_question_that_was_open_at_the_crash_is_asked_again(tmp_path: Pa
 
     peer = ScriptedPeer(script)
     first = make_supervisor(tmp_path, peer)
-    tree = first.spawn(PROFILE, Task("look")).ref.tree
+    tree = first.spawner.spawn_primary(PROFILE, Task("look")).ref.tree
     before = await written(first, tree, ApprovalAsked)
     second = make_supervisor(tmp_path, peer)
     for event in before:
         second.log.append(event)
-    node = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
-    await until(lambda: bool(second.pending()))
-    second.answer(second.pending()[0].id, Allow(), by="user")
-    await node.join()
-    assert node.result().final_response == "Allow"
+    run = await second.resume(tree, ResumeOverrides(profiles=[PROFILE]))
+    await until(lambda: bool(second.approvals.pending()))
+    second.approvals.answer(second.approvals.pending()[0].id, Allow(), by="user")
+    assert (await run.result()).final_response == "Allow"
     await second.close()
     await first.close()

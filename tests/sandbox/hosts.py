@@ -61,7 +61,7 @@ async def host(
         say=here.said.append,
         begun=lambda ref, _: here.trees.append(ref.tree),
     )
-    watcher = Watcher(owner.control, hosting)
+    watcher = Watcher(owner, hosting)
     watching = asyncio.create_task(watcher.watch())
     try:
         yield here

@@ -75,7 +75,7 @@ async def test_a_container_is_labelled_and_its_project_may_have_any_name(tmp_pat
             find_engine().call("ps", "--quiet", "--filter", f"label={label}").stdout.split()
             for label in (f"retinue.tree={run.tree}", f"retinue.run={run.tree}/0", f"{MAKER_LABEL}={name_maker()}")
         ]
-        (Path(r.control.supervisor.trees[run.tree].runs[0].folders.path) / "go").touch()
+        (Path(r.control.trees[run.tree].runs[0].folders.path) / "go").touch()
         result = await run.result()
         events = [event async for event in run.events()]
     assert result.status == "done", result.error_details

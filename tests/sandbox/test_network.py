@@ -14,7 +14,6 @@ from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval
 from retinue.core.events import RunStarted, ToolResult, Warned
 from retinue.core.profiles import RuntimeName, Task
-from retinue.supervisor.local_control import LocalControl
 from tests.sandbox.places import PLACES, Place, make_image, needs_bubblewrap, needs_containers
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 from tests.tools.web.kit import Web
@@ -23,7 +22,7 @@ from tests.tools.web.kit import Web
 async def play(parts: Parts, profile: Profile) -> list[Any]:
     owner = make_supervisor(parts)
     try:
-        return [event async for event in LocalControl(owner).handle_of(owner.spawn(profile, Task("go"))).events()]
+        return [event async for event in (await owner.spawn(profile, Task("go"))).events()]
     finally:
         await owner.close()
 
@@ -53,7 +52,9 @@ async def test_hosts_that_are_allowed_are_reached_and_no_others(place: Place) ->
 async def test_the_socket_of_a_running_run_has_no_name_that_a_killed_process_could_leave(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     owner = make_supervisor(Parts(tmp_path, tmp_path / ".retinue", network=["a.com"], runtime="isolated", mode="yes"))
-    node = owner.spawn(main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go"))
+    node = owner.spawner.spawn_primary(
+        main({"main": [call("shell", command="ls /retinue/proxy"), {"hang": True}]}), Task("go")
+    )
     async for event in owner.watch(node.ref.tree):
         if isinstance(event, Event) and isinstance(event.body, ToolResult):
             assert event.body.text == "/retinue/proxy\n"

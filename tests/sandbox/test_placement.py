@@ -17,8 +17,8 @@ from retinue.build.sandboxes import make_placement
 from retinue.core.events import RunStarted, ToolResult
 from retinue.core.plans import Plan
 from retinue.core.profiles import RuntimeName
-from retinue.sandbox.box import SandboxUnavailable, find_command
-from retinue.sandbox.in_process import InProcess
+from retinue.sandbox.builder import SandboxUnavailable, find_command
+from retinue.sandbox.in_process import IN_PROCESS, InProcess
 from retinue.sandbox.placement import Placement
 from retinue.testing import scripted
 from tests.sandbox.places import ROOT, needs_bubblewrap
@@ -52,7 +52,7 @@ def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None,
 def test_a_child_never_has_less_of_a_wall_than_its_parent() -> None:
     place = placed()
     strict, floor, _ = place(Profile("a", runtime="isolated"), None)
-    parent = Plan(*[None] * 12, floor=floor)  # type: ignore[arg-type]
+    parent = Plan(profile=Profile("main"), runtime=IN_PROCESS, floor=floor)
     assert strict.name == "isolated"
     for wish in (None, "inherited", "isolated"):
         runtime, below, _ = place(Profile("b", runtime=wish), parent)  # type: ignore[arg-type]

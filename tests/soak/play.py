@@ -72,7 +72,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
         profiles=KIDS,
         clock=clock,
     ) as r:
-        r.control.supervisor.trees.log = tee = Tee(r.control.supervisor.log)
+        r.control.trees.log = tee = Tee(r.control.log)
         if trip is not None:
             tee.at, tee.turns = trip.at, trip.turns
         run = await r.spawn(witness.primary(), "go", limits=None if trip is None else trip.limits)
@@ -85,7 +85,7 @@ async def _play(case: Wild, folder: Path, *, durable: bool, trip: Trip | None) -
             await _when_quiet(tee, ending, lambda: asyncio.ensure_future(run.cancel()))
         result = await ending
         seen = await watching
-        held = await r.control.supervisor.log.read(run.tree)
+        held = await r.control.log.read(run.tree)
         tee.wire = None  # too late now
         if tee.pulled is not None:
             await tee.pulled

@@ -88,11 +88,11 @@ def stop(way: str, chance: random.Random, supervisor: Supervisor, tree: str, ste
         case "timed out":
             chance.choice(found.runs).time_out()
         case "killed":
-            supervisor.kill(tree)
+            supervisor.trees[tree].kill()
         case "twice" | "one, then all":
             node = found.runs[0] if way == "twice" else chance.choice(found.runs)
             node.stop("cancelled")
-            steps.pull[steps.count + chance.choice((1, 1, 2, 3, 5, 8))] = lambda: supervisor.kill(tree)
+            steps.pull[steps.count + chance.choice((1, 1, 2, 3, 5, 8))] = supervisor.trees[tree].kill
 
 
 async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
@@ -118,11 +118,11 @@ async def stopped_at(at: int, way: str, folder: Path, *, durable: bool) -> int:
             with steps.armed():
                 tools = ["spawn_subagents", "shell", look, aside, act]
                 run = await r.spawn(main(SCRIPT, tools=tools), "go")
-                steps.pull[at] = lambda: stop(way, chance, r.control.supervisor, run.tree, steps)
-                async for item in r.control.supervisor.watch(run.tree, deltas=True):
+                steps.pull[at] = lambda: stop(way, chance, r.control, run.tree, steps)
+                async for item in r.control.watch(run.tree, deltas=True):
                     seen.append(item)
                 result = await run.result()
-            held = await r.control.supervisor.log.read(run.tree)
+            held = await r.control.log.read(run.tree)
     check(held, seen, result)
     await check_no_tasks(tasks)
     gc.collect()

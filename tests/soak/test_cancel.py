@@ -32,8 +32,8 @@ class Stopper:
     told: int | None = None
 
     async def __call__(self, r: Retinue, run: RunHandle) -> None:
-        stop = r.control.supervisor.cancel
-        tree = r.control.supervisor.trees.get(run.tree)
+        stop = r.control.cancel
+        tree = r.control.trees.get(run.tree)
         count = 0 if tree is None else len(tree.runs)
         match self.way:
             case "primary":
@@ -48,8 +48,8 @@ class Stopper:
             case "twice":
                 self.told = 0 if await run.cancel() else None
                 await ManualClock.settle() if self.random.random() < 0.3 else None
-                r.control.supervisor.kill(run.tree)
-                r.control.supervisor.kill(run.tree)
+                r.control.trees[run.tree].kill()
+                r.control.trees[run.tree].kill()
             case "deadline":
                 assert self.clock is not None
                 await self.clock.advance(SECONDS + 1)

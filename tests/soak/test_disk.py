@@ -66,7 +66,7 @@ async def one_tree(folder: Path, *, wait: bool = True) -> tuple[retinue.Result[A
     try:
         kids = [retinue.Profile("mid")]
         async with retinue.open(folder / ".retinue", project=folder, mode="yes", profiles=kids) as r:
-            r.control.supervisor.trees.log = told = Told(r.control.supervisor.log)
+            r.control.trees.log = told = Told(r.control.log)
             run = await r.spawn(main(SCRIPT), "go")
             result = await run.result()
     except LogError as error:

@@ -90,7 +90,7 @@ async def crowd(folder: Path, *, trees: int, children: int, watchers: int, slow:
         results = await asyncio.gather(*(run.result() for run in runs))
         over.set()
         seen = await asyncio.gather(*watching)
-        held = {run.tree: await r.control.supervisor.log.read(run.tree) for run in runs}
+        held = {run.tree: await r.control.log.read(run.tree) for run in runs}
     assert model.most == trees * children
     for result in results:
         assert result.status == "done" and result.total_usage.total_tokens == 5 * children
@@ -143,7 +143,7 @@ async def flood(folder: Path, note: Note, *, producers: int, events: int) -> Non
         run = await r.spawn(lead(producers, Profile("kid", call=talk)), "go")
         seen = [event async for event in run.events()]
         seconds = time.perf_counter() - started
-        held = await r.control.supervisor.log.read(run.tree)
+        held = await r.control.log.read(run.tree)
     check_order(held)
     assert [event.seq for event in seen] == [event.seq for event in held]
     for number, own in by_run(held).items():
@@ -167,7 +167,7 @@ async def deep_and_wide(folder: Path, note: Note, *, depth: int, width: int) -> 
     async with retinue.open(folder / ".retinue", mode="yes", limits=Limits(depth=depth, concurrent=16)) as r:
         run = await r.spawn(Profile("main", model=scripted(script)), "go")
         result = await run.result()
-        held = await r.control.supervisor.log.read(run.tree)
+        held = await r.control.log.read(run.tree)
     check_order(held)
     check_families(held, depth=depth)
     check_folds(held, result)
@@ -212,7 +212,7 @@ async def questions(seed: int, folder: Path, note: Note, *, runs: int, each: int
             if place % 7 == 0:
                 await asyncio.sleep(0)
         result = await run.result()
-        held = await r.control.supervisor.log.read(run.tree)
+        held = await r.control.log.read(run.tree)
     check_order(held)
     check_calls(held)
     assert result.status == "done" and len(result.children) == runs

@@ -289,7 +289,7 @@ async def test_a_run_that_is_continued_is_below_the_parent_of_the_first_one(run:
         await first.result()
         again = await r.continue_run(f"{first.tree}/{run}", "go on", profiles=[profile])
         await again.result()
-        recorder = r.control.supervisor.log._recorder  # type: ignore[attr-defined]
+        recorder = r.control.log._recorder  # type: ignore[attr-defined]
     assert recorder._trees == {}
     spans = {(span.attributes or {})["retinue.run"]: span for span in memory.spans if "invoke_agent" in span.name}
     assert parent(spans[again.number]) == ids(spans[run - 1])[1]

@@ -89,11 +89,11 @@ async def test_a_worktree_that_is_gone_is_not_taken_from_elsewhere_when_its_run_
         async for event in run.events():
             if isinstance(event.body, ToolResult):
                 break
-        workspace = Path(r.control.supervisor.trees[run.tree].runs[0].folders.path)
+        workspace = Path(r.control.trees[run.tree].runs[0].folders.path)
         workspace.rename(workspace.with_name("away"))
         workspace.symlink_to(project)
         before = hashed(project)
-        await r.control.supervisor.cancel(run.tree)
+        await r.control.cancel(run.tree)
         result = await run.result()
     assert result.status == "cancelled" and hashed(project) == before
     assert not result.changed_files  # the link was not looked through

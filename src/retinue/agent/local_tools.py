@@ -19,10 +19,10 @@ from retinue.core.ports import Folders, Link, LocalTool, Made, Outcome, RunSessi
 from retinue.core.rules import CODE_MODE
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
-from retinue.tools.functions import Lent
+from retinue.tools.functions import HostedTool
 from retinue.tools.local import LOCAL
 
-LENT_BYTES = 2 * 1024 * 1024
+PROGRAM_TOOL_BYTES = 2 * 1024 * 1024
 SHOWN_SECONDS = 0.05
 SHOWN_BYTES = 4096
 MAX_PROGRAM_CALLS = 1000
@@ -67,16 +67,16 @@ def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool]
     it, unless its profile names it."""
     code_mode = tools.get(CODE_MODE)
     if isinstance(code_mode, SandboxedTool) and isinstance(code_mode.tool, ExecutePython):
-        lent = _lent_to_programs(tools, host)
-        if lent or named:
-            tools[CODE_MODE] = SandboxedTool(ExecutePython(lent))
+        program_tools = _choose_program_tools(tools, host)
+        if program_tools or named:
+            tools[CODE_MODE] = SandboxedTool(ExecutePython(program_tools))
         else:
             del tools[CODE_MODE]
 
 
-def _lent_to_programs(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
+def _choose_program_tools(tools: Mapping[str, Tool], host: Mapping[str, HostTool]) -> tuple[ToolSpec, ...]:
     """Return as many as one frame carries; who has more than that has the others still as tools of its own."""
-    found, left = [], LENT_BYTES
+    found, left = [], PROGRAM_TOOL_BYTES
     for name, tool in tools.items():
         if tool.spec.server and name in host:
             left -= len(msgspec.json.encode(tool.spec))
@@ -144,8 +144,8 @@ class HostExecution:
         self._seconds = tool.time_limit(call)
         self._clock: CallClock | None = None
         self._waits_for_people = tool.spec.name == CODE_MODE
-        lent = tool.lent if isinstance(tool, ExecutePython) else ()
-        self._program = ProgramCalls(call, {spec.name: Lent(spec) for spec in lent}, folders, link)
+        program_tools = tool.program_tools if isinstance(tool, ExecutePython) else ()
+        self._program = ProgramCalls(call, {spec.name: HostedTool(spec) for spec in program_tools}, folders, link)
         self._secrets = secrets.Stream()
         self._shown_at = 0.0
 

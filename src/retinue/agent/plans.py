@@ -17,15 +17,15 @@ from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
 from retinue.core.network import Hosts, intersect_hosts, is_full, parse_hosts
-from retinue.core.plans import HostTool, JobRunner, Plan, Sandbox
+from retinue.core.plans import HostTool, Plan, Runtime
 from retinue.core.ports import Model, Tool, ToolServers
 from retinue.core.profiles import Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE
 from retinue.core.servers import PREFIX
-from retinue.models.redacting import RedactingModel
+from retinue.models.wrappers import RedactingModel
 from retinue.tools import answer, web
 from retinue.tools.dialer import Dialer
-from retinue.tools.functions import FunctionTool, Lent
+from retinue.tools.functions import FunctionTool, HostedTool
 from retinue.tools.local import LOCAL
 from retinue.tools.spawn import ApplySubagent, GetAgent, ListAgents, SpawnSubagents, SubagentTool
 
@@ -49,7 +49,7 @@ NOT_BOUND = (
 NONE_OF = "neither {tools} is available here: only what is on this machine can be used."
 
 Models = Callable[[str | Model], Model]
-Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Sandbox | JobRunner, RuntimeName, Sequence[Warned]]]
+Runtimes = Callable[[Profile, Plan | None, Hosts], tuple[Runtime, RuntimeName, Sequence[Warned]]]
 
 
 class ProfilePlanner:
@@ -169,7 +169,7 @@ class ProfilePlanner:
         tools: dict[str, Tool] = {}
         if profile.tools is None:
             tools |= {name: make_local_tool(name) for name in LOCAL}
-            tools |= {name: Lent(spec) for name, spec in WEB.items()}
+            tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
             tools |= self._make_spawn_tools()
             if parent is None:
                 self._add_server_tools(None, tools, host)
@@ -189,14 +189,14 @@ class ProfilePlanner:
             made = SubagentTool(entry)
             tools[made.spec.name] = made
         elif isinstance(entry, FunctionTool):
-            tools[entry.spec.name] = Lent(entry.spec)
+            tools[entry.spec.name] = HostedTool(entry.spec)
             host[entry.spec.name] = entry.run
         elif not isinstance(entry, str):
             raise ConfigError(f"profile {profile.name!r}: tool {entry!r} must be a name, a @tool function or a Profile")
         elif entry.startswith(PREFIX) and self._servers is not None:
             self._add_server_tools(entry, tools, host)
         elif entry in WEB:
-            tools[entry] = Lent(WEB[entry])
+            tools[entry] = HostedTool(WEB[entry])
         elif entry in LOCAL:
             tools[entry] = make_local_tool(entry)
         elif entry in SPAWNING:
@@ -210,7 +210,7 @@ class ProfilePlanner:
     def _add_server_tools(self, entry: str | None, tools: dict[str, Tool], host: dict[str, HostTool]) -> None:
         """The tools of MCP servers that an entry means; all there are for None."""
         for name, served in self._servers.find(entry).items() if self._servers is not None else ():
-            tools[name] = Lent(served.spec)
+            tools[name] = HostedTool(served.spec)
             host[name] = served
 
     def _find_missing_tools(self, profile: Profile, parent: Plan | None) -> Sequence[tuple[str, str]]:
@@ -228,7 +228,7 @@ class ProfilePlanner:
         for name in [name for name, tool in tools.items() if _is_web(tool)]:
             search = web.bind_search(model, network) if name == web.SEARCH.name else None
             if search is not None:
-                tools[name] = Lent(search)
+                tools[name] = HostedTool(search)
             elif name == web.FETCH.name and network:
                 host[name] = web.WebFetch(network, self._dialer).run
             else:

@@ -18,19 +18,19 @@ import msgspec
 from retinue.agent.runs import run_agent
 from retinue.core.approvals import Allow, Answered, Approval, Decision, Deny, describe_edit
 from retinue.core.errors import ConfigError, Unconfirmed
-from retinue.core.events import Inbox, Message, RunSpawned, RunStarted
-from retinue.core.limits import CANCEL_ASK_SECONDS, Limits
+from retinue.core.events import Inbox, Message, RunSpawned
+from retinue.core.limits import Limits
 from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
-from retinue.core.plans import Job, JobRunner, Plan, Planner
+from retinue.core.plans import Job, Plan, Planner
 from retinue.core.ports import Folders, Link, Order, Outcome, Preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
 from retinue.core.results import Ending, ending_texts
 from retinue.core.rules import ALLOW, Verdict
 from retinue.models.recorded import ReplayModel
+from retinue.sandbox.in_process import IN_PROCESS
 
 STUCK_SECONDS = 15.0
-_RULE = "rule: "
 
 
 class Replay:
@@ -89,7 +89,8 @@ class Replay:
                 else msgspec.Raw(msgspec.json.encode(profile_json))
             ),
             tools_json=msgspec.Raw(msgspec.json.encode(specs)),
-            runtime=ReplayRuntime(run),
+            runtime=IN_PROCESS,
+            run_job=run.run_job,
             floor="inherited",
         )
 
@@ -187,6 +188,20 @@ class ReplayedRun:
                 return turn.calls[call_id]
             steps += [step for call in turn.calls.values() for step in call.steps]
         return next((step for step in steps if isinstance(step, CallRecord) and step.body.call_id == call_id), None)
+
+    async def run_job(self, job: Job, link: Link) -> Ending:
+        """Play the run: the loop in this process, on a link that plays. A run without a model does what its callable
+        did. Nothing leaves the process or touches a file."""
+        replay_link = cast("Link", ReplayLink(link, self))
+        try:
+            if job.plan.model is None:
+                await self.play_steps(self.record.steps, replay_link)
+                return self.make_ending()
+            return await run_agent(job, replay_link)
+        except EndOfRecord:
+            return self.make_ending()
+        finally:
+            await self.finish_children(replay_link)
 
     async def play_steps(self, steps: Sequence[Step], link: Link) -> None:
         """Do what a call or a callable did besides its result, and wait for every run it spawned in the foreground."""
@@ -336,31 +351,6 @@ class ReplayLink:
         self._run.replay.report(Difference(record.number, record.path, self._turn, "call", diff_lines([], [line])))
 
 
-class ReplayRuntime(JobRunner):
-    """The runtime of one replayed run: the loop in this process, on a link that plays. A run without a model does what
-    its callable did. Nothing leaves the process or touches a file."""
-
-    name = "replayed"
-    grace = CANCEL_ASK_SECONDS
-    started = RunStarted()
-
-    def __init__(self, run: ReplayedRun) -> None:
-        self._run = run
-
-    async def run(self, job: Job, link: Link) -> Ending:
-        run = self._run
-        replay_link = cast("Link", ReplayLink(link, run))
-        try:
-            if job.plan.model is None:
-                await run.play_steps(run.record.steps, replay_link)
-                return run.make_ending()
-            return await run_agent(job, replay_link)
-        except EndOfRecord:
-            return run.make_ending()
-        finally:
-            await run.finish_children(replay_link)
-
-
 class SilentModel:
     """A model for plans of which only the system prompt and the tools are used."""
 
@@ -378,7 +368,7 @@ def _find_verdict(record: CallRecord) -> Verdict:
         return Verdict("ask")
     if decided is None:
         return ALLOW
-    return Verdict("allow" if decided.allowed else "deny", decided.by.removeprefix(_RULE))
+    return Verdict("allow" if decided.allowed else "deny", decided.rule)
 
 
 def _make_task(body: RunSpawned) -> Task:

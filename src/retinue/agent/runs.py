@@ -1,12 +1,11 @@
 """One run from start to ending: its sandbox is opened, its workspace set up, its loop or function run, and its sandbox
-closed. A remote run is handed to whoever has its loop.
+closed.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,7 +14,7 @@ from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
 from retinue.core.messages import USERS_OWN, Call, ToolSpec
-from retinue.core.plans import SETUP, Job, JobRunner, Sandbox
+from retinue.core.plans import SETUP, Job, Sandbox
 from retinue.core.ports import Link, RunSession, Setup
 from retinue.core.results import Ending
 from retinue.tools.answer import make_output, to_plain
@@ -26,14 +25,11 @@ LAST_CHARACTERS = 300
 SETUP_SPEC = ToolSpec(SETUP, "", {}, tier=USERS_OWN, display_name=SETUP, host=True)
 
 
-def run_job(job: Job, link: Link) -> Awaitable[Ending]:
-    """Run a job to its ending: here, or by whoever has it if it is remote."""
-    runtime = job.plan.runtime
-    return runtime.run(job, link) if isinstance(runtime, JobRunner) else _run_local(job, runtime, link)
-
-
-async def _run_local(job: Job, sandbox: Sandbox, link: Link) -> Ending:
-    """Run a job whose loop is ours; its tools execute in the sandbox."""
+async def run_job(job: Job, link: Link) -> Ending:
+    """Run a job whose loop is ours to its ending; its tools execute in the sandbox of its plan."""
+    if job.plan.run_job is not None:
+        return await job.plan.run_job(job, link)
+    sandbox = cast("Sandbox", job.plan.runtime)  # remote runs are driven through their adapters
     session = sandbox.open(job, link)
     if session is None:
         return await run_agent(job, link)

@@ -112,6 +112,6 @@ def _make_provider_model(name: str, clock: Clock) -> Model:
     if command:
         raise ConfigError(f"model {name!r} needs a package that is not installed: {command}")
     from retinue.models.providers import ProviderModel
-    from retinue.models.retries import RetryingModel
+    from retinue.models.wrappers import RetryingModel
 
     return RetryingModel(ProviderModel(name, clock=clock), clock)

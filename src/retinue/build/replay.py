@@ -17,7 +17,6 @@ from retinue.core.records import RunRecord
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
 from retinue.supervisor.approvals import ApprovalTerms
-from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
@@ -60,6 +59,5 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         timeouts=Timeouts(),
         prices=LatePrices(),
     )
-    LocalControl(supervisor)
-    replay.answer = supervisor.answer
+    replay.answer = supervisor.approvals.answer
     return supervisor

@@ -14,7 +14,6 @@ from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.ports import Clock, Collector, CommitHook, Log, ToolServers
 from retinue.core.servers import McpServer
-from retinue.protocol import inherited_limits as travel
 from retinue.protocol.reports import ADDRESS, CPE_ADDRESS
 from retinue.supervisor.supervisor import Supervisor
 
@@ -36,20 +35,18 @@ def make_tool_servers(
     servers."""
     if not servers:
         return None
-    from retinue.supervisor.host_tool_services import Hosted
     from retinue.tools.mcp.servers import McpServers
 
     return McpServers(
         servers,
         project=str(project),
         folder=None if state is None else state / "mcp",
-        hosting=Hosted(),
         collector=collector,
     )
 
 
 class NoReporting:
-    """Reporting of a process that neither starts reporting servers nor is one: it only keeps its inherited limits."""
+    """Reporting of a process that neither starts reporting servers nor is one."""
 
     collector: Collector | None = None
     hook: CommitHook | None = None
@@ -58,7 +55,7 @@ class NoReporting:
         return log
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.read_process_limits(os.environ))
+        """Nothing reports its runs."""
 
     async def close(self) -> None:
         """Nothing was opened."""

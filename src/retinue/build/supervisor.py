@@ -20,8 +20,8 @@ from retinue.core.messages import RunRef
 from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
+from retinue.protocol.inherited_limits import read_process_limits
 from retinue.supervisor.approvals import ApprovalTerms
-from retinue.supervisor.local_control import LocalControl
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
@@ -69,12 +69,12 @@ def make_supervisor(parts: Parts) -> Supervisor:
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or LatePrices(),
+        caller=read_process_limits(os.environ),
         servers=servers,
         hook=reporting.hook,
         trace=trace,
         on_close=close,
     )
-    LocalControl(supervisor)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:
@@ -86,7 +86,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
 
 def open_control(parts: Parts) -> Control:
     """Build a supervisor and return its Control, which owns it."""
-    return make_supervisor(parts).control
+    return make_supervisor(parts)
 
 
 def _make_policy(parts: Parts) -> tuple[Policy, RuleBook | None]:

@@ -17,14 +17,13 @@ from retinue.core.errors import RetinueError
 from retinue.http.client import ClientConnection, IncompleteResponse, NoResponse, Response, ResponseError
 from retinue.http.listener import HOST
 from retinue.protocol import control as protocol
-from retinue.protocol.control import Address, Command, StreamCommand
+from retinue.protocol.control import Address, Arguments, Command, StreamCommand
 from retinue.protocol.strict_json import encode_body
 
 REPLY_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 REPLY_BYTES = 256 * 1024 * 1024
 ATTEMPTS = 2
-Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ class ControlChannel:
     def __init__(self, address: Address) -> None:
         self.address = address
 
-    async def call(self, command: Command[Q, R], request: Q) -> R:
+    async def call(self, command: Command[R], request: Arguments) -> R:
         """Send a command and return its reply. Raises the RetinueError that the server replies with."""
         key = secrets.token_hex(16)
         for _ in range(ATTEMPTS - 1):
@@ -53,7 +52,7 @@ class ControlChannel:
                 continue
         return await self._call_once(command, request, key)
 
-    async def stream(self, command: StreamCommand[Q], request: Q) -> AsyncGenerator[bytes, None]:
+    async def stream(self, command: StreamCommand, request: Arguments) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a stream. Raises ControlUnreachable if it breaks off."""
         connection = await self._connect()
         try:
@@ -72,7 +71,7 @@ class ControlChannel:
         finally:
             connection.close()
 
-    async def _call_once(self, command: Command[Q, R], request: Q, key: str) -> R:
+    async def _call_once(self, command: Command[R], request: Arguments, key: str) -> R:
         connection = await self._connect()
         try:
             if command.reads:
@@ -122,7 +121,7 @@ class ControlChannel:
             raise ControlUnreachable(f"what answers for process {self.address.pid} is no control server") from None
 
 
-def _make_target(path: str, request: object) -> str:
+def _make_target(path: str, request: Arguments) -> str:
     query = protocol.encode_query(request)
     return f"{path}?{urlencode(query)}" if query else path
 

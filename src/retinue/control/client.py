@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,7 +34,9 @@ from retinue.core.ports import Receipt, Row
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.protocol import control as protocol
-from retinue.protocol.control import Address, ProcessInfo, decode_item
+from retinue.protocol.control import Address, Command, decode_item
+
+R = TypeVar("R")
 
 
 class ControlClient:
@@ -47,12 +49,15 @@ class ControlClient:
     def address(self) -> Address:
         return self._channel.address
 
+    async def _call(self, command: Command[R], **arguments: Any) -> R:
+        return await self._channel.call(command, command.request(**arguments))
+
     # Starting runs
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Wait for the MCP servers of that process, which tells its own user what it waits for."""
         name = None if profile is None else self._name_of(profile)
-        await self._channel.call(protocol.PREPARE, protocol.PrepareRequest(profile=name))
+        await self._call(protocol.PREPARE, profile=name)
 
     async def spawn(
         self,
@@ -66,10 +71,9 @@ class ControlClient:
     ) -> RunHandle:
         if limits is not None:
             raise self._refuse("limits that replace its own; `narrow` sends limits that hold beside them")
-        request = protocol.SpawnRequest(
-            profile=self._name_of(profile), task=task, limits=narrow, below=below, caller=caller
-        )
-        return RunHandle(self, await self._channel.call(protocol.SPAWN, request))
+        name = self._name_of(profile)
+        ref = await self._call(protocol.SPAWN, profile=name, task=task, narrow=narrow, below=below, caller=caller)
+        return RunHandle(self, ref)
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         if any(not isinstance(tool, str) for tool in options.tools or ()):
@@ -96,14 +100,15 @@ class ControlClient:
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         self._check_overrides(overrides)
-        request = protocol.ResumeRequest(tree=tree, model=overrides.model, unattended=overrides.unattended)
-        return RunHandle(self, await self._channel.call(protocol.RESUME, request))
+        model, unattended = overrides.model, overrides.unattended
+        return RunHandle(self, await self._call(protocol.RESUME, tree=tree, model=model, unattended=unattended))
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
         self._check_overrides(overrides)
-        request = protocol.ContinueRequest(
+        ref = await self._call(
+            protocol.CONTINUE,
             tree=tree,
             run=run,
             text=text,
@@ -112,7 +117,7 @@ class ControlClient:
             files=overrides.files,
             unattended=overrides.unattended,
         )
-        return RunHandle(self, await self._channel.call(protocol.CONTINUE, request))
+        return RunHandle(self, ref)
 
     def _name_of(self, profile: Profile | str) -> str:
         if isinstance(profile, Profile):
@@ -133,24 +138,21 @@ class ControlClient:
     # Steering runs
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
-        request = protocol.CancelRequest(tree=tree, run=run)
-        return (await self._channel.call(protocol.CANCEL, request)).cancelled
+        return await self._call(protocol.CANCEL, tree=tree, run=run)
 
     async def kill(self, tree: str) -> None:
-        await self._channel.call(protocol.KILL, protocol.TreeRequest(tree=tree))
+        await self._call(protocol.KILL, tree=tree)
 
     async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
         if source != "user":
             raise ConfigError("over loopback only the user sends messages")
-        return await self._channel.call(protocol.SEND, protocol.SendRequest(tree=tree, run=run, text=text))
+        return await self._call(protocol.SEND, tree=tree, run=run, text=text)
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
-        questions = await self._channel.call(protocol.PENDING, protocol.PendingRequest(tree=tree))
-        return [question.approval for question in questions]
+        return await self._call(protocol.PENDING, tree=tree)
 
     async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        request = protocol.AnswerRequest(approval_id=approval_id, decision=decision, by=by, digest=digest or None)
-        return (await self._channel.call(protocol.ANSWER, request)).outcome
+        return await self._call(protocol.ANSWER, approval_id=approval_id, decision=decision, by=by, digest=digest)
 
     @asynccontextmanager
     async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
@@ -174,19 +176,16 @@ class ControlClient:
         return result
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
-        return (await self._channel.call(protocol.RESULT, protocol.RunRequest(tree=tree, run=run))).result
+        return await self._call(protocol.RESULT, tree=tree, run=run)
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
-        return await self._channel.call(protocol.DESCRIBE, protocol.RunRequest(tree=tree, run=run))
+        return await self._call(protocol.DESCRIBE, tree=tree, run=run)
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
-        return await self._channel.call(protocol.LIST, protocol.ListRequest(live=live))
+        return await self._call(protocol.TREES, live=live)
 
     async def find_run(self, name: str) -> RunRef:
-        return await self._channel.call(protocol.FIND, protocol.FindRequest(name=name))
-
-    async def describe_process(self) -> ProcessInfo:
-        return await self._channel.call(protocol.TREES, protocol.TreesRequest())
+        return await self._call(protocol.FIND, name=name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Watch a tree. If it breaks off with ControlUnreachable, `after=` the last event seen misses nothing."""
@@ -201,13 +200,13 @@ class ControlClient:
     # Changes
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
-        return await self._channel.call(protocol.CHANGES, protocol.RunRequest(tree=tree, run=run))
+        return await self._call(protocol.CHANGES, tree=tree, run=run)
 
     async def diff(self, tree: str, run: int = 0) -> str:
-        return (await self._channel.call(protocol.DIFF, protocol.RunRequest(tree=tree, run=run))).diff
+        return await self._call(protocol.DIFF, tree=tree, run=run)
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
-        return (await self._channel.call(protocol.APPLY, protocol.RunRequest(tree=tree, run=run))).files
+        return await self._call(protocol.APPLY, tree=tree, run=run)
 
     async def close(self) -> None:
         """Do nothing: every command has a connection of its own, and runs are the other process's."""

@@ -24,7 +24,7 @@ from retinue.core.events import Delta, Event, Gap, RunSpawned, encode_event
 from retinue.core.limits import Limits, Timeouts
 from retinue.core.messages import RunRef
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Result
+from retinue.core.results import WITHOUT_WORDS, Result
 from retinue.files.content import write_all
 from retinue.files.failpoints import reach_failpoint
 from retinue.files.mailbox import Mailbox, UnreadableMessage
@@ -138,6 +138,7 @@ class DelegationRequest:
             error_details=result.error_details,
             structured=result.structured,
             code=result.code,
+            is_named=result.status in WITHOUT_WORDS,
             partial=result.partial,
             warning="; ".join(self._notes),
             events=self._lines,

@@ -8,7 +8,6 @@ that an id has one effect and one answer, whichever process is killed when. Uses
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from collections.abc import Coroutine
@@ -32,6 +31,7 @@ from retinue.core.errors import ConfigError, RetinueError
 from retinue.core.limits import DEFAULT_CONCURRENT, RETENTION_DAYS
 from retinue.files.atomic import sync_folder
 from retinue.files.failpoints import reach_failpoint
+from retinue.files.locks import take_file_lock
 from retinue.files.mailbox import Mailbox, UnreadableMessage
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
@@ -145,10 +145,9 @@ class Watcher:
 
     def _take_lock(self) -> bool:
         try:
-            fcntl.flock(self._box.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            return take_file_lock(self._box.fd)
+        except OSError:  # a file system without locks
             return False
-        return True
 
     def _recover(self) -> None:
         """Answer the claims of dead watchers: we hold the lock, so whoever claimed and did not answer is gone."""

@@ -6,7 +6,6 @@ itself has a collector of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,7 +77,6 @@ class Reporting:
         return self.publisher
 
     def attach(self, supervisor: Supervisor) -> None:
-        supervisor.bind_caller(travel.read_process_limits(os.environ))
         self._down.supervisor = supervisor
         if self.publisher is not None:
             self.publisher.runs = supervisor

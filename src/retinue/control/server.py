@@ -1,8 +1,8 @@
 """The control server: the commands of Control over HTTP on the loopback interface, for other processes of the user.
 
 Every request is checked before its body is read: Host and Origin, so that no web page can send one, and the token,
-which stands in a file that only the user can read. GETs change nothing. Knows no command: `commands` has their
-handlers. Started and stopped by the surface that runs trees.
+which stands in a file that only the user can read. GETs change nothing. Most commands are methods of Control, called
+with the fields of the request (`protocol.control` has the table). Started and stopped by the surface that runs trees.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.address_files import AddressFile
-from retinue.control.commands import CommandHandlers
-from retinue.core.control import Control
-from retinue.core.errors import NotFound, RetinueError
+from retinue.core.approvals import Answered
+from retinue.core.control import ClientOptions, Control, ResumeOverrides, RunHandle
+from retinue.core.errors import ConfigError, NotFound, RetinueError
+from retinue.core.events import Delta, encode_event
+from retinue.core.results import Result
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import Listener
 from retinue.http.server import HttpError, Request, ServerConnection
@@ -36,6 +40,16 @@ HEARTBEAT_SECONDS = 5.0
 STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 64 * 1024
 LINES_PER_TURN = 64
+DEFAULT_ANSWERER = "control"
+UNATTENDED = (
+    "process {pid} writes the log of {tree} and asks nobody, since it was started with --yes: "
+    "add --yes to go on there all the same, or wait until it has ended"
+)
+_STREAMS = (protocol.OPEN_CLIENT, protocol.ATTEND, protocol.WATCH)
+ROUTES: dict[str, protocol.Command[Any] | protocol.StreamCommand] = {
+    **protocol.COMMANDS,
+    **{stream.path: stream for stream in _STREAMS},
+}
 
 
 class ControlServer(Listener):
@@ -48,7 +62,7 @@ class ControlServer(Listener):
         super().__init__("this control server", max_connections=MAX_CONNECTIONS)
         self._folder = state / FOLDER
         self._token = secrets.token_urlsafe(32)
-        self._routes = CommandHandlers(control, unattended=unattended).make_routes()
+        self._handlers = CommandHandlers(control, unattended=unattended)
         self._calls = _KeyedCalls()
 
     async def __aenter__(self) -> ControlServer:
@@ -72,48 +86,128 @@ class ControlServer(Listener):
         forget_secret(self._token)
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
-        self._check(request)
+        route = self._find_route(request)
         try:
-            if request.path in self._routes.streams:
-                stream, open_stream = self._routes.streams[request.path]
-                if stream.reads:
-                    lines = await open_stream(protocol.decode_query(request.query, stream.request))
-                else:
-                    lines = await open_stream(decode_body(await connection.read_json_body(request), stream.request))
-                await _send_lines(lines, connection)
+            if isinstance(route, protocol.Command):
+                connection.send_response(200, encode_body(await self._call(route, request, connection)))
+                return
+            if route.reads:
+                arguments = protocol.decode_query(request.query, route.request)
             else:
-                reply = await self._call(request, connection)
-                connection.send_response(200, encode_body(reply))
+                arguments = decode_body(await connection.read_json_body(request), route.request)
+            await _send_lines(await self._handlers.streams[route](arguments), connection)
         except InvalidBody as error:
             raise HttpError(400, str(error)) from None
         except RetinueError as error:
             status = 404 if isinstance(error, NotFound) else 400
             connection.send_response(status, encode_body(protocol.to_error_reply(error)))
 
-    def _check(self, request: Request) -> None:
-        """Check token, route and method, before anything else of the request is looked at."""
+    def _find_route(self, request: Request) -> protocol.Command[Any] | protocol.StreamCommand:
+        """Return the command of a request. Token, route and method are checked before anything else is looked at."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token.encode()):
             raise HttpError(401, "the token is missing or wrong", **{"WWW-Authenticate": "Bearer"})
-        method = self._routes.method_of(request.path)
-        if method is None:
+        route = ROUTES.get(request.path)
+        if route is None:
             raise HttpError(404, "there is no such route")
+        method = "GET" if route.reads else "POST"
         if request.method != method:
             raise HttpError(405, f"this route takes {method} only", Allow=method)
+        return route
 
-    async def _call(self, request: Request, connection: ServerConnection) -> Any:
-        command, handle = self._routes.commands[request.path]
+    async def _call(self, command: protocol.Command[Any], request: Request, connection: ServerConnection) -> Any:
+        handle = self._handlers.run_command
         if command.reads:
-            return await handle(protocol.decode_query(request.query, command.request))
+            return await handle(command, protocol.decode_query(request.query, command.request))
         if request.query:
             raise HttpError(400, "this route takes no parameters in its address")
         body = await connection.read_json_body(request)
 
         async def run() -> Any:
-            return await handle(decode_body(body, command.request))
+            return await handle(command, decode_body(body, command.request))
 
         key = request.headers.get(protocol.KEY_HEADER.lower(), "")
         return await self._calls.run(key, (request.path, body), run) if key else await run()
+
+
+class CommandHandlers:
+    """Carries out the commands of other processes on this process's Control. A process that asks nobody is
+    `unattended`: it starts runs only for a client that accepts this. An error is a RetinueError."""
+
+    def __init__(self, control: Control, *, unattended: bool) -> None:
+        self._control = control
+        self._unattended = unattended
+        self._own: dict[protocol.Command[Any], Callable[[Any], Awaitable[Any]]] = {
+            protocol.ANSWER: self._answer_question,
+            protocol.RESUME: self._resume_tree,
+            protocol.CONTINUE: self._continue_run,
+        }
+        self.streams: dict[protocol.StreamCommand, Callable[[Any], Awaitable[AsyncIterator[bytes]]]] = {
+            protocol.OPEN_CLIENT: self._open_client,
+            protocol.ATTEND: self._attend,
+            protocol.WATCH: self._watch_tree,
+        }
+
+    async def run_command(self, command: protocol.Command[Any], request: protocol.Arguments) -> Any:
+        """Call the method of Control, and return what of its result can cross to another process."""
+        if command in self._own:
+            reply = await self._own[command](request)
+        else:
+            reply = await getattr(self._control, command.method)(**msgspec.structs.asdict(request))
+        if isinstance(reply, RunHandle):
+            await reply.wait_until_logged()
+            return reply.ref
+        if isinstance(reply, Result):  # the parser of a typed output is a function of this process
+            return msgspec.structs.replace(reply, parse=msgspec.UNSET)
+        return reply
+
+    async def _answer_question(self, request: protocol.AnswerRequest) -> Answered:
+        by = request.by[: protocol.MAX_NAME] or DEFAULT_ANSWERER
+        return await self._control.answer(request.approval_id, request.decision, by=by, digest=request.digest)
+
+    async def _resume_tree(self, request: protocol.ResumeRequest) -> RunHandle:
+        self._check_attended(request)
+        return await self._control.resume(request.tree, ResumeOverrides(model=request.model))
+
+    async def _continue_run(self, request: protocol.ContinueRequest) -> RunHandle:
+        self._check_attended(request)
+        overrides = ResumeOverrides(model=request.model, seconds=request.seconds, files=request.files)
+        return await self._control.continue_run(request.tree, request.run, request.text, overrides)
+
+    def _check_attended(self, request: protocol.ResumeRequest | protocol.ContinueRequest) -> None:
+        if self._unattended and not request.unattended:
+            raise ConfigError(UNATTENDED.format(pid=os.getpid(), tree=request.tree))
+
+    # Streams. What is wrong with its request a handler raises before it returns the lines.
+
+    async def _open_client(self, request: protocol.ClientRequest) -> AsyncIterator[bytes]:
+        client = await self._control.open_client(ClientOptions(**msgspec.structs.asdict(request)))
+
+        async def lines() -> AsyncIterator[bytes]:
+            async with client:
+                yield encode_body(client.ref)
+                await client.result()
+
+        return lines()
+
+    async def _attend(self, request: protocol.AttendRequest) -> AsyncIterator[bytes]:
+        async def lines() -> AsyncIterator[bytes]:
+            async with self._control.attend(request.tree):
+                yield b"{}"
+                await asyncio.Event().wait()  # until the client leaves
+
+        return lines()
+
+    async def _watch_tree(self, request: protocol.WatchRequest) -> AsyncIterator[bytes]:
+        await self._control.describe_run(request.tree)  # raises NotFound before the response begins
+        watching = self._control.watch(request.tree, after=request.after, deltas=request.deltas)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async with aclosing(watching):
+                async for item in watching:
+                    yield protocol.encode_delta(item) if isinstance(item, Delta) else encode_event(item)
+
+        return lines()
 
 
 class _KeyedCalls:

@@ -101,7 +101,6 @@ class Control(Protocol):
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Wait until the MCP servers that the profile (None: any) has tools from are there or have failed. `say` is
         told what is waited for."""
-        ...
 
     async def spawn(
         self,
@@ -117,95 +116,74 @@ class Control(Protocol):
         profile, model or path and SpawnRefused for what the limits forbid; then no run exists. `limits` replace those
         of the project, `narrow` holds beside them: the smaller number counts. A `caller` elsewhere gives the run one
         of the levels, and the time and budget, that are left to it."""
-        ...
 
     async def open_client(self, options: ClientOptions) -> ClientHandle:
         """Start a run that stands for a program outside. It lives until the handle is closed, or with the process or
         connection that opened it."""
-        ...
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
         """Serve one call of a run elsewhere: what is left to that run bounds every run that any command starts inside,
         and they are reported as the caller says. Works only in process; elsewhere it raises ConfigError."""
-        ...
 
     async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
         """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError if it cannot."""
-        ...
 
     async def continue_run(
         self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
     ) -> RunHandle:
         """Start a run that begins with the conversation of an ended one, and this text."""
-        ...
 
     async def send(self, tree: str, run: int, text: str, *, source: str = "user") -> Receipt:
         """Send a message to a run, read at its next turn. A `source` other than the user crosses only in process."""
-        ...
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""
-        ...
 
     async def kill(self, tree: str) -> None:
         """Stop a whole tree at once, without waiting for its clean-up."""
-        ...
 
     async def wait(self, tree: str, run: int = 0) -> Result[Any]:
         """Wait for the ending of a run. A run that failed is a Result, not an exception."""
-        ...
 
     async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
         """Return the result of a run, or None if it has not ended."""
-        ...
 
     async def describe_run(self, tree: str, run: int = 0) -> Row:
         """Return how a run stands now. Raises NotFound."""
-        ...
 
     async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
         """Return the trees, the newest first; with `live` only those at work in the process of this Control."""
-        ...
 
     async def find_run(self, name: str) -> RunRef:
         """Return the run of that name: `TREE/N`, a tree, a path, a label, a subagent id, or a unique prefix. Raises
         NotFound, and ConfigError for a name that could be several."""
-        ...
 
     async def pending(self, tree: str | None = None) -> list[Approval]:
         """Return the questions that wait for an answer, in the order they were asked."""
-        ...
 
     async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
         """Answer a question: the first answer is taken, a later one is stale. With the digest of the question it counts
         only for exactly the action that was shown."""
-        ...
 
     def attend(self, tree: str | None = None) -> AbstractAsyncContextManager[None]:
         """Be present as an approver of a tree, or of all: while inside, questions wait for `answer` instead of ending
         their run."""
-        ...
 
     async def changes(self, tree: str, run: int = 0) -> Changes:
         """Return what an ended run changed in its copied workspace. Raises RetinueError if it has none."""
-        ...
 
     async def diff(self, tree: str, run: int = 0) -> str:
         """Return what a run has changed in its copied workspace, as git shows it."""
-        ...
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         """Apply the changes of an ended run to the folder its copy was made of: all, or, on a conflict, none, and
         RetinueError says why. Asks nobody."""
-        ...
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
-        ...
 
     async def close(self) -> None:
         """End what this Control owns: in process every run and the log, over loopback only its connections."""
-        ...
 
 
 class RunHandle:

@@ -24,14 +24,13 @@ class Body(msgspec.Struct, frozen=True, gc=False, tag_field="kind", omit_default
     kind: ClassVar[str] = ""
 
 
-class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
+class RunSpawned(Body, frozen=True, tag="run.spawned"):
     """The supervisor made a run. `parent` is None for the primary; `call_id` is the parent's tool call that asked.
     `limits` are those given with the task. It goes on with the thread of run `continues`, of the tree `origin` where
     that is another one. `traceparent` names the span of another program that the tree belongs to. A remote run that we
     did not start has the id that its peer gave it (`remote_id`), and the MCP `server` if one reports it; a tree of our
     own that is reported to another process has the run id under which it is `reported` there."""
 
-    kind: ClassVar[str] = "run.spawned"
     parent: int | None
     label: str
     depth: int
@@ -64,43 +63,37 @@ class RunSpawned(Body, frozen=True, gc=False, tag="run.spawned"):
     remote_id: str = ""
 
 
-class RunStarted(Body, frozen=True, gc=False, tag="run.started"):
+class RunStarted(Body, frozen=True, tag="run.started"):
     """It has its slot and begins. `sandbox` names the protections of the sandbox that its tools will use, as it
     was probed."""
 
-    kind: ClassVar[str] = "run.started"
     runtime: str = "inherited"
     sandbox: tuple[str, ...] = ()
 
 
-class RunRemote(Body, frozen=True, gc=False, tag="run.remote"):
+class RunRemote(Body, frozen=True, tag="run.remote"):
     """A remote run is asked of a peer. `reference` finds it again in another process, `cursor` is the place in the
     peer's stream up to which everything is in this log."""
 
-    kind: ClassVar[str] = "run.remote"
     adapter: str
     reference: str
     cursor: str = ""
 
 
-class RunResumed(Body, frozen=True, gc=False, tag="run.resumed"):
+class RunResumed(Body, frozen=True, tag="run.resumed"):
     """A run without an ending goes on in a new process."""
 
-    kind: ClassVar[str] = "run.resumed"
 
-
-class TurnStarted(Body, frozen=True, gc=False, tag="turn.started"):
+class TurnStarted(Body, frozen=True, tag="turn.started"):
     """A turn begins. The model sees in it what came before this event."""
 
-    kind: ClassVar[str] = "turn.started"
     turn: int
 
 
-class Thinking(Body, frozen=True, gc=False, tag="thinking"):
+class Thinking(Body, frozen=True, tag="thinking"):
     """A thinking block of the model; `file` has the whole where `text` was cut. What the provider `origin` needs to
     read it again is its `signature` and `block_id`, and the `layout` of the reply if it is the first of it."""
 
-    kind: ClassVar[str] = "thinking"
     text: str
     type: str = ""
     signature: str = ""
@@ -110,23 +103,21 @@ class Thinking(Body, frozen=True, gc=False, tag="thinking"):
     layout: str = ""
 
 
-class Message(Body, frozen=True, gc=False, tag="message"):
+class Message(Body, frozen=True, tag="message"):
     """The text of one model reply; `final` when no tool call came with it; `file` has the whole where it was cut.
     `host` marks words of a host-side function, which the model never saw."""
 
-    kind: ClassVar[str] = "message"
     text: str
     final: bool = False
     file: str = ""
     host: bool = False
 
 
-class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
+class ToolCall(Body, frozen=True, tag="tool.call"):
     """A tool is about to run (or to be asked about). `host` marks what is no call of the model's: a host-side
     function's own question, or a call that the program of the call `within` makes. `raw` is what a run elsewhere says
     of the arguments where that is no JSON object."""
 
-    kind: ClassVar[str] = "tool.call"
     call_id: str
     name: str
     args: dict[str, Any]
@@ -139,10 +130,9 @@ class ToolCall(Body, frozen=True, gc=False, tag="tool.call"):
     raw: str = ""
 
 
-class ToolStarted(Body, frozen=True, gc=False, tag="tool.started"):
+class ToolStarted(Body, frozen=True, tag="tool.started"):
     """A call that a person was asked about runs now: from here on the answer has taken effect."""
 
-    kind: ClassVar[str] = "tool.started"
     call_id: str
 
 
@@ -153,12 +143,11 @@ UNKNOWN_AFTER_CRASH_TEXT = (
 )
 
 
-class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
+class ToolResult(Body, frozen=True, tag="tool.result"):
     """The outcome of a tool as the model sees it; `file` has the whole text where `text` was cut. The `outcome`
     `unknown_after_crash` says that nobody knows whether it ran. `sandbox` names the protections, with the first
     call of a sandbox. Of a tool that ran at the provider, `content` is what `origin` gave it."""
 
-    kind: ClassVar[str] = "tool.result"
     call_id: str
     name: str
     text: str
@@ -171,11 +160,10 @@ class ToolResult(Body, frozen=True, gc=False, tag="tool.result"):
     sandbox: tuple[str, ...] = ()
 
 
-class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
+class ApprovalAsked(Body, frozen=True, tag="approval.asked"):
     """A person is asked; `label` is None for the primary. `rule` is what an answer for the project would write,
     `digest` stands for exactly this action."""
 
-    kind: ClassVar[str] = "approval.asked"
     approval_id: str
     call_id: str
     tool: str
@@ -186,12 +174,11 @@ class ApprovalAsked(Body, frozen=True, gc=False, tag="approval.asked"):
     digest: str = ""
 
 
-class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
-    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `scope` is
-    how far it goes (call, run, tool, project, or pending for all a run had asked); `args` are edited arguments; `seal`
-    is that of the tool, where it is an MCP server's."""
+class ApprovalDecided(Body, frozen=True, tag="approval.decided"):
+    """The one answer that took effect, asked or by a rule. `by` is user, function, expiry or `rule: ...`; `rule` is the
+    rule or earlier answer that decided; `scope` is how far it goes (call, run, tool, project, or pending for all a run
+    had asked); `args` are edited arguments; `seal` is that of the tool, where it is an MCP server's."""
 
-    kind: ClassVar[str] = "approval.decided"
     approval_id: str
     call_id: str
     allowed: bool
@@ -201,58 +188,53 @@ class ApprovalDecided(Body, frozen=True, gc=False, tag="approval.decided"):
     scope: str = "call"
     args: dict[str, Any] | None = None
     seal: str = ""
+    rule: str = ""
 
 
-class Inbox(Body, frozen=True, gc=False, tag="inbox"):
+class Inbox(Body, frozen=True, tag="inbox"):
     """Words for the run, delivered at its next turn: a steer, a notice that a background child ended, or the reminder
     that its answer is missing. `source` is that of `UserTurn`."""
 
-    kind: ClassVar[str] = "inbox"
     text: str
     source: str = "notice"
     about: int | None = None
 
 
-class UsageReported(Body, frozen=True, gc=False, tag="usage"):
+class UsageReported(Body, frozen=True, tag="usage"):
     """The usage of one model call; `cost` is in US dollars and absent where the price is not known. `estimated` marks a
     call that was cancelled before its provider had told all."""
 
-    kind: ClassVar[str] = "usage"
     model: str
     usage: Usage
     cost: Decimal | None = None
     estimated: bool = False
 
 
-class TurnEnded(Body, frozen=True, gc=False, tag="turn.ended"):
+class TurnEnded(Body, frozen=True, tag="turn.ended"):
     """The model's reply and all its tools are done."""
 
-    kind: ClassVar[str] = "turn.ended"
     turn: int
 
 
-class Warned(Body, frozen=True, gc=False, tag="warning"):
+class Warned(Body, frozen=True, tag="warning"):
     """Something a person should know; the run goes on. `code` is for programs."""
 
-    kind: ClassVar[str] = "warning"
     text: str
     code: str = ""
 
 
-class Gap(Body, frozen=True, gc=False, tag="gap"):
+class Gap(Body, frozen=True, tag="gap"):
     """Events are missing here, and why."""
 
-    kind: ClassVar[str] = "gap"
     count: int
     reason: str
 
 
-class RunEnded(Body, frozen=True, gc=False, tag="run.ended"):
+class RunEnded(Body, frozen=True, tag="run.ended"):
     """The one ending of a run. `final_response` is what the parent gets; `partial` is text salvaged from a run
     that did not finish; `structured` is the payload of `final_answer`. `changed_files` are the first of the
     `changed_count` files that it changed in its copy of a folder. `code` is that of `Ending`."""
 
-    kind: ClassVar[str] = "run.ended"
     status: str
     final_response: str
     duration_ms: int
@@ -294,7 +276,9 @@ class Unknown:
         return f"Unknown(kind={self.kind!r}, fields={self.fields!r})"
 
 
-KINDS: dict[str, type[Body]] = {cls.kind: cls for cls in Body.__subclasses__()}
+KINDS: dict[str, type[Body]] = {str(cls.__struct_config__.tag): cls for cls in Body.__subclasses__()}
+for _kind, _body in KINDS.items():
+    _body.kind = _kind
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):

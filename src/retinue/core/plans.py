@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -13,33 +14,35 @@ from retinue.core.events import RunStarted, Warned
 from retinue.core.messages import Reply, RunRef, ToolSpec, Turn
 from retinue.core.network import Hosts
 from retinue.core.ports import Folders, Link, Model, Outcome, RunSession, Tool
-from retinue.core.profiles import Profile, RuntimeName, Task
+from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.results import Ending
 
 HostTool = Callable[[dict[str, Any], Context], Awaitable[Outcome]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
     """`host` are the tools that run with the supervisor; `profile_json` and `tools_json` stand in `run.spawned`.
-    `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned."""
+    `floor` is the laxest runtime a child may have; `notes` are what a person should know when it is spawned. `run_job`
+    replaces loop and sandbox in a replay. A plan with nothing but a profile is that of a run that does nothing here."""
 
     profile: Profile
-    system: str
-    model: Model | None
-    model_name: str
-    tools: tuple[Tool, ...]
-    specs: tuple[ToolSpec, ...]
-    by_name: Mapping[str, Tool]
-    host: Mapping[str, HostTool]
-    children: Sequence[Profile]
-    profile_json: msgspec.Raw
-    tools_json: msgspec.Raw
-    runtime: Sandbox | JobRunner
-    floor: RuntimeName
+    runtime: Runtime
+    system: str = ""
+    model: Model | None = None
+    model_name: str = ""
+    tools: tuple[Tool, ...] = ()
+    specs: tuple[ToolSpec, ...] = ()
+    by_name: Mapping[str, Tool] = field(default_factory=dict)
+    host: Mapping[str, HostTool] = field(default_factory=dict)
+    children: Sequence[Profile] = ()
+    profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
+    tools_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
+    floor: RuntimeName = RUNTIMES[-1]
     parse: Callable[[Any], Any] | None = None
     network: Hosts = ()
     notes: tuple[Warned, ...] = ()
+    run_job: Callable[[Job, Link], Awaitable[Ending]] | None = None
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):
@@ -77,11 +80,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     past: Past | None = None
 
 
-class Sandbox(Protocol):
-    """The place where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a
-    container.
+class Runtime(Protocol):
+    """The place of a run: a sandbox for the tools of a run whose loop is ours, or the peer that has a remote one.
 
-    `started` is what `run.started` says. Cancelling a run stops everything it started there within `grace` seconds."""
+    `started` is what `run.started` says; None where the peer says when the run has started. Cancelling a run stops
+    everything it started there within `grace` seconds."""
 
     @property
     def name(self) -> str: ...
@@ -90,23 +93,18 @@ class Sandbox(Protocol):
     def grace(self) -> float: ...
 
     @property
+    def started(self) -> RunStarted | None: ...
+
+
+class Sandbox(Runtime, Protocol):
+    """The place where the file, shell and code tools of local runs execute: in this process, behind bubblewrap, in a
+    container."""
+
+    @property
     def started(self) -> RunStarted: ...
 
     def open(self, job: Job, link: Link) -> RunSession | None:
         """Return the session of one run, in which nothing is started yet; None if the plan's tools need none."""
-        ...
-
-
-class JobRunner:
-    """Base of runtimes that run whole jobs in their own way: remote runs and replays. Cancelling the awaiting task
-    stops the run within `grace` seconds. `started` is None where the runtime itself says when the run has started."""
-
-    name: str
-    grace: float
-    started: RunStarted | None = None
-
-    def run(self, job: Job, link: Link) -> Awaitable[Ending]:
-        raise NotImplementedError
 
 
 class Planner(Protocol):

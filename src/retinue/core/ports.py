@@ -66,21 +66,17 @@ class Folders(Protocol):
     @property
     def workspace(self) -> Path:
         """The folder the run may write; made when first asked for."""
-        ...
 
     @property
     def roots(self) -> Sequence[Path]:
         """The folders the run may read, its workspace first."""
-        ...
 
     @property
     def search_roots(self) -> Sequence[Path]:
         """The roots that a search looks in when it names no folder."""
-        ...
 
     def spill(self, name: str) -> Path:
         """Return a new file of the run's own for text that does not fit inline."""
-        ...
 
 
 class Tool(Protocol):
@@ -95,7 +91,6 @@ class Tool(Protocol):
         """Return what a person should see before saying yes: a diff for an edit, the command for a shell.
 
         Asked for only if a person will be asked. Raises ToolError for a call that cannot work; then nobody is asked."""
-        ...
 
 
 class Execution(Protocol):
@@ -107,19 +102,15 @@ class Execution(Protocol):
     @property
     def path(self) -> str:
         """The path of the run that calls."""
-        ...
 
     async def wait_for_expiry(self) -> None:
         """Return when the host says that the call's time is over; its clock starts with the first wait."""
-        ...
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
         """Call an MCP tool of the run for a program of code mode. Raises only what ends the run."""
-        ...
 
     def show_output(self, data: bytes) -> None:
         """Show a piece of output to whoever watches now. May be dropped."""
-        ...
 
 
 class LocalTool(Protocol):
@@ -130,7 +121,6 @@ class LocalTool(Protocol):
 
     def time_limit(self, call: Call) -> float | None:
         """Return the seconds a call may take, by its arguments; None without a limit. Raises ToolError."""
-        ...
 
     def preview(self, call: Call, folders: Folders) -> str: ...
 
@@ -151,24 +141,19 @@ class RunSession(SandboxSession, Protocol):
     @property
     def folders(self) -> Folders:
         """The run's folders, as tools of the host see them."""
-        ...
 
     @property
     def setup(self) -> Setup | None:
         """The user's command that has to run in the new workspace before the run begins."""
-        ...
 
     def runs_tool(self, name: str) -> bool:
         """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
-        ...
 
     async def make_workspace(self) -> None:
         """Make the run's workspace, if that has not been done."""
-        ...
 
     async def close(self) -> None:
         """End the sandbox with everything in it. Always finishes; when cancelled meanwhile, in a hurry."""
-        ...
 
 
 class Order(msgspec.Struct, frozen=True, gc=False):
@@ -231,68 +216,65 @@ class Link(Protocol):
     @property
     def emit(self) -> Callable[[Body], Any]:
         """Takes a fact; it appears when its batch is written."""
-        ...
 
     async def begin(self, call: Call, spec: ToolSpec, preview: Preview) -> Decision:
         """Write the call and say whether it may run, by the policy or by a person, who sees the preview. Raises
         Unconfirmed when nobody can be asked, and the preview's ToolError.
 
         A call that must not happen twice is on disk before the answer comes."""
-        ...
 
     def finish(self, call: Call, outcome: Outcome, duration_ms: int) -> None:
         """Write what the model will see of the outcome."""
-        ...
 
     async def complete(self, turn: int, system: str, thread: list[Turn], tools: tuple[ToolSpec, ...]) -> Reply:
         """Return one model call, lent by the host, which writes what came of it."""
-        ...
 
     def lend(self, call: Call) -> Awaitable[Outcome]:
         """Run a tool that lives on the host."""
-        ...
 
     def withdraw(self, call: Call) -> None:
         """Give a call its result that a program made and does not wait for any more. Does nothing in a run that is
         being stopped, which ends as a whole."""
-        ...
 
     def show_output(self, text: str) -> None:
         """Show a piece of a tool's output to whoever watches now."""
-        ...
 
     def claim_call_id(self, wanted: str) -> str:
         """Return a call id that no other call of the run has."""
+
+    def spill(self, name: str) -> Path:
+        """Return a new file of the run's own, for a tool that runs with the supervisor."""
+        ...
+
+    def record_activity(self) -> None:
+        """Count something that happens in a call, though no event tells of it."""
+        ...
+
+    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
+        """Ask a person, whatever the rules and the mode; None when nobody can be asked."""
         ...
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         """Tell the listener when a person is asked about the run (True) and when that is over (False). Returns what
         ends this."""
-        ...
 
     async def spawn(self, orders: Sequence[Order]) -> list[Ticket]:
         """Make child runs, all or none; raises SpawnRefused."""
-        ...
 
     def wait(self, runs: Sequence[int]) -> Awaitable[list[Result[Any]]]:
         """Return the results of these children, when all have ended."""
-        ...
 
     def agents(self) -> list[Row]:
         """Return the runs below this one."""
-        ...
 
     def profiles(self) -> Sequence[Profile]:
         """Return the profiles a child may be made of."""
-        ...
 
     def inbox(self) -> Sequence[UserTurn]:
         """Return what has come in since the last turn."""
-        ...
 
     async def children_done(self) -> bool:
         """Wait until something came in or no background child is left; False when there was none."""
-        ...
 
 
 class Approver(Protocol):
@@ -312,7 +294,6 @@ class RuleBook(Protocol):
 
     def keep(self, rule: str) -> None:
         """Raise ConfigError when it cannot be kept."""
-        ...
 
 
 class Prices(Protocol):
@@ -320,7 +301,6 @@ class Prices(Protocol):
 
     def price(self, model: str, usage: Usage) -> Decimal | None:
         """US dollars; None when nobody here knows, which is not the same as nothing."""
-        ...
 
 
 class Timer(Protocol):
@@ -405,41 +385,31 @@ class LogReader(Protocol):
     @property
     def location(self) -> str:
         """The place of the log, for messages."""
-        ...
 
     async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
         """Return every tree, the newest first. The order is the log's, not that of the ids."""
-        ...
-
-    async def find_tree(self, tree: str) -> StoredTree | None: ...
 
     async def read_status(self, tree: str) -> TreeStatus:
         """Look for the writer first, then for the newest event: a tree that nobody writes gets no later one. Raises
         NotFound."""
-        ...
 
     async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """Return the events of a tree after that number, at most `limit`; none for a tree that is not there."""
-        ...
 
     async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         """Return the same as they are stored."""
-        ...
 
     def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
         """Yield the events of one kind of all trees; those of a tree in their order."""
-        ...
 
     async def remove_trees(
         self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
     ) -> Removal:
         """Remove the events of trees whose newest event is the one given. `discard` is called for each while nobody
         can write it, and keeps it by returning False. With `dry_run` no event is removed."""
-        ...
 
     async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
         """Check all that is stored; return what there is in a few words, empty for nothing."""
-        ...
 
 
 class Log(LogReader, Protocol):
@@ -455,27 +425,18 @@ class Log(LogReader, Protocol):
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         """Take an event. With `wait`, the awaitable that comes back (if any) is done when the event is written."""
-        ...
-
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        """Return `append` for the events of one tree, for callers that have many of them."""
-        ...
 
     async def claim(self, tree: str) -> None:
         """Take the right to append to a stored tree. Raises NotFound, or LogHeld while another process has it."""
-        ...
 
     def show(self, delta: Delta) -> None:
         """Show a delta to those who watch now."""
-        ...
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield what is in the log after that number, then what happens, without a seam; ends with the tree."""
-        ...
 
     async def close(self) -> None:
         """Write what is left and give up the right to write. Raises LogError for events that are lost."""
-        ...
 
 
 class CommitHook(Protocol):
@@ -485,11 +446,9 @@ class CommitHook(Protocol):
     def take(self, event: Event, written: Awaitable[None] | None) -> Awaitable[None] | None:
         """Take an event that is handed to the log. What comes back is done when the event is written and, where a run
         must wait for that, taken."""
-        ...
 
     async def settle(self, ref: RunRef) -> None:
         """Wait until every event of a run that is about to end is taken. Raises RetinueError if one could not be."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -499,11 +458,9 @@ class RunStopper(Protocol):
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
-        ...
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
         """Write a warning to a run; False if it has ended."""
-        ...
 
 
 class Collector(Protocol):
@@ -515,40 +472,19 @@ class Collector(Protocol):
     def environment(self, server: str) -> Mapping[str, str]:
         """Return what a server gets beside its own variables: an address of its own to report to, and how deep it may
         go."""
-        ...
 
     def call(self, server: str, ref: RunRef, name: str, give_up: Callable[[], object] | None = None) -> str:
         """Mint the `runId` of one call of a subagent tool of that server, made by that run. `give_up` ends the call,
         for when the run it made is stopped here."""
-        ...
 
     def meta(self, ref: RunRef) -> Mapping[str, Any]:
         """Return the `_meta` of a call made by that run: depth, deadline and budget that are left, and its trace."""
-        ...
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         """Return the call has come back, with None when it was given up: what is still open below it ends."""
-        ...
 
     def gone(self, server: str) -> None:
         """Return the server has ended: so have the runs it reported, and nobody reports at its address any more."""
-        ...
-
-
-class Hosting(Protocol):
-    """Services for tools that run with the supervisor, by the link of the run that called them."""
-
-    def spill(self, link: Link, name: str) -> Path:
-        """Return a new file of the run's own."""
-        ...
-
-    def alive(self, link: Link) -> None:
-        """Something happens in the call, though no event tells of it."""
-        ...
-
-    async def ask(self, link: Link, name: str, args: dict[str, Any], preview: str) -> Decision | None:
-        """Return a question for a person, whatever the rules and the mode; None when nobody can be asked."""
-        ...
 
 
 class ToolServers(Protocol):
@@ -560,19 +496,15 @@ class ToolServers(Protocol):
     async def ready(self, profile: Profile | str | None, say: Callable[[str], object] | None = None) -> None:
         """Wait until every server that a run of the profile (None: any run) has tools from is there or has failed.
         `say` is told what is waited for, and what is odd about what came."""
-        ...
 
     def find(self, entry: str | None) -> Mapping[str, ServerTool]:
         """Return the tools an entry of a profile means, by name: `mcp__SERVER`, `mcp__SERVER__TOOL`; None means all."""
-        ...
 
     def lacks(self, entries: Sequence[Any] | None) -> Sequence[tuple[str, str]]:
         """Return what of these is not there: in our own words for the model, and in words for a person."""
-        ...
 
     def reports(self) -> Sequence[ServerReport]:
         """Return how each server was found that was tried."""
-        ...
 
     async def close(self) -> None: ...
 

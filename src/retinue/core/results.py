@@ -136,6 +136,9 @@ class RunFailed(RetinueError):
         self.result = result
 
 
+WITHOUT_WORDS: tuple[Status, ...] = ("timed_out", "cancelled", "disconnected", "limited")  # texts by `ending_texts`
+
+
 def ending_texts(status: Status, *, name: str, primary: bool, detail: str = "") -> tuple[str, str]:
     """`final_response` and `error_details` of an ending that has no words of its own.
 

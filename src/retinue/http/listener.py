@@ -45,6 +45,9 @@ class Listener(ABC):
         except OSError as error:
             where = f"{HOST}:{port}" if port else HOST
             raise RetinueError(f"cannot listen on {where}: {error.strerror or error}") from None
+        # Accepted connections inherit it. asyncio sets it only on sockets that name their protocol, and `create_server`
+        # names none; a response in several pieces would then wait 40 ms for the peer's delayed acknowledgement.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number: int = bound.getsockname()[1]
         self._hosts = frozenset({f"{HOST}:{number}", f"localhost:{number}"})
         starting = asyncio.start_server(self._accept, sock=bound, limit=MAX_HEAD_BYTES, backlog=self._max_connections)

@@ -152,21 +152,13 @@ class ServerConnection:
         self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None, *, reason: str = ""
     ) -> None:
         """Send a whole response: JSON, unless `headers` say otherwise."""
-        self.start_response(status, {"Content-Length": str(len(body)), **(headers or {})}, reason=reason)
-        if body and self._method != b"HEAD":
-            self._write(h11.Data(data=body))
-        self.end_response()
+        head = self._make_head(status, {"Content-Length": str(len(body)), **(headers or {})}, reason)
+        has_body = body and self._method != b"HEAD"
+        self._write(head, *([h11.Data(data=body)] if has_body else []), h11.EndOfMessage())
 
     def start_response(self, status: int, headers: Mapping[str, str], *, reason: str = "") -> None:
         """Send the head of a response. Without a Content-Length, `send_chunk` sends its body piece by piece."""
-        said = {**_HEADERS, **({} if self._keep_alive else {"Connection": "close"}), **headers}
-        self._write(
-            h11.Response(
-                status_code=status,
-                headers=list(said.items()),
-                reason=(reason or HTTPStatus(status).phrase).encode("ascii"),
-            )
-        )
+        self._write(self._make_head(status, headers, reason))
 
     def send_chunk(self, data: bytes) -> None:
         self._write(h11.Data(data=data))
@@ -178,8 +170,14 @@ class ServerConnection:
         """Accept a CONNECT request. From now on both sides speak over the streams themselves."""
         self._write(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
 
-    def _write(self, event: h11.Event) -> None:
-        data = self._h11.send(event)
+    def _make_head(self, status: int, headers: Mapping[str, str], reason: str) -> h11.Response:
+        said = {**_HEADERS, **({} if self._keep_alive else {"Connection": "close"}), **headers}
+        phrase = reason or HTTPStatus(status).phrase
+        return h11.Response(status_code=status, headers=list(said.items()), reason=phrase.encode("ascii"))
+
+    def _write(self, *events: h11.Event) -> None:
+        """Send the events in one piece: each piece wakes the peer up."""
+        data = b"".join(self._h11.send(event) or b"" for event in events)
         if data:
             self._writer.write(data)
 

@@ -56,15 +56,8 @@ class Feed:
         self.ended = False
         self.root = 0  # the run with whose ending the tree ends
 
-    def append(self, event: Event, _: bool = False, /) -> Awaitable[None] | None:
-        """Take an event of a log in memory: it is written at once, and kept."""
-        self.events.append(event)
-        if self.watchers:
-            self.announce(event)
-        return None
-
     def publish(self, event: Event) -> None:
-        """Take an event that was written elsewhere."""
+        """Take an event that is written."""
         self.events.append(event)
         if self.keep is not None and len(self.events) > 2 * self.keep:
             dropped = len(self.events) - self.keep
@@ -99,8 +92,6 @@ class Feed:
         that are no longer kept here."""
         watcher = Watcher(max(after, 0), deltas=deltas)
         self.watchers += (watcher,)
-        if self.keep is None:  # all events are here, and none was announced while nobody watched
-            self.root, self.ended = find_root(self.events)
         try:
             while True:
                 watcher.wake.clear()

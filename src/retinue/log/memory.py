@@ -27,10 +27,8 @@ class MemoryLog:
     # Writing
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        return self._feeds[event.tree].append(event, wait)
-
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        return self._feeds[tree].append
+        self._feeds[event.tree].publish(event)
+        return None
 
     async def claim(self, tree: str) -> None:
         if not self._events(tree):
@@ -41,21 +39,14 @@ class MemoryLog:
         if feed is not None:
             feed.show(delta)
 
-    def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        feed = self._feeds.get(tree)
-        if feed is None:
-            return self._watch_unknown(tree, after, deltas=deltas)
-        return feed.watch(after=after, deltas=deltas)
-
-    async def _watch_unknown(self, tree: str, after: int, *, deltas: bool) -> AsyncGenerator[Event | Delta]:
-        """Wait for a tree to begin; if none has when the watcher goes, forget the tree."""
+    async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         feed = self._feeds[tree]
         try:
-            async with aclosing(feed.watch(after=after, deltas=deltas)) as watching:
-                async for event in watching:
-                    yield event
+            async with aclosing(feed.watch(after=after, deltas=deltas)) as items:
+                async for item in items:
+                    yield item
         finally:
-            if not feed.events and not feed.watchers:
+            if not (feed.events or feed.watchers):  # it never began
                 self._feeds.pop(tree, None)
 
     async def close(self) -> None:
@@ -66,10 +57,6 @@ class MemoryLog:
     async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
         first_events = [feed.events[0] for feed in self._feeds.values() if feed.events]
         return [StoredTree(event, self._writer) for event in sorted(first_events, key=lambda event: event.at)[::-1]]
-
-    async def find_tree(self, tree: str) -> StoredTree | None:
-        events = self._events(tree)
-        return StoredTree(events[0], self._writer) if events else None
 
     async def read_status(self, tree: str) -> TreeStatus:
         events = self._events(tree)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from msgspec import structs
 
@@ -25,9 +24,10 @@ from retinue.core.events import (
     Unknown,
     UsageReported,
 )
-from retinue.core.messages import Call, Native, Reply, Thought
+from retinue.core.messages import Reply
 from retinue.core.plans import SETUP
 from retinue.core.records import CallRecord, RunRecord, Step, TurnRecord
+from retinue.log.threads import extend_reply
 
 NEVER_ENDED = "it never ended"
 RESUMED = "it was resumed in a later process"
@@ -153,44 +153,12 @@ class _RunFold:
 
     def _apply_to_turn(self, turn: TurnRecord, body: Body | Unknown) -> None:
         """Add what the model did in the turn."""
-        reply = turn.reply or Reply()
         match body:
-            case Thinking():
-                thought = Thought(
-                    text=_read_whole(body.text, body.file),
-                    type=body.type,
-                    signature=body.signature,
-                    id=body.block_id,
-                    origin=body.origin,
-                    layout=body.layout,
-                )
-                turn.reply = structs.replace(reply, thoughts=(*reply.thoughts, thought))
-            case Message():
-                turn.reply = structs.replace(reply, text=_read_whole(body.text, body.file))
             case UsageReported():
                 turn.usage += body.usage
-            case ToolCall() if body.tier == "provider":
-                native = Native(body.call_id, body.name, body.args, "")
-                turn.reply = structs.replace(reply, natives=(*reply.natives, native))
-            case ToolCall():
-                turn.calls[body.call_id] = self._open_calls[body.call_id] = CallRecord(body)
-                call = Call(body.call_id, body.name, body.args)
-                turn.reply = structs.replace(reply, calls=(*reply.calls, call))
-            case ToolResult() if any(native.id == body.call_id for native in reply.natives):
-                turn.reply = structs.replace(reply, natives=tuple(_add_result(each, body) for each in reply.natives))
             case TurnEnded():
-                turn.whole, turn.reply = True, reply
-
-
-def _add_result(native: Native, body: ToolResult) -> Native:
-    if native.id != body.call_id:
-        return native
-    return structs.replace(native, result=body.text, success=body.success, content=body.content, origin=body.origin)
-
-
-def _read_whole(text: str, file: str) -> str:
-    """Return the whole text that an event keeps in a file; what the event has of it if the file was removed."""
-    try:
-        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
-    except OSError:
-        return text
+                turn.whole, turn.reply = True, turn.reply or Reply()
+            case Thinking() | Message() | ToolCall() | ToolResult():
+                turn.reply = extend_reply(turn.reply or Reply(), body, strict=False)
+        if isinstance(body, ToolCall) and body.tier != "provider":
+            turn.calls[body.call_id] = self._open_calls[body.call_id] = CallRecord(body)

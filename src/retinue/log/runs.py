@@ -5,17 +5,15 @@ The supervisor keeps one of these while a tree lives; `ps`, `show` and every scr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
 from msgspec import Struct, structs
 
 from retinue.core.events import (
-    KINDS,
     ApprovalAsked,
     ApprovalDecided,
-    Body,
     Event,
     Message,
     RunEnded,
@@ -26,7 +24,6 @@ from retinue.core.events import (
     ToolCall,
     ToolResult,
     TurnStarted,
-    Unknown,
     UsageReported,
     Warned,
 )
@@ -91,9 +88,73 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        fold = FOLDS[type(event.body)]
-        if fold is not None and self.ended is None:
-            fold(self, event, event.body)
+        if self.ended is not None:
+            return
+        match event.body:
+            case ToolCall() as call:
+                self.tool_count += not call.host or bool(call.within)
+                self.calls += (call,)
+            case ToolResult() as result:
+                self._apply_result(result)
+            case TurnStarted(turn=turn):
+                self.turns = turn
+            case UsageReported() as reported:
+                self._apply_usage(reported)
+            case Message(text=text, host=host):
+                if text and not (host and self.spawned.model):  # a callable has no other words than its own
+                    self.last_message = text
+            case RunStarted() as started:
+                self.started_at = event.at if self.started_at is None else self.started_at
+                self.place = started  # of one that goes on, where it does that
+            case RunEnded() as ended:
+                self.ended, self.ended_at = ended, event.at
+                self.calls, self.approvals = (), ()
+            case ApprovalAsked() | ApprovalDecided() | RunResumed() as body:
+                self._apply_approval(body)
+            case Warned(text=text, code=code):
+                self.stalled_seq = event.seq if code == "stalled" else self.stalled_seq
+                self.warnings += (text,)
+            case RunRemote() as remote:
+                self.remote = remote
+
+    def _apply_result(self, result: ToolResult) -> None:
+        if result.sandbox and self.place is not None:  # what really stood, where that was seen
+            self.place = structs.replace(self.place, sandbox=result.sandbox)
+        about, shown = "", result.name
+        call = next((call for call in self.calls if call.call_id == result.call_id), None)
+        if call is not None:
+            self.calls = tuple([other for other in self.calls if other is not call])
+            if call.host and not call.within:
+                return
+            about, shown = describe_call(call.name, call.args), call.display_name or shown
+        line = summarize_result(result.name, result.text, result.success)
+        self.tool_logs += (ToolLog(result.name, shown, about, line, result.success, result.duration_ms),)
+
+    def _apply_usage(self, reported: UsageReported) -> None:
+        self.usage += reported.usage
+        if reported.cost is None:
+            self.unpriced += reported.usage.total_tokens
+        else:
+            self.cost += reported.cost
+
+    def _apply_approval(self, body: ApprovalAsked | ApprovalDecided | RunResumed) -> None:
+        if isinstance(body, RunResumed):
+            self.approvals = ()  # what is still a question is asked again
+        elif isinstance(body, ApprovalAsked):
+            self.approvals += (body,)
+        else:
+            self.approvals = tuple([asked for asked in self.approvals if asked.approval_id != body.approval_id])
+            if body.args is not None:  # what runs is the call as it was edited
+                self.calls = tuple(
+                    structs.replace(call, args=body.args) if call.call_id == body.call_id else call
+                    for call in self.calls
+                )
+
+    def measure_seconds(self, now: float) -> float:
+        """Return how long the run took, or has taken until now; a queued run has taken nothing."""
+        if self.ended is not None:
+            return self.ended.duration_ms / 1000
+        return 0.0 if self.started_at is None else max(0.0, now - self.started_at)
 
     def walk(self) -> Iterable[RunView]:
         """Yield this run and all below it, parents before children."""
@@ -103,11 +164,8 @@ class RunView(Struct, eq=False):
 
     def result(self, tree: str) -> Result[Any]:
         """Return the result of an ended run, with those of its children. Made once: nothing follows an ending."""
-        if self._result is None:
-            self._result = self._make_result(tree)
-        return self._result
-
-    def _make_result(self, tree: str) -> Result[Any]:
+        if self._result is not None:
+            return self._result
         ended = self.ended
         if ended is None:
             raise ValueError(f"run {self.path} has not ended")
@@ -115,7 +173,7 @@ class RunView(Struct, eq=False):
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
         place, spawned = self.place, self.spawned
-        return Result(  # by position: so many names would take seven times as long
+        self._result = Result(  # by position: so many names would take seven times as long
             self.agent,
             ended.final_response,
             self.turns,
@@ -143,109 +201,7 @@ class RunView(Struct, eq=False):
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
-
-
-def _apply_started(run: RunView, event: Event, body: RunStarted) -> None:
-    if run.started_at is None:
-        run.started_at = event.at
-    run.place = body  # of one that goes on, where it does that
-
-
-def _apply_remote(run: RunView, _: Event, body: RunRemote) -> None:
-    run.remote = body
-
-
-def _apply_resumed(run: RunView, _: Event, __: RunResumed) -> None:
-    run.approvals = ()  # what is still a question is asked again
-
-
-def _apply_turn(run: RunView, _: Event, body: TurnStarted) -> None:
-    run.turns = body.turn
-
-
-def _apply_message(run: RunView, _: Event, body: Message) -> None:
-    if body.text and not (body.host and run.spawned.model):  # a callable has no other words than its own
-        run.last_message = body.text
-
-
-def _apply_call(run: RunView, _: Event, body: ToolCall) -> None:
-    run.tool_count += not body.host or bool(body.within)
-    run.calls += (body,)
-
-
-def _apply_tool_result(run: RunView, _: Event, body: ToolResult) -> None:
-    if body.sandbox and run.place is not None:  # what really stood, where that was seen
-        run.place = structs.replace(run.place, sandbox=body.sandbox)
-    call = _take_call(run, body.call_id)
-    about, shown = "", body.name
-    if call is not None:
-        if call.host and not call.within:
-            return
-        about, shown = describe_call(call.name, call.args), call.display_name or shown
-    line = summarize_result(body.name, body.text, body.success)
-    run.tool_logs += (ToolLog(body.name, shown, about, line, body.success, body.duration_ms),)
-
-
-def _take_call(run: RunView, call_id: str) -> ToolCall | None:
-    """Remove the call of that id from the open ones and return it."""
-    for call in run.calls:
-        if call.call_id == call_id:
-            run.calls = () if len(run.calls) == 1 else tuple([other for other in run.calls if other is not call])
-            return call
-    return None
-
-
-def _apply_asked(run: RunView, _: Event, body: ApprovalAsked) -> None:
-    run.approvals += (body,)
-
-
-def _apply_decided(run: RunView, _: Event, body: ApprovalDecided) -> None:
-    if run.approvals:
-        run.approvals = tuple(asked for asked in run.approvals if asked.approval_id != body.approval_id)
-    if body.args is not None:  # what runs is the call as it was edited
-        args = body.args
-        run.calls = tuple(
-            structs.replace(call, args=args) if call.call_id == body.call_id else call for call in run.calls
-        )
-
-
-def _apply_usage(run: RunView, _: Event, body: UsageReported) -> None:
-    usage = body.usage
-    run.usage = usage if run.usage is NO_USAGE else run.usage + usage
-    if body.cost is None:
-        run.unpriced += usage.input_tokens + usage.output_tokens
-    else:
-        run.cost += body.cost
-
-
-def _apply_warning(run: RunView, event: Event, body: Warned) -> None:
-    if body.code == "stalled":
-        run.stalled_seq = event.seq
-    run.warnings += (body.text,)
-
-
-def _apply_ended(run: RunView, event: Event, body: RunEnded) -> None:
-    run.ended = body
-    run.ended_at = event.at
-    run.calls = ()
-    run.approvals = ()
-
-
-FOLDS: dict[type[Body | Unknown], Callable[[RunView, Event, Any], None] | None] = {
-    **dict.fromkeys((*KINDS.values(), Unknown)),
-    RunStarted: _apply_started,
-    RunRemote: _apply_remote,
-    RunResumed: _apply_resumed,
-    TurnStarted: _apply_turn,
-    Message: _apply_message,
-    ToolCall: _apply_call,
-    ToolResult: _apply_tool_result,
-    ApprovalAsked: _apply_asked,
-    ApprovalDecided: _apply_decided,
-    UsageReported: _apply_usage,
-    Warned: _apply_warning,
-    RunEnded: _apply_ended,
-}
+        return self._result
 
 
 class Runs(Struct, eq=False):
@@ -296,6 +252,21 @@ class Runs(Struct, eq=False):
 
     def usage(self) -> Usage:
         return sum((run.usage for run in self.runs.values()), NO_USAGE)
+
+    def list_branches(self) -> list[tuple[str, RunView]]:
+        """Return the lines of a tree picture: every run, parents before children, after the branch it hangs on."""
+        lines: list[tuple[str, RunView]] = []
+
+        def draw(run: RunView, branch: str, below: str) -> None:
+            lines.append((branch, run))
+            for child in run.children:
+                is_last = child is run.children[-1]
+                draw(child, below + ("└─ " if is_last else "├─ "), below + ("   " if is_last else "│  "))
+
+        for run in self.runs.values():
+            if run.spawned.parent not in self.runs:
+                draw(run, "", "")
+        return lines
 
 
 def describe_view(view: RunView, tree: str) -> Row:

@@ -180,14 +180,6 @@ def list_first_lines(db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
                 yield place[2].decode("utf-8", "replace"), make_line(line)
 
 
-def read_first_line(db: apsw.Connection, tree: str) -> bytes | None:
-    """Return the first line of a tree, if it begins in the file."""
-    found = db.execute(
-        "SELECT lines FROM batches WHERE id = (SELECT batch FROM places WHERE tree = ? AND seq = 1)", (tree,)
-    ).get
-    return None if found is None else next((line for _, line in lines_of_tree(db, tree, found)), None)
-
-
 def list_trees_since(db: apsw.Connection, batch: int) -> set[str]:
     """Return the trees with a line in that batch or a later one."""
     return {tree for (tree,) in db.execute("SELECT DISTINCT tree FROM places WHERE batch >= ?", (batch,))}
@@ -224,10 +216,11 @@ def read_batches(db: apsw.Connection, *, after: int, limit: int) -> list[tuple[i
     return [(row, lines) for row, lines in db.execute(query, (after, limit))]
 
 
-def check_pages(db: apsw.Connection) -> str:
-    """Return what SQLite's own check of all pages finds wrong; empty when nothing is."""
+def check_pages(db: apsw.Connection) -> None:
+    """Raise LogError if SQLite's own check of all pages finds damage."""
     found = db.pragma("quick_check")
-    return "" if found == "ok" else one_line(ValueError(found))
+    if found != "ok":
+        raise LogError(f"the log {db.filename} is damaged: {' '.join(found.split())}")
 
 
 def lines_of_tree(db: apsw.Connection, tree: str, lines: bytes) -> list[tuple[int, bytes]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -68,9 +68,6 @@ class SqliteLog(SqliteReader):
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
         return self._writer_of(event.tree).append(event, wait)
-
-    def appender(self, tree: str) -> Callable[[Event, bool], Awaitable[None] | None]:
-        return self._writer_of(tree).append
 
     async def claim(self, tree: str) -> None:
         file = await asyncio.to_thread(self.find_file, tree)

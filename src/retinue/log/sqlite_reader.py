@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from itertools import islice
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import apsw
 import msgspec
@@ -24,6 +26,18 @@ from retinue.log.feed import find_root
 from retinue.log.schema import one_line
 
 BATCHES_AT_ONCE = 256
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def make_awaitable(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Make a blocking method one that runs in a thread and is awaited."""
+
+    @wraps(work)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(work, *args, **kwargs)
+
+    return run
 
 
 class SqliteReader:
@@ -36,21 +50,6 @@ class SqliteReader:
     @property
     def location(self) -> str:
         return str(self.folder)
-
-    async def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
-        return await asyncio.to_thread(self._list_trees, on_problem)
-
-    async def find_tree(self, tree: str) -> StoredTree | None:
-        return await asyncio.to_thread(self._find_tree, tree)
-
-    async def read_status(self, tree: str) -> TreeStatus:
-        return await asyncio.to_thread(self._read_status, tree)
-
-    async def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
-        return await asyncio.to_thread(self._read, tree, after, limit)
-
-    async def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
-        return await asyncio.to_thread(self._read_lines, tree, after, limit)
 
     async def read_kind(self, kind: str, on_problem: OnProblem = ignore_problem) -> AsyncIterator[Event]:
         wanted = b'"kind":"%b"' % kind.encode()  # may also be in the arguments of a call
@@ -65,14 +64,6 @@ class SqliteReader:
                 for event in events:
                     if event.kind == kind:
                         yield event
-
-    async def remove_trees(
-        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
-    ) -> Removal:
-        return await asyncio.to_thread(self._remove_trees, trees, discard, dry_run=dry_run)
-
-    async def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
-        return await asyncio.to_thread(self._check_health, on_problem)
 
     def list_files(self) -> list[Path]:
         """Return the log files of the folder, in the order of their names; none if the folder is not there."""
@@ -99,7 +90,8 @@ class SqliteReader:
                         break
         return self._files.get(tree)
 
-    def _list_trees(self, on_problem: OnProblem) -> list[StoredTree]:
+    @make_awaitable
+    def list_trees(self, on_problem: OnProblem = ignore_problem) -> list[StoredTree]:
         found: list[StoredTree] = []
         for file in self.list_files():
             try:
@@ -111,33 +103,21 @@ class SqliteReader:
                     on_problem(error)
         return sorted(found, key=lambda stored: stored.spawned_at)[::-1]
 
-    def _find_tree(self, tree: str) -> StoredTree | None:
+    @make_awaitable
+    def read_status(self, tree: str) -> TreeStatus:
         file = self.find_file(tree)
-        if file is None:
-            return None
-        with open_file(file) as db:
-            line = schema.read_first_line(db, tree)
-            return None if line is None else StoredTree(decode_line(line, file), _find_writer(db, file, tree))
+        status = None if file is None else _load_status(file, tree)
+        if status is None:
+            raise NotFound(f"there is no tree '{tree}' in {self.location}")
+        return status
 
-    def _read_status(self, tree: str) -> TreeStatus:
-        file = self.find_file(tree)
-        if file is not None:
-            holder = locks.read_holder(file)
-            with open_file(file) as db:
-                last = schema.read_last_line(db, tree)
-                if last is not None:
-                    batch, line = last
-                    event = decode_line(line, file)
-                    is_live = holder is not None and batch >= holder.first_batch
-                    writer = holder.pid if holder is not None and is_live else None
-                    return TreeStatus(event.seq, event.at, _has_ended(db, file, event), writer)
-        raise NotFound(f"there is no tree '{tree}' in {self.location}")
-
-    def _read(self, tree: str, after: int, limit: int | None) -> list[Event]:
+    @make_awaitable
+    def read(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
         file = self.find_file(tree)
         return [] if file is None else read_events(file, tree, after=after, limit=limit)
 
-    def _read_lines(self, tree: str, after: int, limit: int | None) -> list[StoredLine]:
+    @make_awaitable
+    def read_lines(self, tree: str, *, after: int = 0, limit: int | None = None) -> list[StoredLine]:
         file = self.find_file(tree)
         if file is None:
             return []
@@ -145,7 +125,10 @@ class SqliteReader:
             lines = islice(schema.read_tree(db, tree, after=after), limit)
             return [StoredLine(seq, line) for seq, line in lines]
 
-    def _remove_trees(self, trees: Mapping[str, int], discard: Callable[[str], bool], *, dry_run: bool) -> Removal:
+    @make_awaitable
+    def remove_trees(
+        self, trees: Mapping[str, int], *, discard: Callable[[str], bool], dry_run: bool = False
+    ) -> Removal:
         removal = Removal()
         by_file: dict[Path, list[str]] = {}
         for tree in trees:
@@ -159,8 +142,9 @@ class SqliteReader:
                     removal.held.append(str(file))
                     continue
                 try:
-                    left = [tree for tree in names if _last_seq(file, tree) == trees[tree]]  # else written since
-                    gone = [tree for tree in left if discard(tree)]
+                    found = {tree: _load_status(file, tree) for tree in names}
+                    left = [tree for tree, status in found.items() if status and status.last_seq == trees[tree]]
+                    gone = [tree for tree in left if discard(tree)]  # the others were written since
                     removal.freed_bytes += 0 if dry_run or not gone else _delete_trees(file, lock, gone)
                     removal.removed += gone
                 finally:
@@ -171,25 +155,19 @@ class SqliteReader:
                 removal.problems.append(f"cannot clean up {file}: {one_line(error)}")
         return removal
 
-    def _check_health(self, on_problem: OnProblem) -> str:
-        reported: list[str] = []
-
-        def report(error: LogError) -> None:
-            if str(error) not in reported:
-                reported.append(str(error))
-                on_problem(error)
-
-        files, trees = self.list_files(), len(self._list_trees(report))
+    @make_awaitable
+    def check_health(self, on_problem: OnProblem = ignore_problem) -> str:
+        files, trees, problems = self.list_files(), 0, 0
         for file in files:
             try:
+                trees += len(_list_trees_of(file))
                 with open_file(file) as db:
-                    damage = schema.check_pages(db)
-                if damage:
-                    report(LogError(f"the log {file} is damaged: {damage}"))
+                    schema.check_pages(db)
             except LogError as error:
-                report(error)
+                problems += 1
+                on_problem(error)
         count = f"{trees} tree{'' if trees == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
-        return f"{count}, all of them whole, version {schema.VERSION}" if trees and not reported else ""
+        return f"{count}, all of them whole, version {schema.VERSION}" if trees and not problems else ""
 
 
 def decode_line(line: bytes, file: Path) -> Event:
@@ -245,11 +223,18 @@ def _list_trees_of(file: Path) -> list[StoredTree]:
         ]
 
 
-def _find_writer(db: apsw.Connection, file: Path, tree: str) -> int | None:
-    """Return the process that writes a tree. Files are used again, so a held lock alone is not enough."""
+def _load_status(file: Path, tree: str) -> TreeStatus | None:
+    """Return how a tree of the file stands; None if there is none. Files are used again, so a held lock alone does not
+    make its holder the writer of the tree."""
     holder = locks.read_holder(file)
-    last = schema.read_last_line(db, tree)
-    return holder.pid if holder is not None and last is not None and last[0] >= holder.first_batch else None
+    with open_file(file) as db:
+        last = schema.read_last_line(db, tree)
+        if last is None:
+            return None
+        batch, line = last
+        event = decode_line(line, file)
+        writer = holder.pid if holder is not None and batch >= holder.first_batch else None
+        return TreeStatus(event.seq, event.at, _has_ended(db, file, event), writer)
 
 
 def _has_ended(db: apsw.Connection, file: Path, last: Event) -> bool:
@@ -270,12 +255,6 @@ def _read_matching(file: Path, wanted: bytes, after: int) -> tuple[list[Event], 
         )
         events = [decode_line(line, file) for line in lines]
         return events, batches[-1][0] if len(batches) == BATCHES_AT_ONCE else None
-
-
-def _last_seq(file: Path, tree: str) -> int | None:
-    with open_file(file) as db:
-        last = schema.read_last_line(db, tree)
-        return None if last is None else decode_line(last[1], file).seq
 
 
 def _delete_trees(file: Path, lock: int, trees: list[str]) -> int:

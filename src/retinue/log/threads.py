@@ -1,10 +1,16 @@
-"""The fold of one run's events into the thread its model saw: what resuming and continuing start from."""
+"""The fold of one run's events into the thread its model saw, and of an interrupted tree's events into the state that
+resuming needs: the threads of its runs, their open calls and the answers to these, and how long they have been at work.
+Continuing and replaying start from the same threads. Pure, but for whole texts in files; the supervisor acts on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import structs
+
+from retinue.core.approvals import Allow, Decision, Deny
 from retinue.core.errors import LogError
 from retinue.core.events import (
     ApprovalAsked,
@@ -14,16 +20,19 @@ from retinue.core.events import (
     Inbox,
     Message,
     RunEnded,
+    RunResumed,
     RunSpawned,
+    RunStarted,
     Thinking,
     ToolCall,
     ToolResult,
+    ToolStarted,
     TurnEnded,
     TurnStarted,
     Unknown,
 )
 from retinue.core.messages import AssistantTurn, Call, Native, Reply, Thought, ToolTurn, Turn, UserTurn
-from retinue.core.plans import Past
+from retinue.core.plans import SETUP, Past
 from retinue.core.ports import LogReader, Outcome
 
 BROKEN_OFF = (
@@ -31,7 +40,44 @@ BROKEN_OFF = (
     "Look at how things are before you make it again."
 )
 NOT_RUN = "The run was ended before this call was allowed: it was not run."
+STANDING = ("run", "tool")
 Histories = Mapping[str, Sequence[Event]]  # events by tree
+
+
+def extend_reply(reply: Reply, body: Body | Unknown, *, strict: bool = True) -> Reply:
+    """Return the reply with what an event adds to it: a thought, text, a call, or the result of a call at the provider.
+
+    A text that was cut in the log is read from its file. If that is gone, raise LogError; unless `strict`, take what
+    the event has of it."""
+    match body:
+        case Thinking():
+            text = _read_whole_text(body.text, body.file, strict=strict)
+            thought = Thought(text, body.type, body.signature, body.block_id, body.origin, body.layout)
+            return structs.replace(reply, thoughts=(*reply.thoughts, thought))
+        case Message(host=False):
+            return structs.replace(reply, text=_read_whole_text(body.text, body.file, strict=strict))
+        case ToolCall(tier="provider"):
+            return structs.replace(reply, natives=(*reply.natives, Native(body.call_id, body.name, body.args, "")))
+        case ToolCall(host=False):
+            return structs.replace(reply, calls=(*reply.calls, Call(body.call_id, body.name, body.args)))
+        case ToolResult() if reply.natives:
+            return structs.replace(reply, natives=tuple(_add_result(native, body) for native in reply.natives))
+    return reply
+
+
+def _add_result(native: Native, body: ToolResult) -> Native:
+    if native.id != body.call_id:
+        return native
+    return structs.replace(native, result=body.text, success=body.success, content=body.content, origin=body.origin)
+
+
+def _read_whole_text(text: str, file: str, *, strict: bool) -> str:
+    try:
+        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
+    except OSError as error:
+        if not strict:
+            return text
+        raise LogError(f"the thread has a text that is in {file}: {error.strerror or error}") from None
 
 
 class Thread:
@@ -42,91 +88,63 @@ class Thread:
     def __init__(self, before: Sequence[Turn] = ()) -> None:
         self.turn = 0
         self.ended = False
-        self._over = False
         self.waiting: list[UserTurn] = []
+        self._over = False
         self._turns: list[Turn] = list(before)
-        self._clear()
+        self._begin_turn()
 
-    def _clear(self) -> None:
-        self._text = ""
+    def _begin_turn(self) -> None:
+        self._reply = Reply()
         self._final = False
-        self._thoughts: list[Thought] = []
-        self._calls: list[Call] = []
         self._results: dict[str, ToolTurn] = {}
-        self._withheld: set[str] = set()
-        self._natives: dict[str, Native] = {}
+        self._withheld: set[str] = set()  # calls that were not to run: it matters for a run that was ended
 
     def apply(self, body: Body | Unknown) -> None:
+        self._reply = extend_reply(self._reply, body)
         match body:
             case RunSpawned(task=task):
                 self._turns.append(UserTurn(task))
-            case Inbox(text=words, source=source):
-                self.waiting.append(UserTurn(words, source))
+            case Inbox(text=text, source=source):
+                self.waiting.append(UserTurn(text, source))
             case TurnStarted(turn=turn):
-                self._turns = self._whole_turns() + list(self.waiting)
+                self._turns = self.turns()
                 self.waiting.clear()
                 self.turn, self.ended = turn, False
-                self._clear()
-            case Thinking(text=words, file=file):
-                words = _read_whole_text(words, file)
-                signed = body.signature, body.block_id, body.origin, body.layout
-                self._thoughts.append(Thought(words, body.type, *signed))
-            case Message(text=words, file=file, host=False):
-                self._text, self._final = _read_whole_text(words, file), body.final
-            case ToolCall(call_id=call_id, name=name, args=args, tier="provider"):
-                self._natives[call_id] = Native(call_id, name, args, "")
-            case ToolResult(call_id=call_id, text=words, success=success) if call_id in self._natives:
-                done = self._natives[call_id]
-                self._natives[call_id] = Native(
-                    call_id, done.name, done.args, words, success, content=body.content, origin=body.origin
-                )
-            case ToolCall(call_id=call_id, name=name, args=args, host=False):
-                self._calls.append(Call(call_id, name, args))
-                self._withheld |= {call_id} if body.tier == "none" else set()
-            case ToolResult(call_id=call_id, name=name, text=words, success=success):
-                self._results[call_id] = ToolTurn(call_id, name, words, success)
+                self._begin_turn()
+            case Message(host=False, final=final):
+                self._final = final
+            case ToolCall(tier="none") | ApprovalAsked():
+                self._withheld.add(body.call_id)
+            case ApprovalDecided(allowed=True):
+                self._withheld.discard(body.call_id)
+            case ToolResult():
+                self._results[body.call_id] = ToolTurn(body.call_id, body.name, body.text, body.success)
             case TurnEnded():
                 self.ended = True
-            case _:
-                self._note(body)
-
-    def _note(self, body: Body | Unknown) -> None:
-        """Note the ending, and the calls that were not to run: they matter only for a run that was ended."""
-        match body:
-            case ApprovalAsked(call_id=call_id):
-                self._withheld.add(call_id)
-            case ApprovalDecided(call_id=call_id, allowed=True):
-                self._withheld.discard(call_id)
             case RunEnded():
                 self._over = True
-            case _:
-                pass
-
-    def _whole_turns(self) -> list[Turn]:
-        broken_off = self._over and not self.ended and bool(self._calls or self._final)
-        if not (self.ended or broken_off):
-            return self._turns
-        said = AssistantTurn(self._text, tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values()))
-        results = dict(self._results)
-        for call in self._calls if broken_off else ():
-            words = NOT_RUN if call.id in self._withheld else BROKEN_OFF
-            results.setdefault(call.id, ToolTurn(call.id, call.name, words, False))
-        return [*self._turns, said, *(results[call.id] for call in self._calls if call.id in results)]
 
     def turns(self) -> list[Turn]:
-        """Return all whole turns, in the order the model saw them."""
-        return self._whole_turns() + list(self.waiting)
+        """Return all whole turns and the messages after them, in the order the model saw them."""
+        reply, results = self._reply, dict(self._results)
+        broken_off = self._over and not self.ended and bool(reply.calls or self._final)
+        if not (self.ended or broken_off):
+            return [*self._turns, *self.waiting]
+        for call in reply.calls if broken_off else ():
+            text = NOT_RUN if call.id in self._withheld else BROKEN_OFF
+            results.setdefault(call.id, ToolTurn(call.id, call.name, text, False))
+        said = AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives)
+        return [*self._turns, said, *(results[call.id] for call in reply.calls if call.id in results), *self.waiting]
 
-    def past(self, seconds: float = 0.0) -> Past:
+    def past(self, seconds: float) -> Past:
         """Return the state to go on from. The reply is known when it was the last, or when a call of it is written:
         before that none of its tools has run."""
-        if not (self.ended or self._final or self._calls):
+        calls = self._reply.calls
+        if not (self.ended or self._final or calls):
             return Past(tuple(self._turns), max(self.turn, 1), seconds=seconds)
-        calls, thoughts, natives = tuple(self._calls), tuple(self._thoughts), tuple(self._natives.values())
-        reply = Reply(self._text, calls, thoughts, natives=natives)
-        mine = {call.id for call in self._calls}
-        outcomes = {name: Outcome(said.text, said.success) for name, said in self._results.items() if name in mine}
-        return Past(tuple(self._turns), self.turn, reply, outcomes, self.ended, seconds)
+        results = [self._results[call.id] for call in calls if call.id in self._results]
+        outcomes = {result.call_id: Outcome(result.text, result.success) for result in results}
+        return Past(tuple(self._turns), self.turn, self._reply, outcomes, self.ended, seconds)
 
 
 def fold_thread(events: Iterable[Event], run: int, *, before: Sequence[Turn] = ()) -> list[Turn]:
@@ -166,8 +184,184 @@ def fold_earlier_turns(histories: Histories, tree: str, spawned: RunSpawned) -> 
     return turns
 
 
-def _read_whole_text(text: str, file: str) -> str:
-    try:
-        return Path(file).read_bytes().decode("utf-8", "replace") if file else text
-    except OSError as error:
-        raise LogError(f"the thread has a text that is in {file}: {error.strerror or error}") from None
+class OpenCall:
+    """A tool call that has no result. `asked`: a person was asked. `decision`: what was answered, of the tool
+    with this `seal`. `started`: the answer has taken effect, so the tool may have run."""
+
+    def __init__(self, body: ToolCall) -> None:
+        self.call_id = body.call_id
+        self.name = body.name
+        self.tier = body.tier
+        self.host = body.host
+        self.asked = False
+        self.started = False
+        self.decision: Decision | None = None
+        self.seal = ""
+
+    def may_have_run(self) -> bool:
+        """Return whether nobody knows if it ran. A call that a person was asked about did not run before the answer
+        took effect; a denied one did not run at all."""
+        if self.tier == "none" or isinstance(self.decision, Deny):
+            return False
+        return self.started or not self.asked
+
+
+class InterruptedRun:
+    """One run as its process left it. `told` are the children whose ending it has been told of."""
+
+    def __init__(self, before: Sequence[Turn]) -> None:
+        self.thread = Thread(before)
+        self.started = False
+        self.seconds = 0.0
+        self.set_up = False
+        self.open: dict[str, OpenCall] = {}
+        self.call_ids: set[str] = set()
+        self.tools: dict[str, str] = {}  # which tool a call was of
+        self.told: set[int] = set()
+
+    def apply(self, event: Event) -> None:
+        body = event.body
+        self.thread.apply(body)
+        match body:
+            case RunStarted():
+                self.started = True
+            case RunResumed():
+                for call in self.open.values():  # what was not answered is asked again, under another name
+                    call.asked = call.asked and call.decision is not None
+            case ToolCall(call_id=call_id, name=name):
+                self.open[call_id] = OpenCall(body)
+                self.call_ids.add(call_id)
+                self.tools[call_id] = name
+            case ToolResult(call_id=call_id):
+                if call_id in self.open:
+                    call = self.open.pop(call_id)
+                    self.set_up = self.set_up or (call.host and call.name == SETUP and body.success)
+            case ApprovalAsked(call_id=call_id) if call_id in self.open:
+                self.open[call_id].asked = True
+            case ApprovalDecided(call_id=call_id) if call_id in self.open:
+                self.open[call_id].decision = Allow(args=body.args) if body.allowed else Deny(body.reason)
+                self.open[call_id].seal = body.seal
+            case ToolStarted(call_id=call_id) if call_id in self.open:
+                self.open[call_id].started = True
+            case Inbox(about=int() as about):
+                self.told.add(about)
+            case _:
+                pass
+
+
+def fold_interrupted_runs(
+    events: Iterable[Event], *, before: Mapping[int, Sequence[Turn]]
+) -> dict[int, InterruptedRun]:
+    """Fold the events of a tree into its runs, by number. `before` are the threads that continued runs began with."""
+    runs: dict[int, InterruptedRun] = {}
+    clocks = _Clocks()
+    for event in events:
+        clocks.apply(event)
+        if isinstance(event.body, RunSpawned):
+            runs[event.run] = InterruptedRun(before.get(event.run, ()))
+        if event.run in runs:
+            runs[event.run].apply(event)
+    for run, seconds in clocks.measure_seconds().items():
+        runs[run].seconds = seconds
+    return runs
+
+
+def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, ApprovalDecided]]:
+    """Yield the answers that hold for more than one call of a tree: for a tool in a run, or in the whole tree."""
+    for event in events:
+        body = event.body
+        if not isinstance(body, ApprovalDecided) or body.rule:
+            continue
+        if body.allowed and body.scope in STANDING:
+            yield event.run, body
+
+
+class _Clock:
+    def __init__(self, parent: _Clock | None) -> None:
+        self.parent = parent
+        self.used = 0.0
+        self.pauses = 0
+        self.started = False
+        self.since: float | None = None
+
+    def stop(self, at: float) -> None:
+        if self.since is not None:
+            self.used += max(0.0, at - self.since)
+            self.since = None
+
+    def pause(self, at: float) -> None:
+        self.stop(at)
+        self.pauses += 1
+
+    def resume(self, at: float) -> None:
+        self.pauses -= 1
+        if self.pauses == 0:
+            self.since = at
+
+
+class _Clocks:
+    """The clocks of the runs of a tree, through all the processes it lived in. They stand still while a person is
+    waited for, and between a crash and the resumption. Runs that are resumed together say so in a row."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, _Clock] = {}
+        self._asked: dict[str, int] = {}
+        self._last = 0.0
+        self._resuming = False
+
+    def apply(self, event: Event) -> None:
+        body, at = event.body, event.at
+        match body:
+            case RunSpawned(parent=parent):
+                self._runs[event.run] = _Clock(None if parent is None else self._runs.get(parent))
+            case RunStarted():
+                self._runs[event.run].started = True
+                self._runs[event.run].since = at
+            case ApprovalAsked(approval_id=asked):
+                self._asked[asked] = event.run
+                for clock in self._list_clocks(event.run):
+                    clock.pause(at)
+            case ApprovalDecided(approval_id=asked) if asked in self._asked:
+                del self._asked[asked]
+                for clock in self._list_clocks(event.run):
+                    clock.resume(at)
+            case RunEnded():
+                self._end(event.run, at)
+            case RunResumed():
+                self._resume(event.run, at)
+            case _:
+                pass
+        self._resuming = isinstance(body, RunResumed)
+        self._last = at
+
+    def _resume(self, run: int, at: float) -> None:
+        if not self._resuming:
+            self._stop_all()
+        if self._runs[run].started:
+            self._runs[run].since = at
+
+    def _end(self, run: int, at: float) -> None:
+        for asked in [asked for asked, asking in self._asked.items() if asking == run]:
+            del self._asked[asked]
+            for clock in self._list_clocks(run):
+                clock.resume(at)
+        self._runs[run].stop(at)
+
+    def _stop_all(self) -> None:
+        """Stop all clocks at the last event, after which the process was gone."""
+        self._asked.clear()
+        for clock in self._runs.values():
+            clock.stop(self._last)
+            clock.pauses = 0
+
+    def _list_clocks(self, run: int) -> Iterable[_Clock]:
+        """Yield the clocks of a run and of those above it."""
+        clock = self._runs.get(run)
+        while clock is not None:
+            yield clock
+            clock = clock.parent
+
+    def measure_seconds(self) -> dict[int, float]:
+        """Return the seconds of each run until the newest event of the tree."""
+        self._stop_all()
+        return {run: clock.used for run, clock in self._runs.items()}

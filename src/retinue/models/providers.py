@@ -1,21 +1,39 @@
 """The adapter of provider models: one for every provider that `pydantic_ai.direct` knows.
 
 `build/models.py` loads this module only when a run needs such a model, because it takes seconds to import. Makes no
-retries (the SDKs' own are off). The SDKs read keys and base URLs from their environment variables.
+retries (the SDKs' own are off), but says which errors are worth one; `wrappers.py` makes them. The SDKs read keys and
+base URLs from their environment variables.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 from pydantic_ai.direct import model_request_stream
-from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelOverloadedError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelServerError,
+    ModelTimeoutError,
+    ModelUnavailableError,
+    UnexpectedModelBehavior,
+    UserError,
+)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -31,11 +49,11 @@ from pydantic_ai.models import StreamedResponse, infer_model
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.settings import ModelSettings
 
+from retinue.core import secrets
 from retinue.core.errors import CallCancelled, ConfigError, ModelError, NotFound, StreamCut
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.models.provider_errors import CUT, convert_error, to_one_line
 from retinue.models.provider_messages import build_messages, build_parameters, convert_usage, parse_response
 
 IDLE_SECONDS = 120.0
@@ -43,6 +61,10 @@ KEY_HEADER = "Idempotency-Key"
 CHARACTERS_PER_TOKEN = 4
 MOST_PAUSES = 16
 PAUSED = "suspended"  # the state of a response that the provider will continue when asked again
+LONGEST = 500
+CUT = "the model's stream ended in the middle of its reply"
+NO_ANSWER = "answered with something that is not a model's reply (an empty or HTML body): is the base URL right?"
+_TRANSIENT = (ModelRateLimitError, ModelUnavailableError, ModelOverloadedError, ModelServerError)
 _FAILURES = (AgentRunError, httpx2.HTTPError, httpx2.StreamError, ValueError, OSError)
 
 
@@ -137,17 +159,34 @@ class ProviderModel:
             self._entered = False
             await self._model.__aexit__(None, None, None)
 
-    def _convert_error(self, error: Exception, stream: StreamedResponse | None) -> Exception:
-        has_begun = stream is not None and stream.provider_response_id is not None
-        return convert_error(
-            error,
-            host=self._host,
-            now=self._clock.wall(),
-            idle_seconds=self._idle,
-            usage=NO_USAGE if stream is None else convert_usage(stream.usage),
-            partial=_join_text(stream),
-            opened=has_begun or bool(_join_text(stream)),
-        )
+    def _convert_error(self, error: Exception, stream: StreamedResponse | None) -> ModelError:
+        """Return the typed error: one line, without keys. `transient` says that another attempt is worth it. Where a
+        reply had begun, the rest of it was cut off."""
+        partial, host = _join_text(stream), self._host
+        has_begun = bool(partial) or (stream is not None and stream.provider_response_id is not None)
+        known: dict[str, Any] = {
+            "usage": NO_USAGE if stream is None else convert_usage(stream.usage),
+            "partial": partial,
+            "transient": True,
+        }
+        if isinstance(error, ModelHTTPError):
+            known["transient"] = _is_transient(error)
+            retry_after = parse_retry_after(error.headers or {}, now=self._clock.wall())
+            text = to_one_line(_find_message(error.body) or str(error))
+            return ModelError(text, status=error.status_code, retry_after=retry_after, **known)
+        if isinstance(error, ModelTimeoutError) and error.phase not in ("pool", "connect"):
+            silence = f"nothing came from {host} for {self._idle:g} s"
+            return StreamCut(f"{CUT}: {silence}", **known) if has_begun else ModelError(silence, **known)
+        if has_begun:
+            return StreamCut(to_one_line(f"{CUT}: {_find_root_text(error)}"), **known)
+        if isinstance(error, UnexpectedModelBehavior):
+            return ModelError(f"{host} {NO_ANSWER}", **known)
+        if isinstance(error, ModelConnectionError | OSError):
+            untrusted = any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _iter_causes(error))
+            known["transient"] = not untrusted
+            return ModelError(to_one_line(f"cannot reach {host}: {_find_root_text(error)}"), **known)
+        known["transient"] = isinstance(error, _TRANSIENT) or not isinstance(error, ModelAPIError)
+        return ModelError(to_one_line(f"{host}: {_find_root_text(error)}"), **known)
 
 
 def _infer_model(name: str) -> Any:
@@ -206,3 +245,54 @@ def _join_text(stream: StreamedResponse | None) -> str:
     if stream is None:
         return ""
     return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))
+
+
+def _is_transient(error: ModelHTTPError) -> bool:
+    if isinstance(error, ModelQuotaExceededError) or error.provider_retry_hint is False:
+        return False
+    return error.status_code == 429 or error.status_code >= 500
+
+
+def parse_retry_after(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Return the seconds a provider wants us to wait, from `retry-after-ms`, or Retry-After as seconds or a date."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) / scale
+        except ValueError:
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    try:
+        when = parsedate_to_datetime(headers.get("retry-after", ""))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now)
+
+
+def to_one_line(text: str) -> str:
+    """Return the text in one line of bounded length, with everything that looks like a key hidden."""
+    secrets.learn_secrets(os.environ)
+    text = " ".join(secrets.scrub_text(text).split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _find_message(body: object) -> str:
+    """Return the provider's message in the body of an error; an empty text if there is none."""
+    if isinstance(body, Mapping):
+        inner = body.get("error", body)
+        message = inner.get("message") if isinstance(inner, Mapping) else inner
+        return message if isinstance(message, str) else ""
+    return body if isinstance(body, str) else ""
+
+
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _find_root_text(error: BaseException) -> str:
+    """Return the text of the innermost cause that has one; the outer ones only say that something failed."""
+    texts = [f"{cause}" for cause in _iter_causes(error) if f"{cause}"]
+    return texts[-1] if texts else type(error).__name__

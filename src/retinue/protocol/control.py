@@ -1,12 +1,13 @@
 """The commands of Control between processes: their routes, and the types of their requests and replies. Does no I/O.
 
-To add a command: its request and reply types and a Command (or StreamCommand) here, a handler in `control/commands`, a
-method in `control/client`.
+To add a command: the type of its request and a Command here, a method in `control/client`. The server calls the method
+of Control with the fields of the request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -44,37 +45,41 @@ class Address(msgspec.Struct, frozen=True):
     token: str
 
 
-# Requests
+# Requests. Their fields are the arguments of the method of Control that they call.
 
 
-class TreesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request without arguments, and the base of the others."""
 
 
-class PendingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TreeRequest(Arguments, frozen=True):
+    tree: TreeId
+
+
+class RunRequest(Arguments, frozen=True):
+    tree: TreeId
+    run: int = 0
+
+
+class PendingRequest(Arguments, frozen=True):
     """Asks for the open questions of one tree, or of all."""
 
     tree: str | None = None
 
 
-class WatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WatchRequest(Arguments, frozen=True):
     tree: TreeId
     after: Seq = 0
     deltas: bool = False
 
 
-class CancelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tree: str
-    run: int = 0
-
-
-class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SendRequest(Arguments, frozen=True):
     tree: str
     run: int
     text: str
 
 
-class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResumeRequest(Arguments, frozen=True):
     """`unattended` accepts a process that was started with --yes and asks nobody."""
 
     tree: str
@@ -82,7 +87,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unattended: bool = False
 
 
-class ContinueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ContinueRequest(Arguments, frozen=True):
     """Starts a new run from the conversation of an old one. `unattended` as in ResumeRequest."""
 
     tree: str
@@ -94,21 +99,21 @@ class ContinueRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unattended: bool = False
 
 
-class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrepareRequest(Arguments, frozen=True):
     profile: str | None = None
 
 
-class SpawnRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Starts a run of a profile of that process. `limits` only narrow those that the run would have there."""
+class SpawnRequest(Arguments, frozen=True):
+    """Starts a run of a profile of that process. The limits only narrow those that the run would have there."""
 
     profile: str
     task: Task
-    limits: Limits | None = None
+    narrow: Limits | None = None
     below: SpawnBelow | None = None
     caller: Caller | None = None
 
 
-class ClientRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClientRequest(Arguments, frozen=True):
     """Starts a run that stands for this client as long as the stream is open. `tools` are names."""
 
     name: str
@@ -119,94 +124,27 @@ class ClientRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     caller: Caller = NOBODY
 
 
-class AttendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AttendRequest(Arguments, frozen=True):
     """Counts this client as an approver of one tree, or of all, as long as the stream is open."""
 
     tree: str | None = None
 
 
-class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tree: TreeId
-    run: int = 0
-
-
-class TreeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tree: TreeId
-
-
-class ListRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListRequest(Arguments, frozen=True):
     live: bool = False
 
 
-class FindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FindRequest(Arguments, frozen=True):
     name: str
 
 
-class AnswerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnswerRequest(Arguments, frozen=True):
     """`digest` is that of the question as it was shown; an answer to any other question is stale."""
 
     approval_id: str
     decision: Allow | Deny
     by: str = ""
-    digest: str | None = None
-
-
-# Replies
-
-
-class CancelReply(msgspec.Struct, frozen=True):
-    cancelled: bool
-
-
-class AnswerReply(msgspec.Struct, frozen=True):
-    outcome: Answered
-
-
-class DoneReply(msgspec.Struct, frozen=True):
-    """The reply of a command that has nothing to say."""
-
-
-class ResultReply(msgspec.Struct, frozen=True):
-    """The result of a run; None while it has not ended."""
-
-    result: Result[Any] | None
-
-
-class DiffReply(msgspec.Struct, frozen=True):
-    diff: str
-
-
-class ApplyReply(msgspec.Struct, frozen=True):
-    files: list[ChangedFile]
-
-
-class PendingQuestion(msgspec.Struct, frozen=True):
-    """An open question, and the digest that an answer to it is bound to."""
-
-    approval: Approval
-    digest: str
-
-
-class LiveRun(msgspec.Struct, frozen=True):
-    run: int
-    parent: int | None
-    path: str
-    label: str
-    agent: str
-    state: str
-
-
-class LiveTree(msgspec.Struct, frozen=True):
-    tree: str
-    runs: list[LiveRun]
-
-
-class ProcessInfo(msgspec.Struct, frozen=True):
-    """The process of a control server, and the trees that live there."""
-
-    version: int
-    pid: int
-    trees: list[LiveTree]
+    digest: str = ""
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
@@ -220,46 +158,54 @@ class ErrorReply(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Command(Generic[Q, R]):
-    """A request with one reply. One that only `reads` is a GET with its request in the address. Any other is a POST
-    with a JSON body, and takes effect once however often it is sent with the same key."""
+class Command(Generic[R]):
+    """A `method` of Control that other processes call, and the type of its reply. One that only `reads` is a GET with
+    its request in the address. Any other is a POST with a JSON body, and takes effect once however often it is sent
+    with the same key."""
 
     path: str
-    request: type[Q]
+    method: str
+    request: type[Arguments]
     reply: type[R]
     reads: bool = False
 
 
 @dataclass(frozen=True)
-class StreamCommand(Generic[Q]):
+class StreamCommand:
     """A request that is answered with lines, until there are no more or one side leaves. An empty line is a heartbeat.
     One that only `reads` is a GET, any other a POST whose effect lasts as long as its connection."""
 
     path: str
-    request: type[Q]
-    reads: bool = True
+    request: type[Arguments]
+    reads: bool = False
 
 
-TREES = Command("/v1/trees", TreesRequest, ProcessInfo, reads=True)
-PENDING = Command("/v1/pending", PendingRequest, list[PendingQuestion], reads=True)
-CANCEL = Command("/v1/cancel", CancelRequest, CancelReply)
-SEND = Command("/v1/send", SendRequest, Receipt)
-ANSWER = Command("/v1/answer", AnswerRequest, AnswerReply)
-PREPARE = Command("/v1/prepare", PrepareRequest, DoneReply)
-SPAWN = Command("/v1/spawn", SpawnRequest, RunRef)
-RESUME = Command("/v1/resume", ResumeRequest, RunRef)
-CONTINUE = Command("/v1/continue", ContinueRequest, RunRef)
-KILL = Command("/v1/kill", TreeRequest, DoneReply)
-RESULT = Command("/v1/result", RunRequest, ResultReply, reads=True)
-DESCRIBE = Command("/v1/run", RunRequest, Row, reads=True)
-LIST = Command("/v1/list", ListRequest, list[TreeInfo], reads=True)
-FIND = Command("/v1/find", FindRequest, RunRef, reads=True)
-CHANGES = Command("/v1/changes", RunRequest, Changes, reads=True)
-DIFF = Command("/v1/diff", RunRequest, DiffReply, reads=True)
-APPLY = Command("/v1/apply", RunRequest, ApplyReply)
-OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest, reads=False)
-ATTEND = StreamCommand("/v1/attend", AttendRequest, reads=False)
-WATCH = StreamCommand("/v1/watch", WatchRequest)
+TREES = Command("/v1/trees", "list_trees", ListRequest, list[TreeInfo], reads=True)
+PENDING = Command("/v1/pending", "pending", PendingRequest, list[Approval], reads=True)
+CANCEL = Command("/v1/cancel", "cancel", RunRequest, bool)
+KILL = Command("/v1/kill", "kill", TreeRequest, NoneType)
+SEND = Command("/v1/send", "send", SendRequest, Receipt)
+ANSWER: Command[Answered] = Command("/v1/answer", "answer", AnswerRequest, Answered)  # type: ignore[arg-type]
+PREPARE = Command("/v1/prepare", "prepare", PrepareRequest, NoneType)
+SPAWN = Command("/v1/spawn", "spawn", SpawnRequest, RunRef)
+RESUME = Command("/v1/resume", "resume", ResumeRequest, RunRef)
+CONTINUE = Command("/v1/continue", "continue_run", ContinueRequest, RunRef)
+RESULT: Command[Result[Any] | None] = Command("/v1/result", "result", RunRequest, Result[Any] | None, reads=True)  # type: ignore[arg-type]
+DESCRIBE = Command("/v1/run", "describe_run", RunRequest, Row, reads=True)
+FIND = Command("/v1/find", "find_run", FindRequest, RunRef, reads=True)
+CHANGES = Command("/v1/changes", "changes", RunRequest, Changes, reads=True)
+DIFF = Command("/v1/diff", "diff", RunRequest, str, reads=True)
+APPLY = Command("/v1/apply", "apply", RunRequest, list[ChangedFile])
+COMMANDS: dict[str, Command[Any]] = {
+    command.path: command
+    for command in (
+        TREES, PENDING, CANCEL, KILL, SEND, ANSWER, PREPARE, SPAWN, RESUME, CONTINUE, RESULT, DESCRIBE, FIND, CHANGES,
+        DIFF, APPLY,
+    )
+}  # fmt: skip
+OPEN_CLIENT = StreamCommand("/v1/client", ClientRequest)
+ATTEND = StreamCommand("/v1/attend", AttendRequest)
+WATCH = StreamCommand("/v1/watch", WatchRequest, reads=True)
 
 
 def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
@@ -270,7 +216,7 @@ def decode_query(query: dict[str, str], shape: type[Q]) -> Q:
         raise InvalidBody(f"the parameters of the address are wrong: {error}") from None
 
 
-def encode_query(request: Any) -> dict[str, str]:
+def encode_query(request: Arguments) -> dict[str, str]:
     """Encode a request as parameters of an address. What is None is left out."""
     fields: dict[str, Any] = msgspec.to_builtins(request)
     return {

@@ -90,7 +90,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The ending of a run on the host, or why there was none. `events` is how many lines were written of it."""
+    """The ending of a run on the host, or why there was none. `is_named` says that both texts begin with the `Run` of a
+    primary's ending; `events` is how many lines were written of it."""
 
     version: int = VERSION
     id: str
@@ -99,6 +100,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_details: str | None = None
     structured: Any = None
     code: str = ""
+    is_named: bool = False
     partial: str = ""
     warning: str = ""
     events: int = 0
@@ -237,15 +239,15 @@ def ending_of(response: Response, *, agent: str, primary: bool) -> Ending:
     if response.status == "failed" and response.code == "unconfirmed":
         return make_unconfirmed_ending(name=agent, primary=primary)
     text, error = response.final_response, response.error_details
-    if not primary and error is not None:
-        text, error = _as_subagent(text), _as_subagent(error)
+    if response.is_named and not primary and error is not None:
+        text, error = _name_subagent(text), _name_subagent(error)
     if response.status != "done" and error is None:
         text, error = ending_texts(response.status, name=agent, primary=primary)  # type: ignore[arg-type]
     return Ending(response.status, text, error, response.structured)  # type: ignore[arg-type]
 
 
-def _as_subagent(text: str) -> str:
-    return f"Subagent {text.removeprefix('Run ')}" if text.startswith("Run ") else text
+def _name_subagent(text: str) -> str:
+    return f"Subagent {text.removeprefix('Run ')}"
 
 
 def _decode_object(data: bytes) -> dict[str, Any]:

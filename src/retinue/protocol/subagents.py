@@ -81,44 +81,31 @@ def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
     unknown = sorted(set(value) - set(TASK_KEYS))
     if unknown:
         raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(TASK_KEYS)}")
-    kind = _read_optional(index, value, "subagent_type", str)
-    timeout = value.get("timeout_seconds")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
-        raise ToolError(
-            f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_name_type(timeout)}"
-        )
+    timeout = _read_field(index, value, "timeout_seconds", (int, float), "number")
     if timeout is not None and not math.isfinite(timeout):
         raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")
-    return kind, Task(
+    paths = _read_field(index, value, "context_paths", (list,), "list") or ()
+    for place, path in enumerate(paths):
+        if not isinstance(path, str):
+            got = _name_type(path)
+            raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
+    return _read_field(index, value, "subagent_type", (str,), "string"), Task(
         text,
-        context=_read_optional(index, value, "task_context", str) or "",
-        context_paths=_read_paths(index, value.get("context_paths")),
+        context=_read_field(index, value, "task_context", (str,), "string") or "",
+        context_paths=tuple(paths),
         include_parent_workspace=_read_flag(index, value, "include_parent_workspace"),
         include_temp_workspace=_read_flag(index, value, "include_temp_workspace"),
-        subagent_id=_read_optional(index, value, "subagent_id", str),
-        model=_read_optional(index, value, "model", str),
+        subagent_id=_read_field(index, value, "subagent_id", (str,), "string"),
+        model=_read_field(index, value, "model", (str,), "string"),
         timeout_seconds=timeout,
     )
 
 
-def _read_paths(index: int, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ToolError(
-            f"Task at index {index} has invalid 'context_paths' type: expected list, got {_name_type(value)}"
-        )
-    for place, path in enumerate(value):
-        if not isinstance(path, str):
-            got = _name_type(path)
-            raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
-    return tuple(value)
-
-
-def _read_optional(index: int, value: dict[str, Any], key: str, kind: type[str]) -> str | None:
+def _read_field(index: int, value: dict[str, Any], key: str, kinds: tuple[type, ...], expected: str) -> Any:
+    """Return an optional field of a task. A boolean is no number."""
     found = value.get(key)
-    if found is not None and not isinstance(found, kind):
-        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected string, got {_name_type(found)}")
+    if found is not None and type(found) not in kinds:
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected {expected}, got {_name_type(found)}")
     return found
 
 

@@ -8,7 +8,7 @@ the ids that the peer gives them; the run that was asked for is `STARTED`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,8 @@ from retinue.core.approvals import Decision
 from retinue.core.caller import Caller
 from retinue.core.events import Body, UsageReported
 from retinue.core.messages import RunRef
+from retinue.core.plans import Job
+from retinue.core.ports import Link
 
 STARTED = ""  # the id of the run that was asked for, among the runs of its peer
 ASKER = "asker"  # the source of an `Inbox` with which a peer confirms words from here
@@ -125,3 +127,17 @@ class RemoteAdapter(Protocol):
         """Go on with a run that an earlier process has started, after the cursor of the last report it logged. A
         request that never reached the peer is made now."""
         ...
+
+
+class RemoteRuntime(msgspec.Struct, frozen=True, kw_only=True):
+    """The runtime of runs that `adapter` starts at a peer, which says when they have started. `prepare` makes the
+    workspaces above such a run, which its peer may read."""
+
+    name: str
+    adapter: RemoteAdapter
+    prepare: Callable[[Job, Link], Awaitable[None]]
+    started: None = None
+
+    @property
+    def grace(self) -> float:
+        return self.adapter.grace

@@ -7,16 +7,15 @@ set a fallback, the run says in its result that it had none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from retinue.core.errors import ConfigError
 from retinue.core.events import Warned
-from retinue.core.network import Hosts
-from retinue.core.plans import JobRunner, Plan, Sandbox
+from retinue.core.network import Hosts, is_full
+from retinue.core.plans import Plan, Runtime
 from retinue.core.profiles import RUNTIMES, Profile, RuntimeName
-from retinue.sandbox.proxy_socket import Reach, find_reach
 
-Runtime = Sandbox | JobRunner
+Reach = Literal["none", "hosts", "full"]
 SANDBOXED: tuple[RuntimeName, ...] = ("isolated", "container")
 FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode is set: ran '{got}'. {why}"
 
@@ -49,7 +48,8 @@ class Placement:
             wanted = parent.floor
         if wanted == "delegated" and parent is not None and parent.floor == "isolated":
             wanted = "isolated"  # its tools have a sandbox here: there is nothing to ask the host for
-        runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", find_reach(network))
+        reach: Reach = "full" if is_full(network) else "hosts" if network else "none"
+        runtime, notes = self._find_runtime(wanted if profile.call is None else "inherited", reach)
         return runtime, wanted, notes
 
     def runtime(self, name: RuntimeName, reach: Reach = "none") -> Runtime:

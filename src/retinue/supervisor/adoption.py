@@ -36,11 +36,11 @@ from retinue.core.events import (
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan
 from retinue.core.ports import Clock, Receipt
-from retinue.core.profiles import RUNTIMES, Profile, Task
+from retinue.core.profiles import Profile, Task
 from retinue.core.results import Ending, Status, ending_texts
 from retinue.remote.port import ASKER, RemoteRun, RemoteSpawned, Report, Undelivered
-from retinue.remote.runtime import RemoteRuntime
 from retinue.remote.validator import Bounds, Rejected, ReportValidator
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor.approvals import Approvals, judge_call
 from retinue.supervisor.budgets import NO_COST, Account, Amount
 from retinue.supervisor.run import Run
@@ -49,7 +49,6 @@ from retinue.supervisor.tree import Tree
 from retinue.workspaces.run_folders import RunFolders, StateFolder
 
 CONFIRM_SECONDS = 5.0
-NO_JSON = msgspec.Raw(b"null")
 UNCONFIRMED = "the peer has not said that the run has the words"
 NOBODY_ASKED = "nobody could be asked"
 _OWN_PACE = (ApprovalAsked, ApprovalDecided)  # asked again after a crash, so never taken for written
@@ -379,25 +378,10 @@ def make_adopted(  # noqa: PLR0913 - each by name
     account: Account | None = None,
 ) -> AdoptedRun:
     """Make the run of a peer, which is not in the tree yet."""
-    plan = Plan(
-        profile=Profile(runtime),
-        system="",
-        model=None,
-        model_name="",
-        tools=(),
-        specs=(),
-        by_name={},
-        host={},
-        children=(),
-        profile_json=NO_JSON,
-        tools_json=NO_JSON,
-        runtime=RemoteRuntime(runtime),
-        floor=RUNTIMES[-1],
-    )
     folders = RunFolders(state.run_folder(tree.id, ref.run), "", ())
     run = AdoptedRun(
         ref=ref,
-        plan=plan,
+        plan=Plan(profile=Profile(runtime), runtime=IN_PROCESS),
         task=task,
         parent=parent,
         folders=folders,

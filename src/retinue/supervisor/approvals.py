@@ -80,15 +80,16 @@ class Approvals:
         if verdict.what != "ask" or standing:
             allowed = verdict.what != "deny"
             reason = "" if allowed else f"the rule {verdict.rule} forbids it"
-            by = f"rule: {standing or verdict.rule}"
+            rule = standing or verdict.rule
             body = ApprovalDecided(
                 approval_id=tree.next_approval_id(run),
                 call_id=call.id,
                 allowed=allowed,
                 reason=reason,
-                by=by,
+                by=f"rule: {rule}",
                 tool=call.name,
                 seal=spec.seal,
+                rule=rule,
             )
             written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
@@ -200,14 +201,14 @@ class Approvals:
             return "stale"
         return "taken" if self._resolve(question, decision, by=by) else "stale"
 
-    def _resolve(self, question: Question, decision: Decision, *, by: str, scope: str = "") -> bool:
+    def _resolve(self, question: Question, decision: Decision, *, by: str, scope: str = "", rule: str = "") -> bool:
         """Make this the answer; False if there is one already."""
         if not question.open:
             return False
         decision = self._check_answer(question, _check_decision(decision))
         decision = self._keep_rule(question, decision) if isinstance(decision, Allow) else decision
         reach = decision.scope if isinstance(decision, Allow) else "call"
-        self._write(question, decision, by=by, scope=scope or reach)
+        self._write(question, decision, by=by, scope=scope or reach, rule=rule)
         question.answer.set_result(decision)
         self._close(question)
         self._answer_others(question, decision, by=by)
@@ -247,15 +248,15 @@ class Approvals:
         tree, run, tool = question.tree.id, question.run.ref.run, join_seal(question.call.name, question.spec.seal)
         if decision.all_pending_of_run:
             same = Deny(decision.reason) if isinstance(decision, Deny) else Allow()
-            self._resolve_all(lambda q: same if (q.tree.id, q.run.ref.run) == (tree, run) else None, by, "pending")
+            self._resolve_all(lambda q: same if (q.tree.id, q.run.ref.run) == (tree, run) else None, "pending", by=by)
         if isinstance(decision, Deny) or decision.scope == "call":
             return
         if decision.scope == "project":
-            rule = f"rule: {question.approval.rule}"
-            self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, rule, "project")
+            rule = question.approval.rule
+            self._resolve_all(lambda q: Allow() if q.judge().what == "allow" else None, "project", rule=rule)
             return
         words = self.remember(tree, run, tool, scope=decision.scope, by=by)
-        self._resolve_all(lambda q: Allow() if self._find_standing_for(q) else None, f"rule: {words}", decision.scope)
+        self._resolve_all(lambda q: Allow() if self._find_standing_for(q) else None, decision.scope, rule=words)
 
     def remember(self, tree: str, run: int, tool: str, *, scope: str, by: str) -> str:
         """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
@@ -271,11 +272,13 @@ class Approvals:
         for run, body in answers:
             self.remember(tree, run, join_seal(body.tool, body.seal), scope=body.scope, by=body.by)
 
-    def _resolve_all(self, choose: Callable[[Question], Decision | None], by: str, scope: str) -> None:
+    def _resolve_all(
+        self, choose: Callable[[Question], Decision | None], scope: str, *, by: str = "", rule: str = ""
+    ) -> None:
         for question in list(self._questions.values()):
             decision = choose(question)
             if decision is not None:
-                self._resolve(question, decision, by=by, scope=scope)
+                self._resolve(question, decision, by=by or f"rule: {rule}", scope=scope, rule=rule)
 
     def _find_standing_for(self, question: Question) -> str:
         tool = join_seal(question.call.name, question.spec.seal)
@@ -292,7 +295,7 @@ class Approvals:
         before = f"{tool.partition('@')[0]}@"
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
-    def _write(self, question: Question, decision: Decision, *, by: str, scope: str) -> None:
+    def _write(self, question: Question, decision: Decision, *, by: str, scope: str, rule: str = "") -> None:
         allowed = isinstance(decision, Allow)
         reason, args = ("", decision.args) if isinstance(decision, Allow) else (decision.reason, None)
         call, approval = question.call, question.approval
@@ -306,6 +309,7 @@ class Approvals:
             scope=scope,
             args=args,
             seal=question.spec.seal,
+            rule=rule,
         )
         question.written = question.tree.write(question.run, body, True)
 

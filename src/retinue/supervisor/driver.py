@@ -14,11 +14,11 @@ from retinue.core.control import Control, RunHandle
 from retinue.core.errors import Disconnected, Failed, Limited, LogError, RetinueError, StreamCut, Unconfirmed
 from retinue.core.events import RunEnded, Warned
 from retinue.core.messages import UserTurn
-from retinue.core.plans import Job, JobRunner
+from retinue.core.plans import Job
 from retinue.core.ports import Clock, CommitHook
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending, stalled_texts
 from retinue.files.private import make_private_folder
-from retinue.remote.runtime import RemoteRuntime
+from retinue.remote.port import RemoteRuntime
 from retinue.supervisor import inbox
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.remote_driver import drive_remote_run
@@ -32,11 +32,12 @@ WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, u
 
 
 class Driver:
-    """Drives the runs of all trees."""
+    """Drives the runs of all trees. Python functions get `control` with the context of their run."""
 
     def __init__(
         self,
         trees: TreeRegistry,
+        control: Control,
         *,
         clock: Clock,
         approvals: Approvals,
@@ -49,13 +50,9 @@ class Driver:
         self._approvals = approvals
         self._files = files
         self._state = state
-        self._control: Control | None = None
+        self._control = control
         self._loop = asyncio.get_running_loop()
         self._hook = hook
-
-    def attach_control(self, control: Control) -> None:
-        """Hand this Control to Python functions, with the context of their run."""
-        self._control = control
 
     def start(self, tree: Tree, run: Run, services: RunServices, written: Awaitable[None] | None) -> None:
         """Start driving a run. `written` is done when its first event is in the log."""
@@ -114,7 +111,6 @@ class Driver:
 
     def _make_context(self, run: Run, services: RunServices) -> Context:
         metadata = {METADATA_SUBAGENT_DEPTH: run.depth, METADATA_MAX_SUBAGENT_DEPTH: run.max_depth}
-        assert self._control is not None
         handle = RunHandle(self._control, run.ref)
         context = Context(services, handle=handle, workspace=run.folders.path, metadata=metadata)
         run.attach_context(context)
@@ -122,10 +118,9 @@ class Driver:
 
     async def _execute(self, tree: Tree, run: Run, job: Job, services: RunServices) -> Ending:
         runtime = run.plan.runtime
-        if not isinstance(runtime, RemoteRuntime) or runtime.adapter is None:
+        if not isinstance(runtime, RemoteRuntime):
             return await run_job(job, services)
-        if runtime.prepare is not None:
-            await runtime.prepare(job, services)
+        await runtime.prepare(job, services)
         return await drive_remote_run(
             tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
         )
@@ -184,7 +179,8 @@ def _may_ask_ahead(tree: Tree, run: Run) -> bool:
     return (
         tree.log.ahead
         and plan.model is not None
-        and not isinstance(plan.runtime, JobRunner)
+        and plan.run_job is None
+        and not isinstance(plan.runtime, RemoteRuntime)
         and run.folders.workspace_copy is None
         and run.history is None
         and not run.slot.is_queued

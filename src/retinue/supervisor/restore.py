@@ -1,6 +1,6 @@
 """Restoring: trees of an earlier process are resumed, and ended runs are continued.
 
-Resuming folds the log into what each run had behind it (`log.resume_state`), makes the tree of that, and drives every
+Resuming folds the log into what each run had behind it (`log.threads`), makes the tree of that, and drives every
 run without an ending like any other. Nothing is done twice: a tool that may have run gets the outcome
 `unknown_after_crash`, children are still their parents', answers that had been given take effect, and what was spent
 stays spent. Continuing makes a new run from the conversation of an ended one: in the same tree below the same parent,
@@ -36,11 +36,18 @@ from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
 from retinue.core.plans import Plan, Planner
 from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, Ticket
-from retinue.core.profiles import Task
-from retinue.log.resume_state import OpenCall, find_standing_answers, fold_interrupted_runs
+from retinue.core.profiles import Profile, Task
 from retinue.log.runs import Runs, RunView
-from retinue.log.threads import Histories, fold_earlier_turns, fold_thread
-from retinue.remote.runtime import RemoteRuntime
+from retinue.log.threads import (
+    Histories,
+    OpenCall,
+    find_standing_answers,
+    fold_earlier_turns,
+    fold_interrupted_runs,
+    fold_thread,
+)
+from retinue.remote.port import RemoteRuntime
+from retinue.sandbox.in_process import IN_PROCESS
 from retinue.supervisor import caller_limits, inbox
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
@@ -48,7 +55,7 @@ from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import narrowed
-from retinue.supervisor.restore_plans import PlanRestorer, end_client, make_ended_plan, restore_workspace_kind
+from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
@@ -223,7 +230,11 @@ class TreeRestorer:
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
             above = None if parent is None else parent.plan
-            plan = plans.restore(view, above) if view.number in needed else make_ended_plan(view)
+            plan = (
+                plans.restore(view, above)
+                if view.number in needed
+                else Plan(profile=Profile(view.agent), runtime=IN_PROCESS)
+            )
             run = self._make_run(tree, view, parent, plan)
             tree.add_run(run)
             if not run.ended:
@@ -413,8 +424,7 @@ class TreeRestorer:
 
 
 def is_driven_remotely(run: Run) -> bool:
-    runtime = run.plan.runtime
-    return isinstance(runtime, RemoteRuntime) and runtime.adapter is not None
+    return isinstance(run.plan.runtime, RemoteRuntime)
 
 
 def _will_be_reported(run: AdoptedRun) -> bool:

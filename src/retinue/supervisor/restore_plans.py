@@ -19,12 +19,10 @@ from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
-from retinue.sandbox.in_process import IN_PROCESS
 
 PYTHON = "python"
 COPIES = ("copy", "worktree")
 DELEGATED = "delegated"
-NO_JSON = msgspec.Raw(b"null")
 AGAIN = "give it again, from Python: r.resume(tree, profiles=[...])"
 WEB = frozenset(("web_fetch", "web_search"))
 UNREACHED = "no host may be reached any more (`network:` in retinue.yaml)"
@@ -168,26 +166,6 @@ def restore_workspace_kind(profile: Profile, spawned: RunSpawned) -> Profile:
     """Return the profile with the kind of workspace that the run had, whatever it says now."""
     kept = _read(spawned.profile, _Kept)
     return profile if profile.workspace == kept.workspace else replace(profile, workspace=kept.workspace)
-
-
-def make_ended_plan(view: RunView) -> Plan:
-    """Return a plan for a run that has ended and does nothing any more."""
-    profile = Profile(view.agent)
-    return Plan(
-        profile=profile,
-        system="",
-        model=None,
-        model_name="",
-        tools=(),
-        specs=(),
-        by_name={},
-        host={},
-        children=(),
-        profile_json=NO_JSON,
-        tools_json=NO_JSON,
-        runtime=IN_PROCESS,
-        floor=RUNTIMES[-1],
-    )
 
 
 def _read(kept: msgspec.Raw | Any, shape: type[T]) -> T:

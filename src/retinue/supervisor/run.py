@@ -105,6 +105,11 @@ class Run(msgspec.Struct, eq=False):
         result = self.view.result(self.ref.tree)
         return result if self.plan.parse is None else msgspec.structs.replace(result, parse=self.plan.parse)
 
+    async def wait_for_result(self) -> Result[Any]:
+        if not self.finished:
+            await self.join()
+        return self.result()
+
     def ticket(self) -> Ticket:
         """Return the run as the tool that asked for it gets it."""
         return Ticket(

@@ -7,16 +7,27 @@ spawning is a callable that is passed in.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
 import msgspec
 
-from retinue.core.approvals import Allow, Decision, Deny
-from retinue.core.errors import CallCancelled, Limited, ModelError, RetinueError, Stop, StreamCut, ToolError
+from retinue.core.approvals import Allow, Decision, Deny, describe_denial
+from retinue.core.errors import (
+    CallCancelled,
+    Limited,
+    ModelError,
+    RetinueError,
+    Stop,
+    StreamCut,
+    ToolError,
+    Unconfirmed,
+)
 from retinue.core.events import Body, Delta, Message, Thinking, ToolCall, ToolResult, UsageReported, Warned
 from retinue.core.limits import EVENT_BYTES, OUTPUT_TOKENS
 from retinue.core.messages import USERS_OWN, Call, Reply, Request, RunRef, ToolSpec, Turn, UserTurn
@@ -35,6 +46,8 @@ from retinue.supervisor.tree import Tree
 
 _ALLOW = Allow()
 _PLAIN = (str, int, float, bool, NoneType)
+ASKS_PERSON = Verdict("ask", rule="only a person can answer", firm=True)
+NOBODY_ASKED = "Nobody could be asked."
 NOTHING_TO_RUN = Deny("there is nothing to run")
 NO_SPEC = ToolSpec("", "", {})
 TOOL_CHANGED = "{tool} was changed by its server after this call was allowed, so it was not run. Call it again."
@@ -157,6 +170,31 @@ class RunServices(msgspec.Struct, eq=False):
 
     def claim_call_id(self, wanted: str) -> str:
         return self.run.claim_call_id(wanted)
+
+    def spill(self, name: str) -> Path:
+        return self.run.folders.spill(name)
+
+    def record_activity(self) -> None:
+        self.run.record_activity()
+
+    async def ask_person(self, name: str, args: dict[str, Any], preview: str) -> Decision | None:
+        tree, run = self.tree, self.run
+        call = Call(f"{name}_{tree.seq + 1}", name, args)
+        spec = ToolSpec(name, preview, {}, host=True)
+        began = time.monotonic()
+        tree.write(run, ToolCall(call.id, name, copy_args(args), host=True))
+        run.slot.begin_calls()
+        outcome = Outcome(NOBODY_ASKED, success=False)
+        try:
+            decision = await self.approvals.decide(tree, run, call, spec=spec, preview=preview, verdict=ASKS_PERSON)
+            outcome = Outcome("answered")
+            if isinstance(decision, Deny):
+                outcome = Outcome(describe_denial(decision), success=False)
+            return decision
+        except Unconfirmed:
+            return None
+        finally:
+            self.finish(call, outcome, round((time.monotonic() - began) * 1000))
 
     def on_question(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         self.run.add_question_listener(listener)

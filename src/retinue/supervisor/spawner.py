@@ -71,7 +71,8 @@ class CheckedOrder(NamedTuple):
 
 
 class Spawner:
-    """Makes primary runs and children. Closed, it makes no more primaries."""
+    """Makes primary runs and children. Every tree is within what is left to the `caller`, the run elsewhere that this
+    whole process serves. Closed, it makes no more primaries."""
 
     def __init__(  # noqa: PLR0913 - every port it stands on, each by name
         self,
@@ -87,6 +88,7 @@ class Spawner:
         prices: Prices,
         approvals: Approvals,
         files: RunFiles,
+        caller: Caller,
         is_reported: bool,
         trace: Callable[[], str] | None,
     ) -> None:
@@ -97,14 +99,10 @@ class Spawner:
         self._trace = trace
         self._is_closed = False
         self.limits = limits.override(DEFAULTS)
-        self.caller = NOBODY  # what is left to the run elsewhere that this whole process serves
+        self._caller = caller
 
     def close(self) -> None:
         self._is_closed = True
-
-    def bind_caller(self, caller: Caller) -> None:
-        """Narrow every tree of this process to what is left to a caller."""
-        self.caller = caller
 
     # Primary runs
 
@@ -123,7 +121,7 @@ class Spawner:
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
-        caller = caller or (self.caller if call is None else call.caller)
+        caller = caller or (self._caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
         plan = self._planner.plan(profile, task=task, parent=None)

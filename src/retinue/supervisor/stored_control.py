@@ -1,6 +1,6 @@
 """Control of trees without a living process: reads the log, and applies changes. Starts, steers and asks nothing.
 
-`LocalControl` answers from it for every tree that does not run in its process.
+`Supervisor` answers from it for every tree that does not run in its process.
 """
 
 from __future__ import annotations

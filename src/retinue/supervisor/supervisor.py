@@ -1,19 +1,39 @@
-"""The supervisor: owns the trees of one process and one log. Puts its parts together and closes them.
+"""The supervisor: owns the trees of one process and one log, and implements Control for them.
 
-Each part has one job: the spawner makes runs, the driver takes them to their endings, the restorer resumes and
-continues, approvals ask people. Models, tools, profiles and sandboxes reach them as plans. `LocalControl` has the
-commands that surfaces use.
+Puts its parts together and closes them. Each part has one job: the spawner makes runs, the driver takes them to their
+endings, the restorer resumes and continues, approvals ask people. Models, tools, profiles and sandboxes reach them as
+plans. For trees that do not run in this process it answers from the log (`StoredControl`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from msgspec import structs
 
 from retinue.core.approvals import Answered, Approval, Decision
-from retinue.core.caller import Caller
-from retinue.core.control import NO_OVERRIDES, Control, ResumeOverrides
-from retinue.core.events import Delta, Event, Warned
+from retinue.core.caller import NOBODY, Caller, narrow_caller
+from retinue.core.context import Context
+from retinue.core.control import (
+    NO_OVERRIDES,
+    Changes,
+    ClientHandle,
+    ClientOptions,
+    Control,
+    ResumeOverrides,
+    RunHandle,
+    SpawnBelow,
+    TreeInfo,
+)
+from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
+from retinue.core.events import Delta, Event, ToolCall, ToolResult, Warned
 from retinue.core.limits import Limits, Timeouts
+from retinue.core.messages import Call, RunRef
 from retinue.core.plans import Planner
 from retinue.core.ports import (
     Approver,
@@ -21,32 +41,42 @@ from retinue.core.ports import (
     CommitHook,
     Log,
     Order,
+    Outcome,
     Policy,
     Prices,
     Receipt,
+    Row,
     RuleBook,
     Ticket,
     ToolServers,
 )
 from retinue.core.profiles import Profile, Task
-from retinue.core.results import Status
+from retinue.core.results import ChangedFile, Result, Status
+from retinue.log.lookup import read_run_number
+from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.validator import Bounds
-from retinue.supervisor import inbox
+from retinue.supervisor import caller_limits, inbox
 from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals, ApprovalTerms
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.restore import Restorer
+from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.run import Run
+from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
-from retinue.supervisor.tree import Tree, TreeRegistry
+from retinue.supervisor.stored_control import StoredControl, describe_tree
+from retinue.supervisor.tree import TreeRegistry
 from retinue.workspaces.run_folders import StateFolder
+
+CALL_GIVEN_UP = "given up by the client"
 
 
 class Supervisor:
-    """Owns every tree of one process and log."""
+    """Owns every tree of one process and log. `caller` is the run elsewhere that this whole process serves, and what is
+    left to it."""
 
     def __init__(  # noqa: PLR0913 - every port it stands on, each by name
         self,
@@ -62,23 +92,24 @@ class Supervisor:
         limits: Limits,
         timeouts: Timeouts,
         prices: Prices,
+        caller: Caller = NOBODY,
         servers: ToolServers | None = None,
         hook: CommitHook | None = None,
         trace: Callable[[], str] | None = None,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.policy, self.state, self.servers = policy, state, servers
+        self.log, self.state, self.servers, self.caller = log, state, servers, caller
         self._clock, self._on_close = clock, on_close
-        self._control: Control | None = None
+        self._stored = StoredControl(log, str(state.folder))
         self.trees = TreeRegistry(log)
         self.approvals = Approvals(clock, approver=approver, terms=terms, book=book, project=state.project)
-        self.files = RunFiles(self.watch, state)
-        self.driver = Driver(
-            self.trees, clock=clock, approvals=self.approvals, files=self.files, state=state, hook=hook
+        self.files = RunFiles(log.watch, state)
+        driver = Driver(
+            self.trees, self, clock=clock, approvals=self.approvals, files=self.files, state=state, hook=hook
         )
-        self._spawner = Spawner(
+        self.spawner = Spawner(
             self.trees,
-            self.driver,
+            driver,
             planner=planner,
             state=state,
             clock=clock,
@@ -88,13 +119,14 @@ class Supervisor:
             prices=prices,
             approvals=self.approvals,
             files=self.files,
+            caller=caller,
             is_reported=hook is not None,
             trace=trace,
         )
         self._restorer = Restorer(
             self.trees,
-            self._spawner,
-            self.driver,
+            self.spawner,
+            driver,
             planner=planner,
             state=state,
             clock=clock,
@@ -103,64 +135,92 @@ class Supervisor:
             approvals=self.approvals,
             files=self.files,
         )
-        self.make_services = self._spawner.make_services
-
-    @property
-    def control(self) -> Control:
-        """The Control that owns this supervisor."""
-        assert self._control is not None
-        return self._control
-
-    def attach_control(self, control: Control) -> None:
-        """Let Python functions of runs get this Control with their context."""
-        self._control = control
-        self.driver.attach_control(control)
-
-    @property
-    def log(self) -> Log:
-        return self.trees.log
-
-    @property
-    def is_unattended(self) -> bool:
-        """True if nothing asks here: the mode is `yes`."""
-        return getattr(self.policy, "mode", "") == "yes"
 
     # Starting runs
 
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
-        """Wait until the MCP servers that the profile (None: any) has tools from are there or have failed. `say` is
-        told what is waited for."""
         if self.servers is not None:
             await self.servers.ready(profile, say)
 
-    def spawn(
+    async def spawn(
         self,
         profile: Profile | str,
         task: Task,
         *,
         limits: Limits | None = None,
         narrow: Limits | None = None,
+        below: SpawnBelow | None = None,
         caller: Caller | None = None,
-    ) -> Run:
-        """Start a primary run in a tree of its own."""
-        return self._spawner.spawn_primary(profile, task, limits=limits, narrow=narrow, caller=caller)
+    ) -> RunHandle:
+        if below is not None:
+            if limits is not None or narrow is not None:
+                raise ConfigError("a run below another one has the limits of its profile: give it no others")
+            return self._spawn_below(profile, task, below)
+        await self.prepare(profile)
+        run = self.spawner.spawn_primary(profile, task, limits=limits, narrow=narrow, caller=caller)
+        return self._make_handle(run)
 
-    def spawn_children(self, tree: Tree, parent: Run, orders: Sequence[Order]) -> list[Ticket]:
-        """Start runs below `parent`, all of them or none."""
-        return self._spawner.spawn_children(tree, parent, orders)
+    def _spawn_below(self, profile: Profile | str, task: Task, below: SpawnBelow) -> RunHandle:
+        tree = self.trees.get(below.tree)
+        parent = None if tree is None else tree.find_run(below.run)
+        if tree is None or parent is None:
+            raise NotFound(f"no run {below.tree}/{below.run} is at work here")
+        order = Order(
+            profile,
+            task,
+            call_id=below.call_id,
+            background=below.background,
+            queue=below.queue,
+            files=below.files,
+            asked_by_model=False,
+        )
+        since = tree.seq
+        [ticket] = self.spawner.spawn_children(tree, parent, [order])
+        return self._make_handle(tree.runs[ticket.run], since=since)
 
-    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
-        """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError if it cannot, LogHeld
-        while another process has the right to write it."""
+    async def open_client(self, options: ClientOptions) -> ClientHandle:
+        leaving = asyncio.Event()
+
+        async def stay(task: str, ctx: Context) -> str:
+            await leaving.wait()
+            return CLIENT_LEFT
+
+        profile = Profile(options.name, call=stay, description=options.description, tools=options.tools)
+        caller = self.caller if options.caller is NOBODY else options.caller
+        await self.prepare(profile)
+        run = self.spawner.spawn_primary(profile, Task(options.task), limits=options.limits, caller=caller.as_client())
+
+        async def leave() -> None:
+            leaving.set()
+            await run.join()
+
+        services = self.spawner.make_services(self.trees[run.ref.tree], run)
+        return LocalClientHandle(self, run, services, leave=leave)
+
+    def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
+        bounds = narrow_caller(self.caller, caller)
+        return caller_limits.serve_caller(structs.replace(bounds, run_id=caller.run_id))
+
+    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
+        """Resume a tree. Raises LogHeld while another process has the right to write it."""
+        await self.prepare()
         await self.log.claim(tree)
-        return self._restorer.resume_tree(tree, await read_histories(self.log, tree), overrides)
+        return self._make_handle(self._restorer.resume_tree(tree, await read_histories(self.log, tree), overrides))
 
-    async def continue_run(self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES) -> Run:
-        """Start a run that begins with the conversation of an ended one, and this text."""
+    async def continue_run(
+        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
+    ) -> RunHandle:
+        await self.prepare()
         histories = await read_histories(self.log, tree)
         if run != 0 and tree in histories:  # a primary is continued in a tree of its own
             await self.log.claim(tree)
-        return self._restorer.continue_run(tree, run, text, histories, overrides)
+        return self._make_handle(self._restorer.continue_run(tree, run, text, histories, overrides))
+
+    def _make_handle(self, run: Run, *, since: int = 0) -> RunHandle:
+        """Return the handle of a run. It keeps the run, so that its result stands even if the log lost it."""
+        tree = self.trees.get(run.ref.tree)
+        start = 1 if tree is None else tree.seq
+        return RunHandle(self, run.ref, wait=run.wait_for_result, since=since, start_seq=start)
 
     def adopt_runs(self, tree: str, peer: Peer, remote: RemoteRun, *, bounds: Bounds | None = None) -> Adoption | None:
         """Return what adopts the runs that a peer reports in a tree; None when the tree is not at work."""
@@ -171,38 +231,38 @@ class Supervisor:
             found, peer, remote, clock=self._clock, state=self.state, approvals=self.approvals, bounds=bounds
         )
 
-    @property
-    def caller(self) -> Caller:
-        """The run elsewhere that this whole process serves, and what is left to it."""
-        return self._spawner.caller
-
-    def bind_caller(self, caller: Caller) -> None:
-        """Narrow every tree of this process to what is left to a caller."""
-        self._spawner.bind_caller(caller)
-
     # Steering runs
 
-    def pending(self, tree: str | None = None) -> list[Approval]:
-        """Return the questions that wait for an answer, in the order they were asked."""
+    async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
+        return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+
+    async def cancel(self, tree: str, run: int = 0) -> bool:
+        found = self.trees.find_run(tree, run)
+        return found is not None and found.stop("cancelled")
+
+    async def kill(self, tree: str) -> None:
+        found = self.trees.get(tree)
+        if found is not None:
+            found.kill()
+
+    async def pending(self, tree: str | None = None) -> list[Approval]:
         return self.approvals.pending(tree)
 
-    def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
-        """Answer a question: the first answer is taken, a later one is stale."""
+    async def answer(self, approval_id: str, decision: Decision, *, by: str, digest: str = "") -> Answered:
         return self.approvals.answer(approval_id, decision, by=by, digest=digest)
 
-    async def cancel(self, tree: str, run: int = 0, *, status: Status = "cancelled") -> bool:
-        """Stop a run and all below it; False if there is nothing to stop (ended, stopping already, unknown)."""
-        found = self.trees.find_run(tree, run)
-        return found is not None and found.stop(status)
-
-    async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
-        """Send a message to a run, read at its next turn."""
-        return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+    @asynccontextmanager
+    async def attend(self, tree: str | None = None) -> AsyncIterator[None]:
+        self.approvals.add_attendant(tree)
+        try:
+            yield
+        finally:
+            self.approvals.remove_attendant(tree)
 
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
         found = self.trees.find_run(tree, run)
-        if found is not None and not found.ending and found.stopping is None:
+        if found is not None and not found.is_stopping:
             found.set_failure(failure)
             found.stop(status)
 
@@ -214,18 +274,63 @@ class Supervisor:
         at.write(found, Warned(text, code=code))
         return True
 
-    def kill(self, tree: str) -> None:
-        """Stop a whole tree at once, without waiting for its clean-up."""
-        found = self.trees.get(tree)
-        for run in found.runs if found is not None else ():
-            run.kill()
+    # Looking
+
+    async def wait(self, tree: str, run: int = 0) -> Result[Any]:
+        live = self.trees.find_run(tree, run)
+        return await self._stored.wait(tree, run) if live is None else await live.wait_for_result()
+
+    async def result(self, tree: str, run: int = 0) -> Result[Any] | None:
+        live = self.trees.find_run(tree, run)
+        if live is None:
+            return await self._stored.result(tree, run)
+        return live.result() if live.finished else None
+
+    async def describe_run(self, tree: str, run: int = 0) -> Row:
+        live = self.trees.find_run(tree, run)
+        return await self._stored.describe_run(tree, run) if live is None else describe_view(live.view, tree)
+
+    async def list_trees(self, *, live: bool = False) -> list[TreeInfo]:
+        stored = [] if live else await self._stored.list_trees()
+        found = [info for info in stored if info.tree not in self.trees]
+        for tree in self.trees.values():
+            root = 0 if tree.root is None else tree.root.ref.run
+            found.append(describe_tree(tree.view, pid=os.getpid(), root=root))
+        return sorted(found, key=lambda info: info.runs[0].created_at, reverse=True)
+
+    async def find_run(self, name: str) -> RunRef:
+        tree, slash, number = name.partition("/")
+        wanted = read_run_number(number) if slash else 0
+        live = None if wanted is None else self.trees.find_run(tree, wanted)
+        return await self._stored.find_run(name) if live is None else live.ref
 
     def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
-        return self.log.watch(tree, after=after, deltas=deltas)
+        if tree in self.trees:
+            return self.log.watch(tree, after=after, deltas=deltas)
+        return self._stored.watch(tree, after=after, deltas=deltas)
+
+    # Changes
+
+    async def changes(self, tree: str, run: int = 0) -> Changes:
+        self._check_ended(tree, run)
+        return await self._stored.changes(tree, run)
+
+    async def diff(self, tree: str, run: int = 0) -> str:
+        live = self.trees.find_run(tree, run)
+        return await self._stored.diff(tree, run, live=live is not None and not live.finished)
+
+    async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
+        self._check_ended(tree, run)
+        return await self._stored.apply(tree, run)
+
+    def _check_ended(self, tree: str, run: int) -> None:
+        live = self.trees.find_run(tree, run)
+        if live is not None and not live.finished:
+            raise RetinueError(f"{live.ref.path} has not ended yet")
 
     async def close(self) -> None:
         """Cancel what still runs, wait for the endings, and close the log."""
-        self._spawner.close()
+        self.spawner.close()
         roots = [tree.root for tree in self.trees.values() if tree.root is not None]
         for run in roots:
             run.stop("cancelled")
@@ -239,3 +344,56 @@ class Supervisor:
             await self.files.close()
             await self.log.close()
             self.state.remove_temporary()
+
+
+class LocalClientHandle(ClientHandle):
+    """The run of a program outside that calls tools as a model's run does, but for the questions."""
+
+    def __init__(
+        self, control: Control, run: Run, services: RunServices, *, leave: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(control, run.ref, leave=leave)
+        self._run, self._services = run, services
+
+    async def call_tool(
+        self, call: Call, *, rules_of: str = "", work: Callable[[], Awaitable[Outcome]] | None = None
+    ) -> Outcome:
+        self._check_rules(call, rules_of or call.name)
+        if work is None:
+            work = partial(self._run.plan.by_name[call.name], call, self._run.folders, self._services)
+        return await self._record_call(call, work)
+
+    def _check_rules(self, call: Call, tool: str) -> None:
+        run = self._run
+        if tool not in run.plan.by_name:
+            raise ToolError(f"{run.ref.path} has no tool '{tool}'")
+        verdict = run.policy.judge(run.plan.by_name[tool].spec, call.args, primary=True, workspace=run.folders.path)
+        if verdict.what == "deny":
+            raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
+
+    async def _record_call(self, call: Call, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        clock = asyncio.get_running_loop().time
+        body = ToolCall(
+            call_id=call.id, name=call.name, args=call.args, tier="observe", display_name=call.name, waits=True
+        )
+        self._services.emit(body)
+        begun, text, success = clock(), CALL_GIVEN_UP, False
+        try:
+            outcome = await work()
+            text, success = outcome.text, outcome.success
+            return outcome
+        except RetinueError as error:
+            text = str(error)
+            raise
+        finally:
+            duration = round((clock() - begun) * 1000)
+            result = ToolResult(call_id=call.id, name=call.name, text=text, success=success, duration_ms=duration)
+            self._services.emit(result)
+
+    async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
+        spawn_tool: Any = self._run.plan.by_name[tool]
+        outcome: Outcome = spawn_tool.reply(results, self._run.folders)
+        return outcome
+
+    async def is_at_work(self) -> bool:
+        return not self._run.is_stopping

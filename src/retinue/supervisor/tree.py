@@ -16,7 +16,7 @@ import msgspec
 from retinue.core import events, secrets
 from retinue.core.events import Body, Event, RunSpawned
 from retinue.core.ports import Clock, Log
-from retinue.log.runs import FOLDS, Runs
+from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
@@ -43,7 +43,7 @@ class Tree:
     on in a finished tree."""
 
     __slots__ = (
-        "_append", "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
+        "_labels", "_now", "id", "log", "root", "runs", "seq", "slots", "trace_id", "traceparent", "view",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,6 @@ class Tree:
         self.root: Run | None = None
         self.seq = seq
         self._labels: dict[str, int] = {}
-        self._append = log.appender(self.id)
         self._now = clock.wall
         if restored is not None:
             self.trace_id = restored.runs[0].spawned.trace_id
@@ -92,7 +91,7 @@ class Tree:
         ref = run.ref
         event = Event(self.seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
         run.attach_view(self.view.spawn(event, body))
-        return self._append(event, True)
+        return self.log.append(event, True)
 
     def write(self, run: Run, body: Body, wait: bool = False, /) -> Awaitable[None] | None:
         """Write an event of a run. Nothing is written of a run after its ending."""
@@ -102,13 +101,10 @@ class Tree:
         self.seq = seq = self.seq + 1
         if run.stall_timer is not None:
             run.stall_timer.record_activity()
-            view.last_seq = seq
-        ref, now, append = run.ref, self._now, self._append  # a call of an attribute would look for a method first
-        event = Event(seq, self.id, ref.run, ref.path, ref.agent, now(), body)
-        fold = FOLDS[type(body)]  # as `Runs.apply` does, for a run already at hand
-        if fold is not None:
-            fold(view, event, body)
-        return append(event, wait)
+        ref = run.ref
+        event = Event(seq, self.id, ref.run, ref.path, ref.agent, self._now(), body)
+        view.apply(event)
+        return self.log.append(event, wait)
 
     def unique_label(self, wanted: str) -> str:
         """Return the label, or `label-2` and so on if the tree has it already."""
@@ -122,6 +118,11 @@ class Tree:
     def next_approval_id(self, run: Run) -> str:
         """Return an id of ours: the number of the next event, which nothing a model or a peer says can be."""
         return f"{self.id}/{run.ref.run}/{self.seq + 1}"
+
+    def kill(self) -> None:
+        """Stop all runs at once, without waiting for their clean-up."""
+        for run in self.runs:
+            run.kill()
 
     def release(self) -> None:
         """Cut the reference cycles of an ended tree, so that its memory is free without a garbage collection."""
@@ -138,7 +139,7 @@ _TEXT_FIELDS: dict[type[Body], tuple[str, ...]] = {
     events.ToolCall: ("args", "raw", "name", "display_name", "call_id"),
     events.ToolResult: ("text", "content", "name", "call_id"),
     events.ApprovalAsked: ("args", "preview", "label", "rule", "tool", "call_id"),
-    events.ApprovalDecided: ("reason", "by", "args", "tool", "call_id"),
+    events.ApprovalDecided: ("reason", "by", "rule", "args", "tool", "call_id"),
     events.Inbox: ("text",),
     events.Warned: ("text",),
     events.RunEnded: ("final_response", "error_details", "partial", "structured", "changed_files"),

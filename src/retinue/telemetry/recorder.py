@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -43,7 +44,62 @@ from retinue.core.events import (
 )
 from retinue.core.traces import span_id_of
 from retinue.core.usage import NO_USAGE, Usage
-from retinue.telemetry import conventions as names
+
+# OpenTelemetry's GenAI conventions, spelled out because they have moved out of the package that used to name them;
+# and names of our own where those have none.
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+AGENT = "gen_ai.agent.name"
+DESCRIPTION = "gen_ai.agent.description"
+CONVERSATION = "gen_ai.conversation.id"
+MODEL = "gen_ai.request.model"
+INPUT = "gen_ai.usage.input_tokens"
+OUTPUT = "gen_ai.usage.output_tokens"
+CACHE_READ = "gen_ai.usage.cache_read.input_tokens"
+CACHE_WRITE = "gen_ai.usage.cache_creation.input_tokens"
+TOOL = "gen_ai.tool.name"
+TOOL_CALL = "gen_ai.tool.call.id"
+TOOL_TYPE = "gen_ai.tool.type"
+TOKEN_TYPE = "gen_ai.token.type"
+ERROR = "error.type"
+
+INVOKE_AGENT = "invoke_agent"
+CHAT = "chat"
+EXECUTE_TOOL = "execute_tool"
+
+RUN = "retinue.run"
+PATH = "retinue.path"
+DEPTH = "retinue.depth"
+PARENT_RUN = "retinue.parent.run"
+PARENT_PATH = "retinue.parent.path"
+RUN_MODE = "retinue.run.mode"
+STATUS = "retinue.run.status"
+OUTCOME = "retinue.outcome"
+TURNS = "retinue.run.turns"
+TURN = "retinue.turn"
+ALLOWED = "retinue.approval.allowed"
+BY = "retinue.approval.by"
+
+TOKEN_USAGE = "gen_ai.client.token.usage"
+TOKEN_BUCKETS = [4**n for n in range(14)]
+INVOCATIONS = "retinue.invocations"
+
+OTHER = "retinue"
+_PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "google": "gcp.gemini",
+    "google-cloud": "gcp.vertex_ai",
+    "google-gla": "gcp.gemini",
+    "google-vertex": "gcp.vertex_ai",
+    "grok": "x_ai",
+    "mistral": "mistral_ai",
+    "moonshotai": "moonshot_ai",
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "xai": "x_ai",
+}
 
 SCOPE = "retinue"
 FAILED = "subagent invocation failed"
@@ -83,7 +139,7 @@ class _Run:
     def __init__(self, spawned: RunSpawned, span: Span) -> None:
         self.spawned = spawned
         self.span = span
-        self.provider, _ = names.split_model_name(spawned.model)
+        self.provider, _ = split_model_name(spawned.model)
         self.chat: Span | None = None
         self.asked: SpanContext | None = None
         self.tools: dict[str, Span] = {}
@@ -112,13 +168,13 @@ class Recorder:
             self._tracer.id_generator = IDS
         meter = meters.get_meter(SCOPE, version)
         self._invocations = meter.create_counter(
-            names.INVOCATIONS, unit="{invocation}", description="Runs that have ended, by agent and outcome."
+            INVOCATIONS, unit="{invocation}", description="Runs that have ended, by agent and outcome."
         )
         self._tokens = meter.create_histogram(
-            names.TOKEN_USAGE,
+            TOKEN_USAGE,
             unit="{token}",
             description="Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=names.TOKEN_BUCKETS,
+            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
         )
         self._trees: dict[str, _Tree] = {}
 
@@ -147,9 +203,7 @@ class Recorder:
         match event.body:
             case TurnStarted(turn=turn):
                 run.turns = turn
-                run.chat = self._start_span(
-                    f"{names.CHAT} {self._model_of(run)}", event, run, _chat_attributes(run, turn)
-                )
+                run.chat = self._start_span(f"{CHAT} {self._model_of(run)}", event, run, _chat_attributes(run, turn))
             case UsageReported(usage=usage):
                 run.usage += usage
                 if run.chat is not None:
@@ -159,18 +213,18 @@ class Recorder:
                 if call.tier != "provider":  # such a one ran inside the model call
                     self._end_chat(run, news=news)
                 kind = "extension" if call.tier == "provider" else "function"
-                attributes = {names.TOOL: call.name, names.TOOL_CALL: call.call_id, names.TOOL_TYPE: kind}
-                attributes[names.OPERATION] = names.EXECUTE_TOOL
+                attributes = {TOOL: call.name, TOOL_CALL: call.call_id, TOOL_TYPE: kind}
+                attributes[OPERATION] = EXECUTE_TOOL
                 above = run.tools.get(call.within, run.span)
                 run.tools[call.call_id] = self._start_span(
-                    f"{names.EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
+                    f"{EXECUTE_TOOL} {call.name}", event, run, attributes, above=above
                 )
             case ToolResult(call_id=call_id, success=success) if call_id in run.tools:
                 _end_span(run.tools.pop(call_id), _nanoseconds(event), "" if success else "tool_error", news=news)
             case ApprovalAsked(call_id=call_id) if call_id in run.tools:
                 run.tools[call_id].add_event("retinue.approval.asked", timestamp=_nanoseconds(event))
             case ApprovalDecided(call_id=call_id, allowed=allowed, by=by) if call_id in run.tools:
-                decided: dict[str, Any] = {names.ALLOWED: allowed, names.BY: by.partition(":")[0]}
+                decided: dict[str, Any] = {ALLOWED: allowed, BY: by.partition(":")[0]}
                 run.tools[call_id].add_event("retinue.approval.decided", decided, _nanoseconds(event))
             case TurnEnded():
                 self._end_chat(run, news=news)
@@ -179,20 +233,20 @@ class Recorder:
 
     def _start_run(self, event: Event, body: RunSpawned, tree: _Tree) -> _Run:
         parent = None if body.parent is None else tree.runs.get(body.parent)
-        provider, model = names.split_model_name(body.model)
+        provider, model = split_model_name(body.model)
         attributes: dict[str, Any] = {
-            names.OPERATION: names.INVOKE_AGENT,
-            names.PROVIDER: provider,
-            **({names.MODEL: model} if model else {}),
-            names.RUN_MODE: "loop" if model else "call",
-            names.DEPTH: body.depth,
+            OPERATION: INVOKE_AGENT,
+            PROVIDER: provider,
+            **({MODEL: model} if model else {}),
+            RUN_MODE: "loop" if model else "call",
+            DEPTH: body.depth,
             **_run_attributes(event),
         }
         if body.parent is not None:
-            attributes |= {names.PARENT_RUN: body.parent, names.PARENT_PATH: event.path.rpartition("/")[0]}
+            attributes |= {PARENT_RUN: body.parent, PARENT_PATH: event.path.rpartition("/")[0]}
         described = _read_description(body)
         if described:
-            attributes[names.DESCRIPTION] = described
+            attributes[DESCRIPTION] = described
         links: Sequence[Link] = ()
         above = _parse_traceparent(body.traceparent) if body.parent is None else tree.over.get(body.parent)
         if parent is not None:
@@ -200,7 +254,7 @@ class Recorder:
             links = (Link(parent.asked),) if parent.asked is not None else ()
         IDS.set(body.trace_id, body.span_id)
         span = self._tracer.start_span(
-            f"{names.INVOKE_AGENT} {event.agent}", _make_context(above), SpanKind.INTERNAL, attributes, links,
+            f"{INVOKE_AGENT} {event.agent}", _make_context(above), SpanKind.INTERNAL, attributes, links,
             _nanoseconds(event),
         )  # fmt: skip
         return _Run(body, span)
@@ -209,7 +263,7 @@ class Recorder:
         self, name: str, event: Event, run: _Run, attributes: dict[str, Any], *, above: Span | None = None
     ) -> Span:
         IDS.set(run.spawned.trace_id, span_id_of(run.spawned.span_id, event.seq))
-        kind = SpanKind.CLIENT if attributes[names.OPERATION] == names.CHAT else SpanKind.INTERNAL
+        kind = SpanKind.CLIENT if attributes[OPERATION] == CHAT else SpanKind.INTERNAL
         below = _make_context((above or run.span).get_span_context())
         return self._tracer.start_span(name, below, kind, attributes | _run_attributes(event), (), _nanoseconds(event))
 
@@ -228,40 +282,40 @@ class Recorder:
         for tool in run.tools.values():
             _end_span(tool, _nanoseconds(event), body.status, news=news)
         outcome = "done" if good else "error"
-        totals: dict[str, Any] = {names.OUTCOME: outcome, names.STATUS: body.status, names.TURNS: run.turns}
+        totals: dict[str, Any] = {OUTCOME: outcome, STATUS: body.status, TURNS: run.turns}
         run.span.set_attributes(totals | _token_attributes(run.usage))
         words = PRIMARY_FAILED if run.spawned.parent is None else FAILED
         _end_span(run.span, _nanoseconds(event), "" if good else "agent_error", words, news=news)
         if not news:
             return
-        self._invocations.add(1, {names.AGENT: event.agent, names.OUTCOME: outcome})
-        shared = {names.OPERATION: names.INVOKE_AGENT, names.PROVIDER: run.provider, names.MODEL: self._model_of(run)}
+        self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome})
+        shared = {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: self._model_of(run)}
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
-                self._tokens.record(count, shared | {names.TOKEN_TYPE: kind})
+                self._tokens.record(count, shared | {TOKEN_TYPE: kind})
 
     @staticmethod
     def _model_of(run: _Run) -> str:
-        return names.split_model_name(run.spawned.model)[1]
+        return split_model_name(run.spawned.model)[1]
 
 
 def _chat_attributes(run: _Run, turn: int) -> dict[str, Any]:
-    provider, model = names.split_model_name(run.spawned.model)
-    return {names.OPERATION: names.CHAT, names.PROVIDER: provider, names.MODEL: model, names.TURN: turn}
+    provider, model = split_model_name(run.spawned.model)
+    return {OPERATION: CHAT, PROVIDER: provider, MODEL: model, TURN: turn}
 
 
 def _run_attributes(event: Event) -> dict[str, Any]:
     return {
-        names.CONVERSATION: event.tree,
-        names.AGENT: event.agent,
-        names.RUN: event.run,
-        names.PATH: event.path,
+        CONVERSATION: event.tree,
+        AGENT: event.agent,
+        RUN: event.run,
+        PATH: event.path,
     }
 
 
 def _token_attributes(usage: Usage) -> dict[str, Any]:
-    counts = {names.INPUT: usage.input_tokens, names.OUTPUT: usage.output_tokens}
-    cached = {names.CACHE_READ: usage.cache_read_tokens, names.CACHE_WRITE: usage.cache_write_tokens}
+    counts = {INPUT: usage.input_tokens, OUTPUT: usage.output_tokens}
+    cached = {CACHE_READ: usage.cache_read_tokens, CACHE_WRITE: usage.cache_write_tokens}
     return counts | {name: count for name, count in cached.items() if count}
 
 
@@ -273,7 +327,7 @@ def _read_description(body: RunSpawned) -> str:
 
 def _end_span(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:
     if error:
-        span.set_attribute(names.ERROR, error)
+        span.set_attribute(ERROR, error)
         span.set_status(StatusCode.ERROR, words or None)
     if news:
         span.end(at)
@@ -293,3 +347,11 @@ def _make_context(parent: SpanContext | None) -> Context:
 
 def _nanoseconds(event: Event) -> int:
     return round(event.at * 1e9)
+
+
+def split_model_name(name: str) -> tuple[str, str]:
+    """Split our name of a model into provider and model. A script is named by its file alone: its folder is private."""
+    provider, colon, model = name.partition(":")
+    if not colon:
+        return OTHER, name
+    return _PROVIDERS.get(provider, provider), PurePath(model).name if provider == "scripted" else model

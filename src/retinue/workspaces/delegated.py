@@ -32,8 +32,8 @@ from retinue.files.opening import (
     open_regular_file,
     stat_entry,
 )
-from retinue.workspaces.capture import capture_folder, read_current_at
-from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
+from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
+from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
 from retinue.workspaces.walk import LINK_MODE, Skipped, Walker, display_path, is_reserved_name
 
@@ -161,12 +161,12 @@ class DelegatedWorkspace:
             self._copy(source, context / name, what)
         else:
             with _refusals(what):
-                FolderCopier(str(context), ContentNames(), self._budget, public=True).copy_file(source, name)
+                FolderCopier(str(context), ContentNames(), self._budget, modes=PUBLIC_MODES).copy_file(source, name)
         return context / name
 
     def _copy(self, source: int, to: Path, what: str) -> tuple[FolderCopier, Files]:
         to.mkdir(mode=0o755)
-        copier = FolderCopier(str(to), ContentNames(), self._budget, public=True)
+        copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
         with _refusals(what):
             return copier, copier.copy(Walker(source, links=False, never=self._never))
 
@@ -177,7 +177,7 @@ class DelegatedWorkspace:
         Raises RefusedPath, before anything is done, if it is too much."""
         walker = Walker(str(workspace), foreign=True, links=False)
         end = capture_folder(walker, ContentNames(), self._base)
-        changed = sorted(path for path in end.files if self._base.get(path) != end.files[path])
+        changed = [path for path in list_changed_paths(self._base, end.files) if path in end.files]
         self._check_size(workspace, changed)
         back = _Return(str(workspace), target, self._base, self._never)
         for path in sorted(self._base.keys() - end.files.keys()):

@@ -84,9 +84,6 @@ class Store:
                 found[os.fsdecode(name)] = StoredFile(mode, oid)
         return found
 
-    def has_ref(self, ref: str) -> bool:
-        return bool(git.run_in_store("rev-parse", "--verify", "--quiet", ref, git_dir=self.folder, good=(0, 1)).strip())
-
     def read_content(self, oid: str) -> bytes:
         return git.run_in_store("cat-file", "blob", oid, git_dir=self.folder)
 

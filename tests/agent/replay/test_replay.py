@@ -24,7 +24,7 @@ async def replay(events: list[Event]) -> tuple[list[Difference], dict[int, RunRe
     recorded = fold_records(events)
     played = make_replay(recorded)
     supervisor = make_replay_supervisor(played, MemoryLog(), Path.cwd())
-    node = supervisor.spawn(*played.primary)
+    node = supervisor.spawner.spawn_primary(*played.primary)
     await node.join()
     again = await supervisor.log.read(node.ref.tree)
     await supervisor.close()
@@ -213,7 +213,7 @@ async def test_of_a_stopped_tree_all_that_is_there_is_played(status: str) -> Non
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(main(agents), "go")
         await until(run, ToolResult, number=2)
-        await r.control.supervisor.cancel(run.tree, 0, status=status)  # type: ignore[arg-type]
+        r.control.trees[run.tree].runs[0].stop(status)  # type: ignore[attr-defined]
         events = [event async for event in run.events()]
     differences, recorded, again = await replay(events)
     assert differences == []
@@ -241,7 +241,7 @@ async def test_runs_that_people_continued_are_played_too() -> None:
         tree = (await r.run(profile, "go")).tree
         for run in (2, 1, 3):  # the leaf, what is above it, and the leaf that was continued
             await (await r.continue_run(f"{tree}/{run}", "more", profiles=[profile])).result()
-        events = list(await r.control.supervisor.log.read(tree))
+        events = list(await r.control.log.read(tree))
     differences, recorded, _ = await replay(events)
     assert (differences, len(recorded), recorded[3].spawned.continues) == ([], 7, 2)
     differences, _, _ = await replay(changed(events, RunEnded, 6, final_response="another"))

@@ -129,7 +129,7 @@ async def hall(folder: Path, *, durable: bool = False, limits: Limits | None = N
     reporting = Reporting(None, strict=True, limits=limits, clock=SystemClock())
     reporting.attach(supervisor)
     assert isinstance(reporting.collector, Collector)
-    main = supervisor.spawn(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))
+    main = supervisor.spawner.spawn_primary(Profile("main", "You are main.", model=scripted(HANG)), Task("go"))
     try:
         yield Hall(supervisor, reporting.collector, main)
     finally:

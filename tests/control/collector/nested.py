@@ -47,7 +47,7 @@ async def main(run_id: str, meta: str) -> str:
         return said.decode().strip()
 
     supervisor = make_supervisor(Parts(project=Path.cwd(), mode="yes"))
-    publisher = supervisor.driver._hook
+    publisher = supervisor.spawner._driver._hook
     assert isinstance(publisher, Publisher)
     down.supervisor = supervisor
     relay = Relay(down, os.environ[ADDRESS], publisher)
@@ -55,7 +55,7 @@ async def main(run_id: str, meta: str) -> str:
     profile = Profile("agent", "x", model=scripted({"agent": replies}), tools=[ask_server])
     try:
         with serve_caller(msgspec.structs.replace(caller, run_id=run_id)):
-            node = supervisor.spawn(profile, Task("go"))
+            node = supervisor.spawner.spawn_primary(profile, Task("go"))
         await node.join()
         return node.result().final_response
     except SpawnRefused as refused:

@@ -213,7 +213,7 @@ async def test_a_peer_that_waits_to_be_told_to_go_on(tmp_path: Path) -> None:
 async def test_the_secret_of_an_address_is_shown_nowhere(tmp_path: Path) -> None:
     async with hall(tmp_path) as h:
         server = h.server()
-        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawn(h.main.plan.profile, h.main.task))
+        h2 = Hall(h.supervisor, h.collector, h.supervisor.spawner.spawn_primary(h.main.plan.profile, h.main.task))
         run_id = server.call(by=h2.main)
         await server.post(run_id, "tool_result", toolName="shell", payload=f"ADDRESS={server.address}")
         events = await h2.until("tool.result")

@@ -394,14 +394,15 @@ async def test_a_dead_tree_goes_on_without_the_runs_elsewhere(tmp_path: Path) ->
     supervisor = make_supervisor(parts)
     for event in before:  # as they stood when the process died
         supervisor.log.append(event)
-    node = await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    await supervisor.resume(tree, ResumeOverrides(profiles=[h.main.plan.profile], limits=Limits(tokens=500)))
+    node = supervisor.trees[tree].runs[0]
     try:
         events = await supervisor.log.read(tree)
         assert of(events, 1)[-1].status == "disconnected"
         at = {event.kind: event.seq for event in events if event.kind == "run.resumed" or event.run == 1}
         assert at["run.resumed"] < at["run.ended"]  # or the time without a process would be taken for work
         assert node.account is not None and node.account.spent.tokens == 0
-        assert node.ref.run == 0 and not node.ending
+        assert node is supervisor.trees[tree].root and not node.ending
     finally:
         await supervisor.close()
 

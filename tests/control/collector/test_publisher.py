@@ -281,14 +281,14 @@ async def test_calls_of_a_reported_run_name_it_as_the_parent(tmp_path: Path, mon
         await server.post(run_id, "subagent_start", name="outer")
         monkeypatch.setenv(ADDRESS, server.address)
         inner = make_supervisor(Parts(project=tmp_path / "inner", mode="yes"))
-        publisher = inner.driver._hook
+        publisher = inner.spawner._driver._hook
         assert isinstance(publisher, Publisher)
         down = Downward(Limits(), SystemClock())
         down.supervisor = inner
         try:
             with serve_caller(Caller(run_id=run_id, parent_id="up", root_id="top")):
                 profile = Profile("outer", "x", model=scripted({"outer": [{"hang": True}]}))
-                node = inner.spawn(profile, Task("wait"))
+                node = inner.spawner.spawn_primary(profile, Task("wait"))
             meta = Relay(down, server.address, publisher).meta(node.ref)
             assert (meta["retinue/parentRunID"], meta["retinue/rootRunID"]) == (run_id, "top")
         finally:
@@ -306,7 +306,7 @@ async def test_a_primary_that_stands_for_the_caller_is_not_reported_itself(
         supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
         with serve_caller(Caller(parent_id="anchor-1")):
             model = scripted({**script, "*": [{"text": "helped"}]})
-            node = supervisor.spawn(Profile("main", "x", model=model), Task("go"))
+            node = supervisor.spawner.spawn_primary(Profile("main", "x", model=model), Task("go"))
         await node.join()
         await supervisor.close()
         assert [(post["type"], post.get("parentRunID")) for post in posts] == [

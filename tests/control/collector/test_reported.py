@@ -37,7 +37,9 @@ def begin(
     supervisor = make_supervisor(Parts(project=folder, state=folder / ".retinue", mode="yes"))
     monkeypatch.delenv(ADDRESS)
     with serve_caller(Caller(run_id=run_id)):
-        return supervisor, supervisor.spawn(Profile("reviewer", "x", model=scripted(script)), Task("look"))
+        return supervisor, supervisor.spawner.spawn_primary(
+            Profile("reviewer", "x", model=scripted(script)), Task("look")
+        )
 
 
 async def report(folder: Path, address: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -112,7 +112,9 @@ async def spawnable(folder: Path) -> AsyncIterator[tuple[Supervisor, Reporting]]
 async def finished(supervisor: Supervisor, caller: Caller | None, **limits: Any) -> Result[Any]:
     script = {"main": [SPAWN, {"text": "done"}], "*": [SPAWN, {"text": "deeper still"}]}
     profile = Profile("main", "x", model=scripted(script))
-    node = supervisor.spawn(profile, Task("go"), limits=Limits(**limits) if limits else None, caller=caller)
+    node = supervisor.spawner.spawn_primary(
+        profile, Task("go"), limits=Limits(**limits) if limits else None, caller=caller
+    )
     await node.join()
     return node.result()
 
@@ -144,10 +146,11 @@ async def test_a_tree_that_goes_on_later_stays_within_what_was_left(tmp_path: Pa
     supervisor = make_supervisor(Parts(project=tmp_path, mode="yes"))
     profile = Profile("main", "x", model=scripted({"main": [{"text": "first"}, {"text": "second"}]}))
     try:
-        first = supervisor.spawn(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
+        first = supervisor.spawner.spawn_primary(profile, Task("go"), caller=Caller(depth=2), limits=Limits(turns=7))
         await first.join()
         assert first.view.spawned.limits == Limits(depth=1, turns=7)
-        again = await supervisor.continue_run(first.ref.tree, 0, "go on", ResumeOverrides(profiles=[profile]))
+        handle = await supervisor.continue_run(first.ref.tree, 0, "go on", ResumeOverrides(profiles=[profile]))
+        again = supervisor.trees[handle.tree].runs[0]
         assert (first.max_depth, again.max_depth, again.max_turns) == (1, 1, 7)
         await again.join()
     finally:
@@ -179,7 +182,7 @@ async def test_a_call_carries_what_is_left_to_its_run(tmp_path: Path) -> None:
         assert meta["retinue/tokens"] == 1000
         assert time.time() + 90 < meta["retinue/deadline"] <= time.time() + 100
         assert meta["traceparent"].split("-")[1] == h.supervisor.trees[h.tree].trace_id
-        child = h.supervisor.spawn_children(
+        child = h.supervisor.spawner.spawn_children(
             h.supervisor.trees[h.tree], h.main, [Order(Profile("kid", "x", limits=Limits(tokens=10)), Task("t"))]
         )[0]
         below = h.collector.meta(child.ref)
@@ -196,16 +199,20 @@ async def test_time_and_money_are_narrowed_too(tmp_path: Path) -> None:
     supervisor = make_supervisor(parts)
     try:
         profile = Profile("main", "x", model=scripted({"main": [{"hang": True}]}), limits=Limits(seconds=500.0))
-        late = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7))
+        late = supervisor.spawner.spawn_primary(
+            profile, Task("go"), caller=Caller(deadline=clock.wall() + 60, tokens=7)
+        )
         assert late.seconds == pytest.approx(60)
         assert late.account is not None and late.account.tokens == 7
-        soon = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() + 9999))
+        soon = supervisor.spawner.spawn_primary(profile, Task("go"), caller=Caller(deadline=clock.wall() + 9999))
         assert soon.seconds == 500.0
-        over = supervisor.spawn(profile, Task("go"), caller=Caller(deadline=clock.wall() - 1, traceparent=TRACE))
+        over = supervisor.spawner.spawn_primary(
+            profile, Task("go"), caller=Caller(deadline=clock.wall() - 1, traceparent=TRACE)
+        )
         await over.join()
         assert over.result().status == "timed_out"
         assert over.view.spawned.trace_id == TRACE.split("-")[1] and over.view.spawned.traceparent == TRACE
         with pytest.raises(ConfigError, match="the price of model 'ScriptedModel' is not known"):
-            supervisor.spawn(profile, Task("go"), caller=Caller(cost=Decimal(1)))
+            supervisor.spawner.spawn_primary(profile, Task("go"), caller=Caller(cost=Decimal(1)))
     finally:
         await supervisor.close()

@@ -36,11 +36,11 @@ class House:
 
     def run(self, agents: dict[str, Any]) -> Run:
         profile = Profile("main", "You are main.", model=scripted(agents))
-        return self.supervisor.spawn(profile, Task("go"), limits=Limits(turns=None))
+        return self.supervisor.spawner.spawn_primary(profile, Task("go"), limits=Limits(turns=None))
 
     async def questions(self, count: int = 1) -> list[Any]:
         """Waits until that many questions are open."""
-        while len(found := self.supervisor.pending()) < count:
+        while len(found := self.supervisor.approvals.pending()) < count:
             await asyncio.sleep(0.001)
         return found
 
@@ -69,7 +69,7 @@ async def house(
     )
     supervisor = make_supervisor(parts)
     try:
-        async with ControlServer(supervisor.control, state, unattended=supervisor.is_unattended) as server:
+        async with ControlServer(supervisor, state, unattended=parts.is_unattended) as server:
             yield House(supervisor, server, state)
     finally:
         await supervisor.close()

@@ -67,7 +67,7 @@ async def test_an_answer_to_an_action_that_was_not_shown_is_refused(tmp_path: Pa
         node = h.run({"main": [WRITE, "end"]})
         [question] = await h.questions()
         assert await h.client.answer(question.id, Allow(), by="x", digest="another") == "stale"
-        assert h.supervisor.pending() == [question]
+        assert h.supervisor.approvals.pending() == [question]
         assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "taken"
         await node.join()
         assert await h.client.answer(question.id, Allow(), by="x", digest=question.digest) == "stale"
@@ -115,7 +115,7 @@ async def test_a_watcher_that_does_not_read_holds_up_nobody_and_misses_nothing(
         while h.server._connections:  # the stuck one is dropped
             await asyncio.sleep(0.01)
         writer.close()
-        h.supervisor.kill(tree)
+        h.supervisor.trees[tree].kill()
         seen = [item.seq async for item in h.client.watch(tree, after=700) if isinstance(item, Event)]
         assert seen == list(range(701, seen[-1] + 1))
         assert seen[-1] >= last

@@ -13,7 +13,7 @@ from retinue.core.events import Delta
 from retinue.protocol import control as wire
 from retinue.protocol.strict_json import InvalidBody, decode_body, encode_body
 
-SHAPES = (wire.CancelRequest, wire.SendRequest, wire.AnswerRequest)
+SHAPES = (wire.RunRequest, wire.SendRequest, wire.AnswerRequest)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["tree", "run", "text"]), inner),
@@ -39,7 +39,7 @@ def test_any_json(value: Any, shape: type[Any]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        wire.CancelRequest("t", 3),
+        wire.RunRequest("t", 3),
         wire.SendRequest("t", 0, "x\n\u2028"),
         wire.AnswerRequest("a", Deny("no"), "me"),
         wire.AnswerRequest("a", Allow()),
@@ -53,7 +53,5 @@ def test_half_characters_travel_as_marks() -> None:
     delta = Delta("t", 0, "/main", "main", "a\ud83d")
     assert wire.decode_item(wire.encode_delta(delta)) == Delta("t", 0, "/main", "main", "a?")
     asked = Approval("i", "t", 0, "/main", "main", "write", {"content": "\udc00", "n": float("inf")}, "c")
-    [question] = msgspec.json.decode(
-        encode_body([wire.PendingQuestion(asked, asked.digest)]), type=list[wire.PendingQuestion]
-    )
-    assert question.approval.args == {"content": "?", "n": None}
+    [question] = msgspec.json.decode(encode_body([asked]), type=list[Approval])
+    assert question.args == {"content": "?", "n": None}

@@ -251,7 +251,7 @@ async def test_words_for_a_run_below_one_on_the_host_reach_that_one(tmp_path: Pa
         async for event in run.events():
             if isinstance(event.body, ToolCall) and event.body.name == "hold":
                 break
-        receipt = await r.control.supervisor.send(run.tree, event.run, "turn left")
+        receipt = await r.control.send(run.tree, event.run, "turn left")
         assert receipt.state == "queued" and event.run == 1
         go.set()
         await run.result()

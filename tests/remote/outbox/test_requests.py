@@ -146,10 +146,12 @@ def test_a_response_that_is_too_long_is_cut_and_says_so() -> None:
 
 def test_the_ending_of_a_primary_there_is_that_of_a_subagent_here() -> None:
     text, error = "Run reached its limit", "Run 'explorer' stopped: limit of 2 turns reached"
-    response = wire.Response(id="a", status="limited", final_response=text, error_details=error)
+    response = wire.Response(id="a", status="limited", final_response=text, error_details=error, is_named=True)
     assert wire.ending_of(response, agent="explorer", primary=True).error == error
     ending = wire.ending_of(response, agent="explorer", primary=False)
     assert (ending.text, ending.error) == ("Subagent reached its limit", error.replace("Run '", "Subagent '"))
+    own_words = wire.Response(id="a", status="failed", final_response="Run it", error_details="Run it yourself")
+    assert wire.ending_of(own_words, agent="explorer", primary=False).error == "Run it yourself"
 
 
 def test_the_code_of_a_response_says_that_there_was_nobody_to_ask() -> None:

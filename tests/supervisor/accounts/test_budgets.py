@@ -31,7 +31,7 @@ async def run_tree(
     async with retinue.open(mode="yes", profiles=profiles or [], **options) as r:
         run = await r.spawn(Profile("main", model=scripted(agents)), "go", limits=limits)
         result = await run.result()
-        return result, await r.control.supervisor.log.read(run.tree)
+        return result, await r.control.log.read(run.tree)
 
 
 @pytest.mark.parametrize("times", [1.0, 1.5, 0.3])
@@ -47,9 +47,9 @@ async def test_a_tree_never_spends_more_than_one_call_over_its_budget(unit: str,
     kids = [Profile(name) for name in ("lead", "half", "leaf")]
     async with retinue.open(mode="yes", profiles=kids, prices=prices, limits=limits) as r:
         run = await r.spawn(Profile("main", model=model), "go")
-        account = r.control.supervisor.trees[run.tree].runs[0].account
+        account = r.control.trees[run.tree].runs[0].account
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     total = spent(events)
     assert account is not None
     assert (account.reserved, account.in_flight, account.spent.tokens) == (Amount(), 0, total)
@@ -142,7 +142,7 @@ async def test_a_cost_limit_without_a_price_refuses_at_the_start() -> None:
     async with retinue.open() as r:
         with pytest.raises(ConfigError, match="the price of model 'ScriptedModel' is not known"):
             await r.spawn(Profile("main", model=scripted({})), "go", limits=Limits(cost=Decimal(1)))
-        assert [each.tree for each in await r.control.supervisor.log.list_trees()] == []
+        assert [each.tree for each in await r.control.log.list_trees()] == []
     kid = Profile("kid", model=scripted({}), limits=Limits(cost=Decimal(1)))
     agents = {"main": [spawn({"task": "x", "subagent_type": "kid"}), {"text": "{{last_result}}"}]}
     result, _ = await run_tree(agents, Limits(), profiles=[kid])

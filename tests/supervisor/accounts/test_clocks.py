@@ -36,7 +36,7 @@ async def test_a_stalled_run_is_told_of_and_then_given_up() -> None:
         assert await run.state() == "stalled"
         await clock.advance(0.2)
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert (result.status, result.final_response) == ("timed_out", "Run timed out")
     assert result.error_details == f"Run 'main' {STALLED}"
     assert (result.partial, result.duration_ms) == ("half", 120_000)
@@ -80,7 +80,7 @@ async def test_a_parent_that_waits_for_a_child_at_work_is_not_stalled() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await clock.advance(560)
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert result.status == "done"
     assert bodies(events, Warned) == []
 
@@ -134,7 +134,7 @@ async def test_a_person_who_thinks_stalls_nobody() -> None:
         run = await r.spawn(hanging(clock, agents), "go", limits=Limits(stall=60))
         await until(run, ToolCall, number=1)
         await clock.advance(3600)
-        nodes = r.control.supervisor.trees[run.tree].runs
+        nodes = r.control.trees[run.tree].runs
         assert [node.view.state for node in nodes] == ["waiting_children", "waiting_approval"]
         answer.set()
         await until(run, ToolResult, number=1)

@@ -68,7 +68,7 @@ async def test_events_and_results_carry_the_cost_when_it_is_known() -> None:
     async with retinue.open(mode="yes", prices=FixedPrices({"*": ("1", "1")})) as r:
         run = await r.spawn(Profile("main", model=scripted(agents)), "go", limits=Limits())
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     [event, _] = [event for event in events if isinstance(event.body, UsageReported)]
     assert b'"cost":"0.000007"' in encode_event(event)
     assert decode_event(encode_event(event)).body == event.body
@@ -76,7 +76,7 @@ async def test_events_and_results_carry_the_cost_when_it_is_known() -> None:
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(Profile("main", model=scripted(agents)), "go")
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert (result.cost, result.to_json()["cost"]) == (None, None)
     assert all(body.cost is None for body in bodies(events, UsageReported))
     assert b"cost" not in b"".join(encode_event(event) for event in events if event.kind == "usage")

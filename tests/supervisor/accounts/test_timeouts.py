@@ -25,7 +25,7 @@ async def seconds_of_child(folder: Path, wish: dict[str, Any]) -> float | None:
     async with retinue.open(config=folder / "retinue.yaml", project=folder, path=folder / "s", mode="yes") as r:
         run = await r.spawn(Profile("main", model=model), "go")
         await run.result()
-        [spawned] = bodies(await r.control.supervisor.log.read(run.tree), RunSpawned, run=1)
+        [spawned] = bodies(await r.control.log.read(run.tree), RunSpawned, run=1)
     seconds: float | None = spawned.timeout_seconds
     return seconds
 
@@ -74,5 +74,5 @@ async def test_what_a_person_sets_is_exact() -> None:
         ):
             run = await r.spawn(Profile("main", model=model), task, limits=limits)
             await run.result()
-            [spawned] = bodies(await r.control.supervisor.log.read(run.tree), RunSpawned)
+            [spawned] = bodies(await r.control.log.read(run.tree), RunSpawned)
             assert spawned.timeout_seconds == expected

@@ -32,7 +32,7 @@ async def test_cancelling_a_parent_ends_all_below_it_and_their_questions() -> No
         [question] = await waiting(r, 1)
         assert await run.cancel()
         result = await run.result()
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "stale"
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "stale"
     assert (result.status, result.children[0].status, made.made) == ("cancelled", "cancelled", [])
 
 

@@ -40,13 +40,13 @@ def pages(*names: str) -> dict[str, Any]:
 async def waiting(r: Retinue, count: int) -> list[Approval]:
     """The questions, once there are so many."""
     async with asyncio.timeout(5):
-        while len(r.control.supervisor.pending()) < count:
+        while len(r.control.approvals.pending()) < count:
             await asyncio.sleep(0)
-    return r.control.supervisor.pending()
+    return r.control.approvals.pending()
 
 
 async def decided(r: Retinue, run: RunHandle) -> list[ApprovalDecided]:
-    return bodies(await r.control.supervisor.log.read(run.tree), ApprovalDecided)
+    return bodies(await r.control.log.read(run.tree), ApprovalDecided)
 
 
 @pytest.mark.requirement("CODEY-27", "CODEY-28", "P12")
@@ -61,20 +61,20 @@ async def test_questions_are_listed_in_order_and_answered_by_id() -> None:
         run = await r.spawn(main(script, tools=[made.tool, kid]), "go")
         [first] = await waiting(r, 1)
         assert (first.run, first.label, first.args) == (0, None, {"who": "anna"})
-        assert r.control.supervisor.answer(first.id, Allow(), by="user") == "taken"
+        assert r.control.approvals.answer(first.id, Allow(), by="user") == "taken"
         [second] = await waiting(r, 1)
-        assert r.control.supervisor.answer(second.id, Allow(), by="user") == "taken"
+        assert r.control.approvals.answer(second.id, Allow(), by="user") == "taken"
         three = await waiting(r, 3)
         assert [(q.run, q.label, q.args["who"]) for q in three] == [
             (1, "page bert", name) for name in ("bert", "carl", "dora")
         ]
-        assert r.control.supervisor.pending(run.tree) == three and r.control.supervisor.pending("other") == []
-        assert r.control.supervisor.answer(three[1].id, Allow(), by="user") == "taken"
-        assert [q.args["who"] for q in r.control.supervisor.pending()] == ["bert", "dora"]
-        assert r.control.supervisor.answer(three[2].id, Deny("asleep"), by="user") == "taken"
-        assert r.control.supervisor.answer(three[0].id, Allow(), by="user") == "taken"
+        assert r.control.approvals.pending(run.tree) == three and r.control.approvals.pending("other") == []
+        assert r.control.approvals.answer(three[1].id, Allow(), by="user") == "taken"
+        assert [q.args["who"] for q in r.control.approvals.pending()] == ["bert", "dora"]
+        assert r.control.approvals.answer(three[2].id, Deny("asleep"), by="user") == "taken"
+        assert r.control.approvals.answer(three[0].id, Allow(), by="user") == "taken"
         await run.result()
-        results = bodies(await r.control.supervisor.log.read(run.tree), ToolResult, run=1)
+        results = bodies(await r.control.log.read(run.tree), ToolResult, run=1)
     assert sorted(made.made) == ["anna", "bert", "carl"]
     texts = {result.call_id: result.text for result in results}
     assert texts[three[2].call_id] == "The user denied this call: asleep"
@@ -92,9 +92,9 @@ async def test_a_child_s_edit_bubbles_up_runs_on_yes_and_its_result_goes_to_the_
         assert (question.label, question.run, question.tool) == ("fix", 1, "edit")
         assert "-old" in question.preview and "+new" in question.preview
         assert (tmp_path / "a.txt").read_text() == "old\n"
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "taken"
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "taken"
         await run.result()
-        [result] = bodies(await r.control.supervisor.log.read(run.tree), ToolResult, run=1)
+        [result] = bodies(await r.control.log.read(run.tree), ToolResult, run=1)
     assert (tmp_path / "a.txt").read_text() == "new\n"
     assert (result.text, result.success) == ("edited a.txt", True)
 
@@ -104,7 +104,7 @@ async def test_an_answer_takes_effect_once_and_late_or_foreign_ones_are_told() -
     made = Pages()
     async with retinue.open(wait_approvals=WAIT) as r:
         run = await r.spawn(main({"main": [pages("anna"), pages("bert"), {"text": "x"}]}, tools=[made.tool]), "go")
-        answer = r.control.supervisor.answer
+        answer = r.control.approvals.answer
         [question] = await waiting(r, 1)
         assert answer(question.call_id, Allow(), by="peer") == "unknown"  # what a model or peer calls it is nothing
         assert answer(f"{run.tree}/0/{question.call_id}", Allow(), by="peer") == "unknown"
@@ -117,7 +117,7 @@ async def test_an_answer_takes_effect_once_and_late_or_foreign_ones_are_told() -
         assert answer(following.id, Allow(), by="user") == "stale"  # told to stop, though not yet stopped
         result = await run.result()
         assert answer(following.id, Allow(), by="user") == "stale"
-        assert r.control.supervisor.pending() == []
+        assert r.control.approvals.pending() == []
     assert (result.status, made.made) == ("cancelled", ["anna"])
 
 
@@ -133,7 +133,7 @@ async def test_two_answer_at_the_same_moment_and_exactly_one_wins() -> None:
 
             async def one(decision: Any, by: str, start: asyncio.Event = start, q: Approval = question) -> str:
                 await start.wait()
-                return r.control.supervisor.answer(q.id, decision, by=by, digest=q.digest)
+                return r.control.approvals.answer(q.id, decision, by=by, digest=q.digest)
 
             ways: list[tuple[Allow | Deny, str]] = [(Allow(), "first"), (Deny("second"), "second")]
             tasks = [asyncio.create_task(one(*way)) for way in (ways if number % 2 else reversed(ways))]
@@ -164,7 +164,7 @@ async def test_the_approver_and_another_answer_the_same_question() -> None:
         run = await r.spawn(main({"main": [pages("anna"), pages("bert"), {"text": "x"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
         await begun.wait()
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "taken"
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "taken"
         await cancelled.wait()
         begun.clear()
         cancelled.clear()
@@ -194,7 +194,7 @@ async def test_500_at_once_from_100_runs() -> None:
             answers = []
             for question in order:
                 answers.append(
-                    r.control.supervisor.answer(question.id, decision(question), by=by, digest=question.digest)
+                    r.control.approvals.answer(question.id, decision(question), by=by, digest=question.digest)
                 )
                 await asyncio.sleep(0)
             return answers
@@ -226,13 +226,13 @@ async def test_the_answered_call_goes_on_alone() -> None:
     async with retinue.open(wait_approvals=WAIT) as r:
         run = await r.spawn(main({"main": [both, {"text": "x"}]}, tools=[made.tool, look]), "go")
         first, second = await waiting(r, 2)
-        r.control.supervisor.answer(second.id, Allow(), by="user")
+        r.control.approvals.answer(second.id, Allow(), by="user")
         while not made.made:
             await asyncio.sleep(0)
-        assert (made.made, looked, r.control.supervisor.pending()) == (["bert"], ["it"], [first])
-        r.control.supervisor.answer(first.id, Allow(), by="user")
+        assert (made.made, looked, r.control.approvals.pending()) == (["bert"], ["it"], [first])
+        r.control.approvals.answer(first.id, Allow(), by="user")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert (made.made, looked) == (["bert", "anna"], ["it"])
     assert len(bodies(events, ToolCall)) == len(bodies(events, ToolResult)) == 3
 
@@ -253,10 +253,10 @@ async def test_a_question_outlives_the_turns_of_the_parent() -> None:
     async with retinue.open(wait_approvals=WAIT, allow=["subagent_*"]) as r:
         run = await r.spawn(main(script, tools=["list_agents", kid]), "go")
         [question] = await waiting(r, 1)
-        while len(bodies(await r.control.supervisor.log.read(run.tree), TurnStarted, run=0)) < 4:
+        while len(bodies(await r.control.log.read(run.tree), TurnStarted, run=0)) < 4:
             await asyncio.sleep(0)
-        assert r.control.supervisor.pending() == [question]
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "taken"
+        assert r.control.approvals.pending() == [question]
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "taken"
         result = await run.result()
     assert (made.made, result.children[0].status) == (["anna"], "done")
 
@@ -274,10 +274,10 @@ async def test_without_anybody_a_question_waits_only_when_told_to() -> None:
         run = await r.spawn(main(script, tools=[kid]), "go")
         await waiting(r, 1)
         await clock.advance(29)
-        [question] = r.control.supervisor.pending()
+        [question] = r.control.approvals.pending()
         await clock.advance(1)
         result = await run.result()
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "stale"
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "stale"
         last = (await decided(r, run))[-1]
     assert (result.final_response, result.children[0].error_details) == ("Subagent requires confirmation", details)
     assert (last.allowed, last.by, last.reason) == (False, "expiry", "nobody came to answer within 30 s")
@@ -309,7 +309,7 @@ async def test_deciding_costs_an_agent_nothing_of_its_limits() -> None:
         run = await r.spawn(main({"main": [pages("anna"), {"text": "in time"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
         await clock.advance(3600)
-        r.control.supervisor.answer(question.id, Allow(), by="user")
+        r.control.approvals.answer(question.id, Allow(), by="user")
         result = await run.result()
     assert (result.status, result.total_turns, result.usage.total_tokens) == ("done", 2, 0)
 
@@ -325,11 +325,11 @@ async def test_an_answer_to_a_changed_action_is_refused() -> None:
         run = await r.spawn(main({"main": [pages("anna"), {"text": "x"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
         other = digest_of(run.tree, run=0, call_id=question.call_id, tool="page", args={"who": "bert"})
-        assert r.control.supervisor.answer(question.id, Allow(), by="user", digest=other) == "stale"
-        assert r.control.supervisor.pending() == [question]
-        assert r.control.supervisor.answer(question.id, Allow(), by="user", digest=question.digest) == "taken"
+        assert r.control.approvals.answer(question.id, Allow(), by="user", digest=other) == "stale"
+        assert r.control.approvals.pending() == [question]
+        assert r.control.approvals.answer(question.id, Allow(), by="user", digest=question.digest) == "taken"
         await run.result()
-        [asked] = bodies(await r.control.supervisor.log.read(run.tree), ApprovalAsked)
+        [asked] = bodies(await r.control.log.read(run.tree), ApprovalAsked)
     assert (asked.digest, made.made) == (question.digest, ["anna"])
     async with retinue.open(approver=sly) as r:
         result = await r.run(main({"main": [pages("anna"), {"text": "{{last_result}}"}]}, tools=[made.tool]), "go")

@@ -211,7 +211,7 @@ async def test_delegating_gains_nothing(tmp_path: Path) -> None:
     async with retinue.open(approver=allow_all, profiles=[kid, careful], project=tmp_path, deny=["shell"]) as r:
         run = await r.spawn(main(script), "go")
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert "the rule write forbids it" in result.final_response
     by = [(event.run, event.body.by) for event in events if isinstance(event.body, ApprovalDecided)]
     assert (1, "rule: write") in by and (2, "rule: write") in by
@@ -242,7 +242,7 @@ async def test_a_rule_decides_and_the_log_says_which(tmp_path: Path) -> None:
     async with retinue.open(allow=["deploy(target=staging)"], deny=["deploy(target=prod*)"]) as r:
         run = await r.spawn(main({"main": [*calls, {"text": "x"}]}, tools=[deploy]), "go")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert not bodies(events, ApprovalAsked)
     decided = bodies(events, ApprovalDecided)
     assert [(d.allowed, d.by, d.tool) for d in decided] == [
@@ -260,7 +260,7 @@ async def test_a_call_that_cannot_work_is_asked_about_in_no_mode(tmp_path: Path)
     async with retinue.open(mode="strict", approver=nobody, project=tmp_path) as r:
         run = await r.spawn(main({"main": calls}), "go")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert not bodies(events, ApprovalAsked) + bodies(events, ApprovalDecided)
     assert "No such file" in bodies(events, ToolResult)[0].text
 

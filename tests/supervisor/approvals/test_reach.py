@@ -27,15 +27,15 @@ async def test_yes_to_this_run_is_for_this_tool_and_run_and_for_what_waits() -> 
         run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
         mine = next(q for q in four if q.run == 1)
-        assert r.control.supervisor.answer(mine.id, Allow("run"), by="user") == "taken"
-        assert {q.run for q in r.control.supervisor.pending()} == {2}
-        for question in r.control.supervisor.pending():
-            r.control.supervisor.answer(question.id, Allow(), by="user")
+        assert r.control.approvals.answer(mine.id, Allow("run"), by="user") == "taken"
+        assert {q.run for q in r.control.approvals.pending()} == {2}
+        for question in r.control.approvals.pending():
+            r.control.approvals.answer(question.id, Allow(), by="user")
         [last] = await waiting(r, 1)
         assert (last.run, last.args) == (2, {"who": "three"})
-        r.control.supervisor.answer(last.id, Deny(), by="user")
+        r.control.approvals.answer(last.id, Deny(), by="user")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     first, *rest = bodies(events, ApprovalDecided, run=1)
     assert (first.by, first.scope) == ("user", "run")
     assert [d.by for d in rest] == ["rule: page in this run, said by user"] * 2
@@ -49,9 +49,9 @@ async def test_yes_to_this_tool_is_for_the_tree_and_ends_with_it() -> None:
     async with retinue.open(wait_approvals=WAIT, profiles=[kid], allow=["spawn_subagents"]) as r:
         run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
-        assert r.control.supervisor.answer(four[0].id, Allow("tool"), by="user") == "taken"
-        assert r.control.supervisor.pending() == []
-        assert all(r.control.supervisor.answer(q.id, Deny(), by="user") == "stale" for q in four)
+        assert r.control.approvals.answer(four[0].id, Allow("tool"), by="user") == "taken"
+        assert r.control.approvals.pending() == []
+        assert all(r.control.approvals.answer(q.id, Deny(), by="user") == "stale" for q in four)
         await run.result()
         assert len(made.made) == 6
         again = await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go")
@@ -68,8 +68,8 @@ async def test_one_answer_for_all_that_a_run_asks_now(decision: Allow | Deny) ->
         run = await r.spawn(main(family(made), tools=["spawn_subagents", made.tool]), "go")
         four = await waiting(r, 4)
         mine = next(q for q in four if q.run == 2)
-        assert r.control.supervisor.answer(mine.id, decision, by="user") == "taken"
-        assert [q.run for q in r.control.supervisor.pending()] == [1, 1]
+        assert r.control.approvals.answer(mine.id, decision, by="user") == "taken"
+        assert [q.run for q in r.control.approvals.pending()] == [1, 1]
         [later] = [q for q in await waiting(r, 3) if q.run == 2]  # what it asks next is asked
         assert later.args == {"who": "three"}
         both = [d for d in await decided(r, run) if d.approval_id in {q.id for q in four}]
@@ -110,7 +110,7 @@ async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None
     async with retinue.open(project=tmp_path, config=None, wait_approvals=WAIT) as r:  # without a file nothing is kept
         run = await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
-        r.control.supervisor.answer(question.id, Allow("project"), by="user")
+        r.control.approvals.answer(question.id, Allow("project"), by="user")
         result = await run.result()
         assert [d.scope for d in await decided(r, run)] == ["call"]
         assert "holds for this call only" in (result.warning or "")
@@ -118,7 +118,7 @@ async def test_always_holds_for_what_waits_in_every_tree(tmp_path: Path) -> None
     async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
         runs = [await r.spawn(main({"main": [pages("x"), {"text": "y"}]}, tools=[made.tool]), "go") for _ in range(3)]
         questions = await waiting(r, 3)
-        r.control.supervisor.answer(questions[0].id, Allow("project"), by="user")
+        r.control.approvals.answer(questions[0].id, Allow("project"), by="user")
         results = [await run.result() for run in runs]
         assert {result.status for result in results} == {"done"}
         assert [(await decided(r, run))[0].by for run in runs] == ["user", "rule: page", "rule: page"]
@@ -134,9 +134,9 @@ async def test_a_rule_that_cannot_be_written_is_a_yes_to_this_call_and_a_warning
         run = await r.spawn(main({"main": [pages("x"), pages("y"), {"text": "y"}]}, tools=[made.tool]), "go")
         for _ in range(2):
             [question] = await waiting(r, 1)
-            assert r.control.supervisor.answer(question.id, Allow("project"), by="user") == "taken"
+            assert r.control.approvals.answer(question.id, Allow("project"), by="user") == "taken"
         await run.result()
-        warned = bodies(await r.control.supervisor.log.read(run.tree), Warned)
+        warned = bodies(await r.control.log.read(run.tree), Warned)
     assert len(warned) == 2 and "by hand: page" in warned[0].text
     assert config.read_text() == "approvals: 3\n"
     assert made.made == ["x", "y"]
@@ -149,11 +149,11 @@ async def test_a_yes_to_a_changed_call_makes_no_rule_of_what_was_asked(tmp_path:
     async with retinue.open(project=tmp_path, config=config, wait_approvals=WAIT) as r:
         run = await r.spawn(main({"main": [pages("boss"), pages("boss"), {"text": "x"}]}, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
-        assert r.control.supervisor.answer(question.id, Allow("project", {"who": "bert"}), by="user") == "taken"
+        assert r.control.approvals.answer(question.id, Allow("project", {"who": "bert"}), by="user") == "taken"
         [again] = await waiting(r, 1)
-        assert r.control.supervisor.answer(again.id, Deny(), by="user") == "taken"
+        assert r.control.approvals.answer(again.id, Deny(), by="user") == "taken"
         await run.result()
-        [warned] = bodies(await r.control.supervisor.log.read(run.tree), Warned)
+        [warned] = bodies(await r.control.log.read(run.tree), Warned)
     assert "its arguments were changed" in warned.text
     assert (config.read_text(), made.made) == ("max_turns: 9\n", ["bert"])
 
@@ -189,9 +189,9 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         script = {"main": [pages("anna"), {"text": "{{last_result}}"}]}
         run = await r.spawn(main(script, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
-        assert r.control.supervisor.answer(question.id, Allow(args={"who": "bert"}), by="user") == "taken"
+        assert r.control.approvals.answer(question.id, Allow(args={"who": "bert"}), by="user") == "taken"
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
         [asked], [said], [made_call] = (bodies(events, kind) for kind in (ApprovalAsked, ApprovalDecided, ToolCall))
         assert (asked.args, said.args, made_call.args) == ({"who": "anna"}, {"who": "bert"}, {"who": "anna"})
         assert made.made == ["bert"]
@@ -199,13 +199,13 @@ async def test_edited_arguments_are_what_runs_and_what_is_logged() -> None:
         assert result.final_response == bodies(events, ToolResult)[0].text == told
         wrong = await r.spawn(main(script, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
-        r.control.supervisor.answer(question.id, Allow(args={"whom": "bert"}), by="user")
+        r.control.approvals.answer(question.id, Allow(args={"whom": "bert"}), by="user")
         said_of_it = (await wrong.result()).final_response
         assert said_of_it.startswith('[The user changed the arguments of this call to {"whom":"bert"}]\n')
         assert "who" in said_of_it.splitlines()[1]  # else the model would wonder whose mistake that is
         again = await r.spawn(main(script, tools=[made.tool]), "go")
         [question] = await waiting(r, 1)
-        r.control.supervisor.answer(question.id, Allow(args={"who": "boss"}), by="user")
+        r.control.approvals.answer(question.id, Allow(args={"who": "boss"}), by="user")
         assert "forbids the edited call" in (await again.result()).final_response
     assert made.made == ["bert"]
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from retinue.core.commands import read_command
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import (
@@ -18,6 +17,7 @@ from retinue.core.rules import (
     find_allowing_rule,
     find_stopping_rule,
     parse_rule,
+    read_command,
 )
 from retinue.supervisor.policy import RulePolicy
 

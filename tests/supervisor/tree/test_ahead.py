@@ -72,7 +72,7 @@ async def looking(r: retinue.Retinue, ran: list[str]) -> retinue.RunHandle:
 async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> None:
     ran: list[str] = []
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.trees.log = SlowDisk()
+        log = r.control.trees.log = SlowDisk()
         run = await looking(r, ran)
         await some_turns()
         assert ran == []
@@ -84,7 +84,7 @@ async def test_the_model_is_asked_at_once_and_its_reply_waits_for_the_disk() -> 
 async def test_a_first_event_that_cannot_be_written_ends_the_run_before_it_does_anything() -> None:
     ran: list[str] = []
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.trees.log = SlowDisk()
+        log = r.control.trees.log = SlowDisk()
         run = await looking(r, ran)
         log.disk.set_exception(LogError("cannot write the log: the disk is full"))
         result = await run.result()
@@ -105,7 +105,7 @@ class Streams:
 async def test_what_a_run_says_is_shown_when_it_is_known_that_there_is_one(tmp_path: Path) -> None:
     async with retinue.open(tmp_path / ".retinue") as r:
         run = await r.spawn(Profile("main", "Say.", model=Streams()), "go")
-        shown = [item async for item in r.control.supervisor.watch(run.tree, deltas=True)]
+        shown = [item async for item in r.control.watch(run.tree, deltas=True)]
     assert isinstance(shown[0], Event) and isinstance(shown[0].body, RunSpawned)
     assert "".join(item.text for item in shown if isinstance(item, Delta)) == "onetwothree"
 
@@ -118,7 +118,7 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
         return "done"
 
     async with retinue.open(mode="yes") as r:
-        log = r.control.supervisor.trees.log = SlowDisk()
+        log = r.control.trees.log = SlowDisk()
         run = await r.spawn(Profile("main", "Work.", call=work), "go")
         await some_turns()
         assert called == []
@@ -130,7 +130,7 @@ async def test_a_function_waits_for_the_disk_before_it_is_called() -> None:
 async def test_a_run_with_a_copy_which_may_have_to_be_set_up_waits_for_the_disk(tmp_path: Path) -> None:
     model = Noticed(scripted({"main": ["done"]}))
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
-        log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)
+        log = r.control.trees.log = SlowDisk(r.control.log)
         run = await r.spawn(Profile("main", "Work.", model=model, workspace="copy"), "go")
         log.disk.set_exception(LogError("cannot write the log"))
         assert (await run.result()).error_details == "cannot write the log"
@@ -153,7 +153,7 @@ class RefusesOne(ForwardingLog):
 async def test_a_run_that_waits_for_a_slot_and_cannot_be_written_asks_nothing() -> None:
     model = Noticed(scripted({"main": [spawn({"task": "a"}, {"task": "b"}), "done"], "*": ["done"]}))
     async with retinue.open(mode="yes") as r:
-        r.control.supervisor.trees.log = RefusesOne(r.control.supervisor.log)
+        r.control.trees.log = RefusesOne(r.control.log)
         profile = Profile("main", "Ask.", model=model, tools=["spawn_subagents"])
         result = await r.run(profile, "go", limits=Limits(concurrent=1))
     assert [child.error_details for child in result.children] == [None, "cannot write the log"]
@@ -166,7 +166,7 @@ async def test_a_run_that_goes_on_waits_for_the_disk() -> None:
         run = await r.spawn(Profile("main", "Work.", model=model), "go")
         await run.result()
         model.asked.clear()
-        log = r.control.supervisor.trees.log = SlowDisk(r.control.supervisor.log)
+        log = r.control.trees.log = SlowDisk(r.control.log)
         again = await r.continue_run(run, "more", profiles=[Profile("main", "Work.", model=model)])
         await some_turns()
         assert not model.asked.is_set()

@@ -47,7 +47,7 @@ async def test_half_a_character_hurts_nobody(tmp_path: Path) -> None:
         kinds = [event.kind async for event in run.events()]
         assert (await run.result()).status == "done"
         assert (await r.run(main({"main": [{"text": "after"}]}), "go")).final_response == "after"
-        stored = await r.control.supervisor.log.read(run.tree)
+        stored = await r.control.log.read(run.tree)
     assert [event.kind for event in stored] == kinds
     assert [body.task for body in bodies(stored, RunSpawned)] == ["?", "? x"]
 
@@ -61,7 +61,7 @@ async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path)
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
         run = await r.spawn(Profile("agent", call=agent), "go")
         assert (await run.result()).status == "done"
-        stored = await r.control.supervisor.log.read(run.tree)
+        stored = await r.control.log.read(run.tree)
     assert [event.seq for event in stored] == list(range(1, len(stored) + 1))
     assert [body.text for body in bodies(stored, Message)] == ["42"]
 
@@ -69,7 +69,7 @@ async def test_a_value_that_is_no_json_leaves_a_gap_that_says_so(tmp_path: Path)
 async def test_a_disk_that_was_busy_once_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     script = {"main": [spawn({"task": "a"}), {"text": "end", "delay": 0.2}], "*": [{"text": "k"}]}
     async with retinue.open(tmp_path / ".retinue", mode="yes") as r:
-        log = r.control.supervisor.log
+        log = r.control.log
         log._own._db.set_busy_timeout(1)  # type: ignore[attr-defined]
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted)
@@ -136,7 +136,7 @@ async def test_whatever_a_function_raises_is_words_for_the_model(trouble: BaseEx
 async def test_killed_before_its_first_step_a_run_still_ends() -> None:
     async with retinue.open() as r:
         run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
-        r.control.supervisor.kill(run.tree)
+        r.control.trees[run.tree].kill()
         assert (await run.result()).status == "cancelled"
 
 
@@ -146,7 +146,7 @@ async def test_watchers_leave_nothing_behind(tmp_path: Path) -> None:
             run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
             assert [event.kind async for event in run.events()][-1] == "run.ended"
         await asyncio.sleep(0)
-        assert r.control.supervisor.log._own._feeds == {}  # type: ignore[attr-defined]
+        assert r.control.log._own._feeds == {}  # type: ignore[attr-defined]
 
 
 async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> None:
@@ -165,11 +165,7 @@ async def test_what_a_sync_function_says_from_its_thread_keeps_the_order() -> No
             run = await r.spawn(main({"main": [calls, {"text": "end"}]}, tools=[chatter]), "go")
             seen = [event.seq async for event in run.events()]
             await run.result()
-            assert (
-                seen
-                == [event.seq for event in await r.control.supervisor.log.read(run.tree)]
-                == list(range(1, len(seen) + 1))
-            )
+            assert seen == [event.seq for event in await r.control.log.read(run.tree)] == list(range(1, len(seen) + 1))
     finally:
         sys.setswitchinterval(before)
 
@@ -193,7 +189,9 @@ async def test_a_policy_that_denies_is_not_asked_about() -> None:
             return Verdict("deny", "nothing")
 
     supervisor = built(Parts(project=Path.cwd(), approver=allow_all, policy=Never()))  # type: ignore[arg-type]
-    node = supervisor.spawn(main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go"))
+    node = supervisor.spawner.spawn_primary(
+        main({"main": [call("list_agents"), {"text": "{{last_result}}"}]}), Task("go")
+    )
     await node.join()
     assert node.result().final_response == "The user denied this call: the rule nothing forbids it"
     await supervisor.close()
@@ -264,7 +262,7 @@ async def test_the_approver_cannot_change_what_was_asked() -> None:
     async with retinue.open(approver=sly) as r:
         run = await r.spawn(main({"main": [call("shell", command="echo this"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "this\n"
-        assert bodies(await r.control.supervisor.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
+        assert bodies(await r.control.log.read(run.tree), ToolCall)[0].args == {"command": "echo this"}
 
 
 async def test_a_function_that_asks_when_nobody_is_there_ends_its_run() -> None:
@@ -307,7 +305,7 @@ async def test_the_thread_leaves_out_what_the_model_never_saw() -> None:
     async with retinue.open(approver=allow_all) as r:
         run = await r.spawn(main(script, tools=[busy]), "go")
         result = await run.result()
-        _, first, second, _ = fold_thread(await r.control.supervisor.log.read(run.tree), 0)
+        _, first, second, _ = fold_thread(await r.control.log.read(run.tree), 0)
     assert (first.text, [c.name for c in first.calls], second.text) == ("I will call it", ["busy"], "True")  # type: ignore[union-attr]
     assert (result.tool_count, len(result.tool_logs)) == (1, 1)
 
@@ -327,7 +325,7 @@ async def test_a_provider_that_repeats_its_call_ids_confuses_nobody() -> None:
     async with retinue.open() as r:
         run = await r.spawn(Profile("main", model=Repeating(), tools=[echo]), "go")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert [c.call_id for c in bodies(events, ToolCall)] == ["same", "same-2", "same-3", "same-4"]
     assert [t.text for t in fold_thread(events, 0) if type(t).__name__ == "ToolTurn"] == ["a", "b", "a", "b"]  # type: ignore[union-attr]
 
@@ -425,4 +423,4 @@ async def test_denying_without_words_is_fine(tmp_path: Path) -> None:
     async with retinue.open(tmp_path / ".retinue", approver=silent) as r:
         run = await r.spawn(main({"main": [call("shell", command="x"), {"text": "{{last_result}}"}]}), "go")
         assert (await run.result()).final_response == "The user denied this call."
-        assert (await r.control.supervisor.log.read(run.tree))[-1].kind == "run.ended"
+        assert (await r.control.log.read(run.tree))[-1].kind == "run.ended"

@@ -43,13 +43,13 @@ async def test_what_does_not_fit_queues_in_order_and_positions_are_known() -> No
     async with retinue.open(mode="yes", limits=Limits(concurrent=2)) as r:
         run = await r.spawn(primary, "go")
         await until(run, RunStarted, number=2)
-        runs = Runs.of(run.tree, await r.control.supervisor.log.read(run.tree))
+        runs = Runs.of(run.tree, await r.control.log.read(run.tree))
         assert [runs.runs[n].state for n in range(1, 6)] == ["running", "running", "queued", "queued", "queued"]
         assert [runs.queue_position(n) for n in range(1, 6)] == [0, 0, 1, 2, 3]
         assert await run.state() == "waiting_children"
         gate.set()
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert result.status == "done" and len(result.children) == 5
     assert most_at_once(events) == 2
     assert [event.run for event in events if event.run and event.kind == "run.started"] == [1, 2, 3, 4, 5]
@@ -143,7 +143,7 @@ async def test_depth_is_the_same_for_every_way_of_spawning(way: str) -> None:
         primary = main(script, tools=["spawn_subagents", "subagent_kid", by_hand])
         run = await r.spawn(primary, "go", limits=Limits(depth=2))
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert [body.depth for body in bodies(events, RunSpawned)] == [0, 1, 2]
     deepest = bodies(events, ToolResult, run=2)[0]
     assert DEPTH.format(2, "kid") in deepest.text
@@ -160,7 +160,7 @@ async def test_a_profile_s_depth_only_narrows() -> None:
     async with retinue.open(mode="yes", profiles=[kid, flat]) as r:
         run = await r.spawn(main(script), "go", limits=Limits(depth=2))
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert max(body.depth for body in bodies(events, RunSpawned)) == 2
     flat_run = next(e.run for e in events if e.agent == "flat" and e.kind == "run.spawned")
     assert DEPTH.format(1, "kid") in bodies(events, ToolResult, run=flat_run)[0].text
@@ -205,7 +205,7 @@ async def test_time_a_person_takes_does_not_count_for_the_run_or_its_parents() -
         run = await r.spawn(Profile("main", model=scripted(script, clock=clock)), "go", limits=Limits(seconds=20))
         await asked.wait()
         await clock.advance(3600)
-        assert r.control.supervisor.trees[run.tree].runs[1].view.state == "waiting_approval"
+        assert r.control.trees[run.tree].runs[1].view.state == "waiting_approval"
         answer.set()
         await until(run, ToolResult, number=1)
         await clock.advance(10.1)
@@ -230,7 +230,7 @@ async def test_cancelling_a_child_spares_its_siblings_and_cancelling_the_primary
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted, number=1)
-        assert await r.control.supervisor.cancel(run.tree, 1)
+        assert await r.control.cancel(run.tree, 1)
         result = await run.result()
     assert [child.status for child in result.children] == ["cancelled", "done"]
     assert result.status == "done"
@@ -276,7 +276,7 @@ async def test_a_run_that_will_not_stop_is_abandoned_and_still_ends_once() -> No
         result = await run.result()
         stubborn.set()
         await clock.settle()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     assert result.status == "cancelled"
     assert result.warning is not None and "abandoned" in result.warning
     assert [event.kind for event in events][-2:] == ["warning", "run.ended"]

@@ -21,7 +21,7 @@ async def test_every_watcher_sees_one_order_and_the_ending_last() -> None:
         run = await r.spawn(main(script), "go")
 
         async def watch() -> list[Event]:
-            return [item async for item in r.control.supervisor.watch(run.tree) if isinstance(item, Event)]
+            return [item async for item in r.control.watch(run.tree) if isinstance(item, Event)]
 
         watchers = [asyncio.create_task(watch()) for _ in range(3)]
         async for item in run.events():
@@ -46,7 +46,7 @@ async def test_a_tree_reads_the_same_from_memory_and_from_disk(tmp_path: Path) -
     }
     _, live = await tree(script, path=tmp_path / ".retinue")
     async with retinue.open(tmp_path / ".retinue") as r:
-        stored = await r.control.supervisor.log.read(live[0].tree)
+        stored = await r.control.log.read(live[0].tree)
 
     def plain(events: list[Event]) -> list[object]:
         return [msgspec.json.decode(encode_event(e)) for e in events]
@@ -58,5 +58,5 @@ async def test_a_task_that_is_refused_leaves_nothing_in_the_log() -> None:
     async with retinue.open() as r:
         with pytest.raises(ConfigError, match="does not exist"):
             await r.spawn(main({"main": ["done"]}), Task("go", context_paths=["/nosuch"]))
-        assert isinstance(r.control.supervisor.log, MemoryLog)
-        assert r.control.supervisor.log._feeds == {}
+        assert isinstance(r.control.log, MemoryLog)
+        assert r.control.log._feeds == {}

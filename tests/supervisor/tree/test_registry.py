@@ -105,8 +105,8 @@ async def test_finishing_again_and_stopping_what_is_unknown_change_nothing() -> 
         run = await r.spawn(main({"main": [{"text": "x"}]}), "go")
         result = await run.result()
         assert await run.cancel() is False
-        assert await r.control.supervisor.cancel(run.tree, 99) is False
-        assert await r.control.supervisor.cancel("nosuchtree") is False
+        assert await r.control.cancel(run.tree, 99) is False
+        assert await r.control.cancel("nosuchtree") is False
         assert await run.result() is result
         assert [event.kind async for event in run.events()].count("run.ended") == 1
 

@@ -189,7 +189,7 @@ async def test_the_shared_reference_folder_is_readable_unless_told(
         snapshots.mkdir(parents=True)
         (snapshots / "peer.md").write_text("peer")
         await run.result()
-        looked, wrote = bodies(await r.control.supervisor.log.read(run.tree), ToolResult, run=1)
+        looked, wrote = bodies(await r.control.log.read(run.tree), ToolResult, run=1)
     assert looked.text == found
     assert (wrote.success, (snapshots / "peer.md").read_text()) == (False, "peer")
 
@@ -216,7 +216,7 @@ async def test_from_python_a_wrong_context_path_names_its_index(project: Path) -
             await r.spawn(main({}), Task("x", context_paths=["notes", "nope"]))
         with pytest.raises(ConfigError, match="context_paths must be a list, got str"):
             await r.spawn(main({}), "x", context_paths="notes")
-        assert [each.tree for each in await r.control.supervisor.log.list_trees()] == []
+        assert [each.tree for each in await r.control.log.list_trees()] == []
 
 
 @pytest.mark.requirement("MASS-55")
@@ -232,7 +232,7 @@ async def test_a_run_leaves_its_logs_as_files_and_keeps_its_status_current(proje
         run = await r.spawn(main(script), "go")
         await until(run, RunStarted, number=1)
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     folder = Path(result.children[0].workspace).parent
     lines = (folder / "live_logs" / "events.ndjson").read_text().splitlines()
     assert [json.loads(line)["seq"] for line in lines] == [event.seq for event in events if event.run == 1]
@@ -257,7 +257,7 @@ async def test_a_child_has_no_tool_its_parent_does_not_have() -> None:
     async with retinue.open(mode="yes") as r:
         run = await r.spawn(main(script, tools=["read", "spawn_subagents"]), "go")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     refused = bodies(events, ToolResult, run=1)[0]
     assert refused.text.startswith("Unknown tool 'shell'. Available tools: read")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retinue.core.limits import MIB
-from retinue.sandbox.box import find_command
+from retinue.sandbox.builder import find_command
 from retinue.sandbox.container import find_engine
 from tests.sandbox.places import make_image, needs_bubblewrap, needs_containers
 from tests.sandbox.test_placement import WITHOUT, without_bubblewrap

@@ -64,7 +64,7 @@ async def test_the_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert event.seq == len(kinds) + 1 and event.path == "/main"
             kinds.append(event.kind)
         result = await run.result()
-        found = bodies(await r.control.supervisor.log.read(run.tree), ToolResult)
+        found = bodies(await r.control.log.read(run.tree), ToolResult)
     assert kinds[0] == "run.spawned" and kinds[-1] == "run.ended"
     assert "src/a.py:1:# TODO: fix" in found[0].text.splitlines()
     assert found[1].text == "The user denied this call: not in CI"
@@ -116,7 +116,7 @@ async def test_an_answer_that_does_not_fit_is_told_and_can_be_given_again() -> N
     async with retinue.open() as r:
         run = await r.spawn(Profile("p", model=scripted({"p": [wrong, right]}), output=SCHEMA), "go")
         result = await run.result()
-        first, _ = bodies(await r.control.supervisor.log.read(run.tree), ToolResult)
+        first, _ = bodies(await r.control.log.read(run.tree), ToolResult)
     assert not first.success and "less than the minimum of 3" in first.text
     assert result.output() == {"n": 5}
 
@@ -126,7 +126,7 @@ async def test_a_run_that_gives_no_answer_is_reminded_once_and_then_fails() -> N
     async with retinue.open() as r:
         run = await r.spawn(profile, "go")
         result = await run.result()
-        notices = bodies(await r.control.supervisor.log.read(run.tree), Inbox)
+        notices = bodies(await r.control.log.read(run.tree), Inbox)
     assert len(notices) == 1
     assert (result.status, result.error_details) == ("failed", "Run 'p' ended without calling final_answer")
     with pytest.raises(RunFailed, match="without calling final_answer"):
@@ -161,7 +161,7 @@ async def test_own_functions_are_tools_sync_or_async_with_or_without_context() -
     async with retinue.open() as r:
         run = await r.spawn(Profile("p", model=scripted(script), tools=[add, where, broken]), "go")
         await run.result()
-        results = {body.call_id: body for body in bodies(await r.control.supervisor.log.read(run.tree), ToolResult)}
+        results = {body.call_id: body for body in bodies(await r.control.log.read(run.tree), ToolResult)}
     texts = [results[f"call_1_{n}"].text for n in range(1, 6)]
     assert texts[0] == "3"
     assert texts[1] == "add: Expected `int`, got `str` - at `$.a`"
@@ -260,7 +260,7 @@ async def test_a_question_carries_who_asks_and_what_would_happen(tmp_path: Path)
     async with retinue.open(approver=approver, profiles=[fixer], project=tmp_path) as r:
         run = await r.spawn(main(script), "go")
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     spawning, edit = asked
     assert (spawning.tool, spawning.label, spawning.preview) == ("subagent_fixer", None, "fix it")
     assert (edit.tool, edit.label, edit.run, edit.path) == ("edit", "fix it", 1, "/main/fixer-1")
@@ -326,7 +326,7 @@ async def test_the_thread_is_what_the_model_saw() -> None:
     async with retinue.open(approver=allow_all, profiles=[Profile("kid")]) as r:
         run = await r.spawn(Profile("main", model=Listening()), Task("go"))
         await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     folded = fold_thread(events, 0)
     assert folded[: len(seen[-1])] == seen[-1]
     assert len(folded) == len(seen[-1]) + 1
@@ -338,8 +338,8 @@ async def test_one_retinue_holds_many_trees(tmp_path: Path) -> None:
         runs = [await r.spawn(profile, f"task {n}") for n in range(20)]
         results = [await run.result() for run in runs]
         assert len({result.tree for result in results}) == 20
-        assert r.control.supervisor.trees == {}
-        assert sorted([each.tree for each in await r.control.supervisor.log.list_trees()]) == sorted(
+        assert r.control.trees == {}
+        assert sorted([each.tree for each in await r.control.log.list_trees()]) == sorted(
             result.tree for result in results
         )
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -360,7 +360,7 @@ async def test_wrong_names_are_config_errors_and_make_no_run(tmp_path: Path) -> 
         for profile, words in cases:
             with pytest.raises(ConfigError, match=words):
                 await r.spawn(profile, "go")
-        assert [each.tree for each in await r.control.supervisor.log.list_trees()] == []
+        assert [each.tree for each in await r.control.log.list_trees()] == []
     with pytest.raises(ConfigError, match="profile name"):
         Profile("../up")
     with pytest.raises(ConfigError, match="unknown runtime"):
@@ -390,7 +390,7 @@ async def test_a_huge_function_result_is_cut_and_kept(tmp_path: Path) -> None:
     async with retinue.open(tmp_path / ".retinue") as r:
         run = await r.spawn(main(script, tools=[huge]), "go")
         await run.result()
-        [given] = bodies(await r.control.supervisor.log.read(run.tree), ToolResult)
+        [given] = bodies(await r.control.log.read(run.tree), ToolResult)
     assert len(given.text) < 60_000 and "bytes cut" in given.text
     assert Path(given.file).stat().st_size == 5_000_000
 
@@ -401,7 +401,7 @@ async def test_a_text_too_large_for_an_event_is_whole_in_a_file(tmp_path: Path) 
     async with retinue.open(tmp_path / ".retinue") as r:
         run = await r.spawn(main(script), "go")
         result = await run.result()
-        events = await r.control.supervisor.log.read(run.tree)
+        events = await r.control.log.read(run.tree)
     for body in (*bodies(events, Message), *bodies(events, Thinking), bodies(events, RunEnded)[0]):
         said = body.final_response if isinstance(body, RunEnded) else body.text
         assert len(said.encode()) <= 4 * 1024 * 1024 and "whole text in" in said

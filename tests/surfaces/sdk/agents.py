@@ -100,7 +100,7 @@ async def as_child(play: Play, r: Retinue) -> Result[Any]:
         child = await ctx.spawn(play.profile(), "the task")
 
         async def cancel() -> bool:
-            return await r.control.supervisor.cancel(ctx.tree, child.number)
+            return await r.control.cancel(ctx.tree, child.number)
 
         if play.cancel_before:
             await cancel()

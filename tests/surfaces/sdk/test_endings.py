@@ -140,7 +140,7 @@ async def test_every_ending(name: str, way: Callable[..., Awaitable[Any]]) -> No
     case = CASES[name]
     play = Play([case.first, case.second], **case.play)
     async with retinue.open(clock=play.clock) as r:
-        r.control.supervisor.trees.log = UnreadableLog()
+        r.control.trees.log = UnreadableLog()
         ended = await way(play, r)
     result = ended if isinstance(ended, dict) else ended.to_json()
 

@@ -101,8 +101,8 @@ def framework(ask: Ask) -> str:
 
 
 async def logged(r: Retinue) -> Runs:
-    [tree] = [each.tree for each in await r.control.supervisor.log.list_trees()]
-    return Runs.of(tree, await r.control.supervisor.log.read(tree))
+    [tree] = [each.tree for each in await r.control.log.list_trees()]
+    return Runs.of(tree, await r.control.log.read(tree))
 
 
 @ASKS

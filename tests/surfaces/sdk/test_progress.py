@@ -153,7 +153,7 @@ async def test_all_subagents_of_a_tree_can_be_followed_from_its_log() -> None:
         run = await r.spawn(Profile("main", model=model, tools=[Profile("kid", tools=[echo], nickname="K")]), "go")
         progress = Progress(run.tree)
         seen = [update async for event in run.events() if (update := progress.apply(event)) is not None]
-        first = (await r.control.supervisor.log.read(run.tree))[0].body
+        first = (await r.control.log.read(run.tree))[0].body
     assert isinstance(first, RunSpawned)
     assert [(u.subagent_name, u.nickname, u.tool_name, u.completed) for u in seen] == [
         ("kid", "K", "echo", False),

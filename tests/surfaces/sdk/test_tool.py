@@ -137,8 +137,8 @@ async def test_subagents_of_a_factory_are_children_in_one_tree() -> None:
         async with SubagentFactory(retinue=r, model=scripted(ECHOES), tools=[echo]) as factory:
             await factory.create(WORKER).execute(None, {"task": "one"})
             await factory.create(SubagentConfig("other")).execute(None, {"task": "two"})
-        [tree] = [each.tree for each in await r.control.supervisor.log.list_trees()]
-        primary = Runs.of(tree, await r.control.supervisor.log.read(tree)).primary
+        [tree] = [each.tree for each in await r.control.log.list_trees()]
+        primary = Runs.of(tree, await r.control.log.read(tree)).primary
     assert primary is not None
     assert (primary.agent, primary.status) == ("client", "done")
     assert [(run.path, run.spawned.depth, run.status) for run in primary.children] == [
@@ -200,8 +200,8 @@ async def test_hooks_and_stores_are_replaced_and_the_config_is_not(tmp_path: Pat
     for state, update in zip(folders, second[::2], strict=True):
         tree, _, run = update.child_thread_id.partition("/")
         async with retinue.open(state) as r:
-            assert [each.tree for each in await r.control.supervisor.log.list_trees()] == [tree]
-            bodies = [event.body for event in await r.control.supervisor.log.read(tree) if event.run == int(run)]
+            assert [each.tree for each in await r.control.log.list_trees()] == [tree]
+            bodies = [event.body for event in await r.control.log.read(tree) if event.run == int(run)]
         assert isinstance(bodies[0], RunSpawned)
         assert bodies[0].subagent_id == update.subagent_id
 

@@ -34,7 +34,7 @@ def settling(opened: list[Any]) -> list[Any]:
     @tool(tier="observe")
     async def settle() -> str:
         """Waits."""
-        found = opened[-1].control.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]
+        found = opened[-1].control.servers.find("mcp__odd__read")["mcp__odd__read"]
         await until(lambda: "sends" in found.spec.description)
         return "settled"
 
@@ -123,16 +123,16 @@ async def test_a_yes_that_comes_after_the_tool_has_changed_is_none() -> None:
     """The question was about what the tool was when it was shown."""
     async with retinue.open(mode="ask", wait_approvals=60, mcp_servers=ODD) as r:
         first = await r.spawn(main({"main": turns(READ)}), "go")
-        await until(lambda: r.control.supervisor.pending(first.tree))
-        [question] = r.control.supervisor.pending(first.tree)
+        await until(lambda: r.control.approvals.pending(first.tree))
+        [question] = r.control.approvals.pending(first.tree)
         other = await r.spawn(main({"main": turns(MORPH)}), "go")
-        await until(lambda: r.control.supervisor.pending(other.tree))
+        await until(lambda: r.control.approvals.pending(other.tree))
         seal = question.rule.partition("@")[2]
-        r.control.supervisor.answer(r.control.supervisor.pending(other.tree)[0].id, Allow(), by="user")
+        r.control.approvals.answer(r.control.approvals.pending(other.tree)[0].id, Allow(), by="user")
         await other.result()
-        found = r.control.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
+        found = r.control.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
         await until(lambda: found.spec.seal != seal)
-        r.control.supervisor.answer(question.id, Allow(), by="user")
+        r.control.approvals.answer(question.id, Allow(), by="user")
         events = [event async for event in first.events()]
     [result] = results(events)
     assert result.text == "The user denied this call: the call changed while it was being asked about"
@@ -144,7 +144,7 @@ async def test_descriptions_are_plain_words() -> None:
     servers = dict(ODD)
     async with retinue.open(mode="yes", mcp_servers=servers) as r:
         await (await r.spawn(main({"main": turns(MORPH)}), "go")).result()
-        found = r.control.supervisor.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
+        found = r.control.servers.find("mcp__odd__read")["mcp__odd__read"]  # type: ignore[union-attr]
         await until(lambda: "sends" in found.spec.description)
         assert found.spec.description == "Reads a file, and sends it away. [2J"
 
@@ -211,7 +211,7 @@ async def test_a_call_that_was_allowed_runs_only_as_what_it_was() -> None:
     """The tool changes between the yes and the call: then nothing is sent."""
 
     async def agent(task: str, ctx: Context) -> str:
-        tools = r.control.supervisor.servers.find("mcp__odd")  # type: ignore[union-attr]
+        tools = r.control.servers.find("mcp__odd")  # type: ignore[union-attr]
         found, spec = tools["mcp__odd__read"], tools["mcp__odd__read"].spec
         allowed = Call("one", spec.name, {"path": "x"})
         assert await ctx.link.begin(allowed, spec, "") == Allow()
@@ -237,9 +237,9 @@ async def test_a_question_goes_with_the_run_that_waits_for_its_answer(server: di
     name = "mcp__it__ask" if len(server["args"]) == 1 else "mcp__it__one"
     async with retinue.open(mode="yes", wait_approvals=60, mcp_servers={"it": server}) as r:
         going = await r.spawn(main({"main": turns(call(name))}), "go")
-        await until(lambda: r.control.supervisor.pending(going.tree))
-        [question] = r.control.supervisor.pending(going.tree)
+        await until(lambda: r.control.approvals.pending(going.tree))
+        [question] = r.control.approvals.pending(going.tree)
         assert await going.cancel()
         assert (await going.result()).status == "cancelled"
-        await until(lambda: not r.control.supervisor.pending())
-        assert r.control.supervisor.answer(question.id, Allow(), by="user") == "stale"
+        await until(lambda: not r.control.approvals.pending())
+        assert r.control.approvals.answer(question.id, Allow(), by="user") == "stale"

@@ -13,7 +13,6 @@ import retinue
 from retinue import Limits
 from retinue.core.events import Warned
 from retinue.core.servers import McpServer
-from retinue.supervisor.host_tool_services import Hosted
 from retinue.tools.mcp.connection import MAX_FAILURES
 from retinue.tools.mcp.servers import McpServers
 from tests.supervisor.tree.kit import bodies
@@ -24,7 +23,7 @@ ONE = call("mcp__bad__one")
 
 def servers_of(tmp_path: Path, **about: dict[str, Any]) -> McpServers:
     made = [McpServer(name, **{**each, "args": tuple(each["args"])}) for name, each in about.items()]
-    return McpServers(made, project=str(tmp_path), folder=tmp_path / "mcp", hosting=Hosted(), back_off=0.01)
+    return McpServers(made, project=str(tmp_path), folder=tmp_path / "mcp", back_off=0.01)
 
 
 async def test_nothing_is_left_of_a_server(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
             "the MCP server 'bad' went away during the call: it ended with exit code 3; it said: "
             "Segmentation fault in libcheese"
         )
-        servers: Any = r.control.supervisor.servers
+        servers: Any = r.control.servers
         await until(lambda: servers.connections["bad"].state == "up")
         again = await r.spawn(main({"main": turns(ONE)}), "go")
         assert results([event async for event in again.events()])[0].text == "life 2"
@@ -126,7 +125,7 @@ async def test_an_address_that_goes_away_and_comes_back() -> None:
         assert await said() == "the MCP server 'calm' went away during the call: All connection attempts failed"
         assert (await said()).startswith("the MCP server 'calm' is not available: ")
         async with http_server(port=port):
-            servers: Any = r.control.supervisor.servers
+            servers: Any = r.control.servers
             await until(lambda: servers.connections["calm"].state == "up")
             assert await said() == "here"
 
@@ -224,7 +223,7 @@ async def test_the_task_that_opens_a_connection_closes_it(tmp_path: Path) -> Non
     """Tasks that call, wait and are cancelled come and go; whoever closes is another one still."""
     servers = {"calm": program("calm"), "bad": program("bad", "lame", str(tmp_path))}
     async with retinue.open(mode="yes", mcp_servers=servers) as r:
-        waiting = [asyncio.create_task(r.control.supervisor.prepare()) for _ in range(20)]
+        waiting = [asyncio.create_task(r.control.prepare()) for _ in range(20)]
         await asyncio.sleep(0)
         for task in waiting[::2]:
             task.cancel()
@@ -237,7 +236,7 @@ async def test_the_task_that_opens_a_connection_closes_it(tmp_path: Path) -> Non
         await until(lambda: all((tmp_path / f"m{number}").exists() for number in range(20)))
         await asyncio.gather(*(each.cancel() for each in runs))
         assert {(await each.result()).status for each in runs} == {"cancelled"}
-        connections = list(getattr(r.control.supervisor.servers, "connections").values())  # noqa: B009 - no part of the port
+        connections = list(getattr(r.control.servers, "connections").values())  # noqa: B009 - no part of the port
         assert [connection.state for connection in connections] == ["up", "up"]
         used = time.process_time()
     assert time.process_time() - used < 2  # nobody spins

@@ -81,7 +81,7 @@ async def test_streamable_http_of_the_older_revision() -> None:
         async with retinue.open(**options) as r:
             going = await r.spawn(main({"main": script}), "go")
             events = [event async for event in going.events()]
-            servers: Any = r.control.supervisor.servers
+            servers: Any = r.control.servers
             assert servers.connections["all"].revision == "2025-11-25"
     said = [body.text for body in results(events) if body.name != "mcp__all"]
     assert said[0] == "Echo: hello" and "Bo" in said[1]

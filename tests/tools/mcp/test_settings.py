@@ -113,7 +113,7 @@ async def test_a_file_that_is_named_is_trusted_by_that(tmp_path: Path) -> None:
     async with retinue.open(
         config=file, project=tmp_path, model="scripted:x", mcp_servers={"b": {"url": "http://h"}}
     ) as r:
-        servers: Any = r.control.supervisor.servers
+        servers: Any = r.control.servers
         assert list(servers.connections) == ["files", "tracker", "b"]
 
 

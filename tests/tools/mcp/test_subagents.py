@@ -62,7 +62,7 @@ async def test_the_runs_id_is_hidden_and_filled() -> None:
 async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
     async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
-        servers: Any = r.control.supervisor.servers
+        servers: Any = r.control.servers
         servers.collector = ledger
         going = await r.spawn(main({"main": turns(DELEGATE, call("mcp__calm__environment"))}), "go")
         events = [event async for event in going.events()]
@@ -84,7 +84,7 @@ async def test_a_collector_mints_the_id_and_hears_of_the_end(tmp_path: Path) -> 
 async def test_a_collector_hears_of_a_server_that_ends_and_why_its_call_failed(tmp_path: Path) -> None:
     ledger, marker = Ledger(), tmp_path / "marker"
     async with retinue.open(mode="yes", mcp_servers={"calm": program("calm")}) as r:
-        servers: Any = r.control.supervisor.servers
+        servers: Any = r.control.servers
         servers.collector = ledger
         script = turns(call("mcp__calm__who"), call("mcp__calm__delegate", prompt=f"wait {marker}"))
         going = await r.spawn(main({"main": script}), "go")
@@ -123,7 +123,7 @@ async def test_a_server_gets_few_variables(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_what_travels_down_reaches_a_server_by_http_too() -> None:
     async with http_server() as url, retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
-        servers: Any = r.control.supervisor.servers
+        servers: Any = r.control.servers
         servers.collector = Ledger()
         going = await r.spawn(main({"main": turns(DELEGATE)}), "go")
         events = [event async for event in going.events()]

@@ -119,7 +119,7 @@ async def test_patterns_of_a_profile_and_names_that_mean_nothing() -> None:
 async def test_an_odd_tool_is_left_out_and_said_so(tmp_path: Path) -> None:
     said: list[str] = []
     async with retinue.open(mode="yes", mcp_servers={"lame": program("bad", "lame", str(tmp_path))}) as r:
-        await r.control.supervisor.prepare(None, said.append)
+        await r.control.prepare(None, said.append)
         run = await r.spawn(main({"main": turns(call("mcp__lame__one"))}), "go")
         events = [event async for event in run.events()]
     assert set(offered(events)) == {"mcp__lame__one", "mcp__lame__an_odd_name"}
@@ -150,8 +150,8 @@ async def test_over_http_with_a_key_that_stands_in_no_file(monkeypatch: pytest.M
 
 async def test_the_newest_revision_both_know_is_spoken() -> None:
     async with http_server() as url, retinue.open(mode="yes", mcp_servers={"calm": {"url": url}}) as r:
-        await r.control.supervisor.prepare()
-        servers: Any = r.control.supervisor.servers
+        await r.control.prepare()
+        servers: Any = r.control.servers
         assert servers.connections["calm"].revision == "2026-07-28"
 
 

@@ -13,7 +13,6 @@ from retinue.build.project import load_project_parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.events import RunSpawned, ToolResult, Warned
 from retinue.core.profiles import Task
-from retinue.supervisor.local_control import LocalControl
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, spawn, until
 from tests.tools.web.kit import Web, answer
@@ -22,8 +21,8 @@ from tests.tools.web.kit import Web, answer
 async def run(parts: Parts, agents: dict[str, Any], **fields: Any) -> list[Any]:
     supervisor = make_supervisor(parts)
     try:
-        node = supervisor.spawn(Profile("main", model=scripted(agents), **fields), Task("go"))
-        return [event async for event in LocalControl(supervisor).handle_of(node).events()]
+        run = await supervisor.spawn(Profile("main", model=scripted(agents), **fields), Task("go"))
+        return [event async for event in run.events()]
     finally:
         await supervisor.close()
 
@@ -99,7 +98,7 @@ async def test_a_fetch_of_a_run_that_is_cancelled_is_over(tmp_path: Path) -> Non
     async with Web({"/": [None]}) as web:
         supervisor = make_supervisor(Parts(tmp_path, network=["*"], dialer=web))
         agents = {"main": [call("web_fetch", url="http://a.com/")]}
-        node = supervisor.spawn(Profile("main", model=scripted(agents)), Task("go"))
+        node = supervisor.spawner.spawn_primary(Profile("main", model=scripted(agents)), Task("go"))
         await web.waiting.wait()
         await supervisor.cancel(node.ref.tree)
         await web.closed.wait()
@@ -114,7 +113,7 @@ async def test_the_researcher_says_that_it_has_no_web(tmp_path: Path, allow: tup
     agents = {"/main": [asks, {"text": "ok"}], "researcher": [{"text": "r"}]}
     parts, _ = load_project_parts(tmp_path, model=scripted(agents), mode="yes", network=allow)
     supervisor = make_supervisor(parts)
-    primary = LocalControl(supervisor).handle_of(supervisor.spawn(MAIN, Task("go")))
+    primary = await supervisor.spawn(MAIN, Task("go"))
     await until(primary, RunSpawned, number=1)
     result = await primary.result()
     await supervisor.close()

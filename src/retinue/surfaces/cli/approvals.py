@@ -19,8 +19,8 @@ from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event
 from retinue.core.ports import LogReader
+from retinue.log.blocks import make_question_spans
 from retinue.log.reading import iterate_events, wait_for_event
-from retinue.log.styled_text import make_question_spans
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.cli.control_clients import find_clients, who

@@ -16,7 +16,7 @@ from typing import Any
 
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement, plant_escape_attempts, run_as_ordinary_user
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.core.errors import RetinueError
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, RuntimeName, Task
@@ -112,11 +112,10 @@ async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
 
 
 async def play(parts: Parts, model: Model) -> Result[Any]:
-    owner = make_supervisor(parts)
+    control = open_control(parts)
     try:
         profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
-        node = owner.spawn(profile, Task("Get out."))
-        await node.join()
-        return node.result()
+        run = await control.spawn(profile, Task("Get out."))
+        return await run.result()
     finally:
-        await owner.close()
+        await control.close()

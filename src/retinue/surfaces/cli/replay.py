@@ -18,8 +18,8 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
+from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
-from retinue.log.styled_text import format_count
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
 from retinue.surfaces.cli.options import add_level_options
@@ -112,7 +112,7 @@ async def _run_replay(replay: Replay, printer: Printer) -> tuple[Result[Any], di
         lambda control: control.spawn(*replay.primary),
         printer=printer,
         serve=False,
-        make=lambda parts: make_replay_supervisor(replay, log, parts.project).control,
+        make=lambda parts: make_replay_supervisor(replay, log, parts.project),
     )
     return shown.result, fold_records(await log.read(shown.result.tree))
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
 from retinue.build.servers import serve_control
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
 from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
+from retinue.protocol.inherited_limits import read_process_limits
 from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
 from retinue.surfaces.cli.signals import Signals
@@ -66,7 +68,7 @@ def execute_watch(args: argparse.Namespace) -> int:
 
 
 class _Host:
-    """The supervisor, its control server, its screen and the watcher, from the first look to the last answer."""
+    """The Control, its control server, its screen and the watcher, from the first look to the last answer."""
 
     def __init__(self, args: argparse.Namespace, parts: Parts, printer: Printer) -> None:
         terminal = at_terminal()
@@ -79,7 +81,7 @@ class _Host:
 
     async def serve(self) -> None:
         parts, args = self._parts, self._args
-        supervisor = self._supervisor = make_supervisor(parts)
+        control = self._control = open_control(parts)
         async with AsyncExitStack() as servers:
             servers.push_async_callback(self._end)
             assert parts.state is not None
@@ -93,11 +95,11 @@ class _Host:
                 timeouts=parts.timeouts,
                 say=self._say,
                 begun=self._show,
-                caller=supervisor.caller,
+                caller=read_process_limits(os.environ),
             )
-            watcher = Watcher(supervisor.control, hosting)
+            watcher = Watcher(control, hosting)
             if not args.no_control:
-                await serve_control(servers, supervisor.control, parts, self._say)
+                await serve_control(servers, control, parts, self._say)
             with Signals() as signals:
                 signals.aim(self._stop.set, self._kill, self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
@@ -107,13 +109,13 @@ class _Host:
                     await watcher.close()
 
     async def _end(self) -> None:
-        await self._supervisor.close()
+        await self._control.close()
         await self._screens.wait(1)
         self._thread.close()
 
-    def _kill(self) -> None:
-        for tree in list(self._supervisor.trees):
-            self._supervisor.kill(tree)
+    async def _kill(self) -> None:
+        for tree in await self._control.list_trees(live=True):
+            await self._control.kill(tree.tree)
 
     def _say(self, text: str) -> None:
         self._thread.submit(self._printer.show_note, safe.escape_line(text))
@@ -124,9 +126,10 @@ class _Host:
         self._screens.start(self._print(ref.tree, ref.label))
 
     async def _print(self, tree: str, label: str) -> None:
-        async for event in self._supervisor.watch(tree):
+        async for event in self._control.watch(tree):
             if not isinstance(event, Delta):
                 await self._thread.enqueue(self._put, event, label)
+        await self._thread.drain()
 
     def _put(self, event: Event, label: str) -> None:
         """Several run at once: where another's turn begins, its label stands above."""

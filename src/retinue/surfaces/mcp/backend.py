@@ -18,7 +18,7 @@ import msgspec
 
 from retinue.build.parts import MAIN, Parts
 from retinue.build.servers import serve_control
-from retinue.build.supervisor import make_supervisor
+from retinue.build.supervisor import open_control
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.control import (
     MCP_CLIENT,
@@ -35,6 +35,7 @@ from retinue.core.ports import Row, Ticket
 from retinue.core.profiles import Profile
 from retinue.log.listing import INTERRUPTED, load_listing, load_listings
 from retinue.log.lookup import read_run_number
+from retinue.log.opening import open_reader
 from retinue.log.runs import describe_view
 from retinue.protocol import inherited_limits
 from retinue.protocol.subagents import status_word
@@ -86,9 +87,8 @@ class Backend:
         self._parts = parts
         self._profiles = (MAIN, *profiles)
         self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
-        supervisor = make_supervisor(parts)
-        self.control = supervisor.control
-        self._log = supervisor.log
+        self.control = open_control(parts)
+        self._log = open_reader(parts.state)
         self._servers = AsyncExitStack()
 
     async def serve_control(self, say: Callable[[str], object]) -> None:

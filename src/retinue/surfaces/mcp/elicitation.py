@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from retinue.core.approvals import Allow, Approval, Decision, Deny
-from retinue.log.styled_text import format_question_body
+from retinue.log.blocks import format_question_body
 from retinue.surfaces.mcp.backend import ANSWERED_BY
 from retinue.surfaces.mcp.progress import question_line
 from retinue.surfaces.mcp.server import ELICIT

@@ -10,8 +10,8 @@ from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
 from retinue.core.control import MCP_CLIENT
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
+from retinue.log.blocks import make_call_spans, make_question_spans
 from retinue.log.runs import Runs
-from retinue.log.styled_text import make_call_spans, make_question_spans
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.printer import safe
 

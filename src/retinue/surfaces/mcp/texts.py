@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from retinue.log.styled_text import format_count
+from retinue.log.blocks import format_count
 
 LISTED = 20
 

@@ -20,7 +20,7 @@ from retinue.core.errors import LogError, NotFound, ToolError
 from retinue.core.messages import Call, RunRef
 from retinue.core.ports import Outcome, Ticket
 from retinue.core.profiles import Profile, Task
-from retinue.log.styled_text import format_count
+from retinue.log.blocks import format_count
 from retinue.protocol import subagents
 from retinue.surfaces.mcp import catalog
 from retinue.surfaces.mcp.backend import Backend, KnownRun

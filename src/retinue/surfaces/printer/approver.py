@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.log.styled_text import format_json, make_question_spans
+from retinue.log.blocks import format_json, make_question_spans
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.printer import Printer
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from retinue.log.styled_text import Role, Span
+from retinue.log.blocks import Role, Span
 from retinue.surfaces.printer import safe
 
 _CODES: dict[Role, str] = {

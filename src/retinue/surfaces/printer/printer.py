@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from retinue.core.approvals import Approval
 from retinue.core.events import Delta, Event, Inbox
-from retinue.log.blocks import Block, Blocks
-from retinue.log.styled_text import format_question_body, make_question_spans
+from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
 Level = Literal["quiet", "normal", "verbose"]

@@ -1,11 +1,10 @@
-"""The layout of a tree of runs as aligned text, for the end of a run. What a run did is the outline's to say."""
+"""The layout of a tree of runs as aligned text, for the end of a run. What a run did is its view's to say."""
 
 from __future__ import annotations
 
 from retinue.log.accounts import format_cost
-from retinue.log.outline import Outline, OutlineRow, format_status_bar, make_outline
-from retinue.log.runs import Runs
-from retinue.log.styled_text import Role
+from retinue.log.blocks import Role, format_count
+from retinue.log.runs import NOTHING, Runs, RunView
 from retinue.surfaces.printer import colors, safe
 
 NAME_COLUMNS = 52
@@ -13,39 +12,53 @@ _HEADS = ("state", "turns", "tools", "tokens", "time", "cost")
 
 
 def format_summary(runs: Runs, *, color: bool = False, now: float | None = None) -> str:
-    """Return the tree with states, turns, tools, tokens and time; totals and the status bar below it."""
-    picture = make_outline(runs, now=now)
-    shown = len(_HEADS) if picture.cost else -1  # a column of nothing but "unknown" says nothing
-    cells = [row[:shown] for row in (_HEADS, *(_format_cells(row) for row in picture.rows), _format_totals(picture))]
-    names = ["", *(_format_name(row) for row in picture.rows), "total"]
+    """Return the tree at this time of the wall clock (default: when a run last started or ended) with states, turns,
+    tools, tokens and time; totals and the status bar below it."""
+    every = runs.runs.values()
+    if now is None:
+        now = max((run.ended_at or run.started_at or run.spawned_at for run in every), default=0.0)
+    branches = runs.list_branches()
+    totals = _format_totals(
+        runs, max((run.measure_seconds(now) for branch, run in branches if not branch), default=0.0)
+    )
+    shown = len(_HEADS) if any(run.cost for run in every) else -1  # a column of nothing but "unknown" says nothing
+    cells = [row[:shown] for row in (_HEADS, *(_format_cells(run, now) for _, run in branches), totals)]
+    names = ["", *(_format_name(branch, run) for branch, run in branches), "total"]
     wide = max(safe.measure_width(name) for name in names)
     columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
-    for number, (name, row) in enumerate(zip(names, cells, strict=True)):
-        of_run = picture.rows[number - 1] if 0 < number <= len(picture.rows) else None
+    for (branch, run), name, row in zip([("", None), *branches, ("", None)], names, cells, strict=True):
         numbers = "  ".join(cell.rjust(size) for cell, size in zip(row[1:], columns[1:], strict=True))
-        state = _paint_state(row[0].ljust(columns[0]), of_run, color=color)
-        painted = name if of_run is None else _paint_name(name, of_run, color=color)
+        state = _paint_state(row[0].ljust(columns[0]), run, color=color)
+        painted = name if run is None else _paint_name(name, branch, run, color=color)
         line = f"{painted}{' ' * (wide - safe.measure_width(name))}  {state}  {numbers}".rstrip()
-        lines.append(line if of_run else colors.paint_faint(line, color=color))
+        lines.append(line if run else colors.paint_faint(line, color=color))
     return "\n".join([*lines, "", format_status_bar(runs)])
 
 
-def _format_cells(row: OutlineRow) -> tuple[str, ...]:
-    tokens, cost = f"{row.usage.total_tokens:,}", format_cost(row.cost, row.unpriced)
-    return row.state, str(row.turns), str(row.tools), tokens, f"{row.seconds:.1f}s", cost
+def format_status_bar(runs: Runs) -> str:
+    """Return the text of the status bar: `Agents: 1 primary, 2 running, 1 finished`."""
+    primary, running, finished = runs.counts()
+    return f"Agents: {primary} primary, {running} running, {finished} finished"
 
 
-def _format_totals(picture: Outline) -> tuple[str, ...]:
-    tokens, cost = f"{picture.usage.total_tokens:,}", format_cost(picture.cost, picture.unpriced)
-    count = f"{len(picture.rows)} run{'' if len(picture.rows) == 1 else 's'}"
-    return count, str(picture.turns), str(picture.tools), tokens, f"{picture.seconds:.1f}s", cost
+def _format_cells(run: RunView, now: float) -> tuple[str, ...]:
+    tokens, seconds = f"{run.usage.total_tokens:,}", f"{run.measure_seconds(now):.1f}s"
+    return run.state, str(run.turns), str(run.tool_count), tokens, seconds, format_cost(run.cost, run.unpriced)
 
 
-def _format_name(row: OutlineRow) -> str:
+def _format_totals(runs: Runs, seconds: float) -> tuple[str, ...]:
+    every = runs.runs.values()
+    cost = format_cost(sum((run.cost for run in every), NOTHING), sum(run.unpriced for run in every))
+    turns, tools = sum(run.turns for run in every), sum(run.tool_count for run in every)
+    tokens = f"{runs.usage().total_tokens:,}"
+    return format_count(len(every), "run"), str(turns), str(tools), tokens, f"{seconds:.1f}s", cost
+
+
+def _format_name(branch: str, run: RunView) -> str:
     """Return the branch, the agent and its label; a long name ends in dots."""
-    label = f" [{safe.escape_line(row.label)}]" if row.number else ""
-    name = f"{row.prefix}{safe.escape_line(row.agent)}{label}"
+    label = f" [{safe.escape_line(run.label)}]" if run.number else ""
+    name = f"{branch}{safe.escape_line(run.agent)}{label}"
     if safe.measure_width(name) <= NAME_COLUMNS:
         return name
     while safe.measure_width(name) > NAME_COLUMNS - 3:
@@ -53,15 +66,15 @@ def _format_name(row: OutlineRow) -> str:
     return name + "..."
 
 
-def _paint_name(name: str, row: OutlineRow, *, color: bool) -> str:
-    start = len(row.prefix) + len(safe.escape_line(row.agent)) + 1
-    if not color or not row.number or len(name) <= start:
+def _paint_name(name: str, branch: str, run: RunView, *, color: bool) -> str:
+    start = len(branch) + len(safe.escape_line(run.agent)) + 1
+    if not color or not run.number or len(name) <= start:
         return name
     return name[:start] + colors.paint_header((("label", name[start:]),), color=True)
 
 
-def _paint_state(cell: str, row: OutlineRow | None, *, color: bool) -> str:
-    if row is None or not row.ended:
+def _paint_state(cell: str, run: RunView | None, *, color: bool) -> str:
+    if run is None or run.ended is None:
         return cell
-    role: Role = "good" if row.state == "done" else "bad"
+    role: Role = "good" if run.state == "done" else "bad"
     return colors.paint_header(((role, cell),), color=color)

@@ -24,7 +24,7 @@ from referencing.exceptions import Unresolvable
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Deny
 from retinue.core.errors import ToolError
-from retinue.core.ports import Hosting, Link
+from retinue.core.ports import Link
 from retinue.core.servers import PREFIX
 from retinue.tools.mcp.server_text import cap_text, clean_value, describe_error, to_line
 
@@ -64,12 +64,11 @@ class ServerCall:
 
 
 class CallsInFlight:
-    """The calls of one server. `hosting` reaches the runs."""
+    """The calls of one server."""
 
-    def __init__(self, server: str, hosting: Hosting) -> None:
+    def __init__(self, server: str) -> None:
         self._server = server
         self._tasks = TaskOwner()
-        self._hosting = hosting
         self._calls: dict[asyncio.Task[types.CallToolResult], tuple[Client, ServerCall]] = {}
 
     async def run_call(self, client: Client, tool: str, args: dict[str, Any], call: ServerCall) -> types.CallToolResult:
@@ -103,7 +102,7 @@ class CallsInFlight:
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
             call.restart_timer()
-            self._hosting.alive(call.link)
+            call.link.record_activity()
 
         try:
             return await client.call_tool(tool, args, progress_callback=progress, meta=call.meta or None)  # type: ignore[arg-type]
@@ -152,7 +151,7 @@ class CallsInFlight:
         asked = f"{form.preview}\n{note}".strip()
         preview, fields = asked, form.fields
         for _ in range(ATTEMPTS):
-            decision = await self._hosting.ask(call.link, f"{PREFIX}{self._server}", fields, preview)
+            decision = await call.link.ask_person(f"{PREFIX}{self._server}", fields, preview)
             if decision is None or isinstance(decision, Deny):
                 action: Action = "cancel" if decision is None else "decline"
                 return types.ElicitResult(action=action)

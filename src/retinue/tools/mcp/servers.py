@@ -21,7 +21,7 @@ from retinue.concurrency import TaskOwner
 from retinue.core.context import Context
 from retinue.core.errors import NotFound, ToolError
 from retinue.core.messages import ToolSpec
-from retinue.core.ports import Collector, Hosting, Outcome, ServerTool
+from retinue.core.ports import Collector, Outcome, ServerTool
 from retinue.core.profiles import Profile
 from retinue.core.servers import PREFIX, McpServer, ServerReport, server_of
 from retinue.files.private import write_private_file
@@ -64,7 +64,7 @@ class ConnectedTool:
         if listed is None:
             raise ToolError(GONE.format(tool=self._name, server=connection.server.name))
         args = listed.check_arguments(args)
-        collector, hosting = self._servers.collector, self._servers.hosting
+        collector = self._servers.collector
         seconds, run_id = connection.server.timeout, ""
         meta = {} if collector is None else dict(collector.meta(link.ref))
         call = ServerCall(link=link, tool=self._name, seconds=seconds, meta=meta)
@@ -77,7 +77,7 @@ class ConnectedTool:
         outcome: Outcome | None = None
         try:
             result = await connection.call_tool(listed.name, args, call)
-            outcome = _make_outcome(result, lambda name: hosting.spill(link, name))
+            outcome = _make_outcome(result, link.spill)
         except ToolError as error:
             outcome = Outcome(str(error), success=False)
             raise
@@ -97,12 +97,10 @@ class McpServers:
         *,
         project: str,
         folder: Path | None,
-        hosting: Hosting,
         collector: Collector | None = None,
         back_off: float = BACK_OFF,
     ) -> None:
         self.version = 0
-        self.hosting = hosting
         self.collector = collector
         self.connections = {
             server.name: Connection(
@@ -110,7 +108,7 @@ class McpServers:
                 project=project,
                 output_file=None if folder is None else folder / f"{server.name}.log",
                 environment=lambda name=server.name: self._make_environment(name),  # type: ignore[misc]
-                calls=CallsInFlight(server.name, hosting),
+                calls=CallsInFlight(server.name),
                 on_change=self._handle_change,
                 back_off=back_off,
             )

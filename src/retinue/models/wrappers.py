@@ -1,9 +1,9 @@
-"""A wrapper that repeats a model call when the provider says it may work later. The only place that retries.
+"""Models around other models: one that repeats failed calls, and one that keeps secrets out of requests and replies.
 
-All runs on one model share one back-off: while it lasts no run calls the model, so that twenty children do not ask an
-overloaded provider in turn. Waits on the Clock, so that a test owns the time. The usage of failed attempts is added to
-the usage of the reply; within a budget each attempt is reserved like a call. Text that a failed attempt showed is not
-taken back.
+`RetryingModel` is the only place that retries. All runs on one model share one back-off: while it lasts no run calls
+the model, so that twenty children do not ask an overloaded provider in turn. Waits on the Clock, so that a test owns
+the time. The usage of failed attempts is added to the usage of the reply; within a budget each attempt is reserved like
+a call. Text that a failed attempt showed is not taken back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from retinue.core import secrets
 from retinue.core.errors import CallCancelled, Limited, ModelError
 from retinue.core.messages import Reply, Request
 from retinue.core.ports import Clock, Model
@@ -96,3 +97,35 @@ class RetryingModel:
             return None if error.retry_after > LONGEST_ASKED_SECONDS else max(error.retry_after, FIRST_SECONDS / 2)
         grown = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (attempt - 1))
         return grown * (0.5 + self._chance() / 2)
+
+
+class RedactingModel:
+    """A model whose requests, deltas and replies are free of known secrets. Used only if there is a secret to hide."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.name: str = getattr(model, "name", type(model).__name__)
+
+    async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
+        streams: dict[str, secrets.Stream] = {}
+
+        def show(kind: str, text: str) -> None:
+            if kind == "retry":
+                shown = secrets.clean_text(text)
+            else:
+                shown = streams.setdefault(kind, secrets.Stream()).feed(text)
+            if shown:
+                on_delta(kind, shown)
+
+        system, thread = secrets.clean_text(request.system), secrets.clean_value(request.thread)
+        reply = await self._model.complete(msgspec.structs.replace(request, system=system, thread=thread), show)
+        for kind, stream in streams.items():
+            rest = stream.rest()
+            if rest:
+                on_delta(kind, rest)
+        return msgspec.structs.replace(
+            reply,
+            text=secrets.clean_text(reply.text),
+            calls=secrets.clean_value(reply.calls),
+            thoughts=secrets.clean_value(reply.thoughts),
+        )
