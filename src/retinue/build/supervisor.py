@@ -23,6 +23,7 @@ from retinue.core.rules import MODES, parse_rule
 from retinue.protocol.inherited_limits import read_process_limits
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.policy import RulePolicy
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
@@ -48,8 +49,8 @@ def make_supervisor(parts: Parts) -> Supervisor:
             if each is not None:
                 await each.close()
 
-    supervisor = Supervisor(
-        reporting.hook_log(log),
+    ports = SupervisorPorts(
+        log=reporting.hook_log(log),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -75,6 +76,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         trace=trace,
         on_close=close,
     )
+    supervisor = Supervisor(ports)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from retinue.core.approvals import Answered, Approval, Decision
@@ -32,13 +33,24 @@ from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.workspaces.copies import CopiedWorkspace, explain_missing_copy, find_copy
+from retinue.workspaces.atomic_apply import recover_folder
+from retinue.workspaces.copies import (
+    CopiedWorkspace,
+    carry_out_plan,
+    explain_missing_copy,
+    find_copy,
+    is_unmade,
+    list_copies,
+    plan_apply,
+)
+from retinue.workspaces.merge import Plan
 
 NO_PROCESS = "no process runs this: {what} needs one"
 
 
 class StoredControl:
-    """Control of the trees of a log. `state` is the folder with the workspaces of their runs."""
+    """Control of the trees of a log. `state` is the folder with the workspaces of their runs. Beside the commands of
+    Control it finds and applies the changes of several runs at once, for the command line."""
 
     def __init__(self, log: LogReader, state: str) -> None:
         self._log = log
@@ -103,6 +115,40 @@ class StoredControl:
 
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
+
+    async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
+        """Return the copy that a run worked in; for a primary without one, the copies of the project that runs below it
+        worked in; none for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
+        view = await self._find_view(tree, run)
+        copy = find_copy(self._state, tree, run)
+        if copy is not None:
+            return [copy]
+        below = [each for each in list_copies(self._state, tree) if each.workspace.source == each.workspace.project]
+        if run == 0 and below:
+            return below
+        if not is_unmade(view.spawned):
+            raise ConfigError(explain_missing_copy(f"{tree}/{run}", view.spawned))
+        return []
+
+    def find_copy(self, tree: str, run: int) -> CopiedWorkspace | None:
+        """Return the copy that a run worked in; None if it had none, or its folder is gone."""
+        return find_copy(self._state, tree, run)
+
+    def list_unapplied(self, tree: str) -> list[str]:
+        """Return the runs of a tree whose changes nobody has applied."""
+        return [each.name for each in list_copies(self._state, tree) if each.has_unapplied]
+
+    def recover_project(self) -> bool:
+        """Undo what an interrupted apply had done to the project; True if there was something."""
+        return recover_folder(f"{self._state}/applying")
+
+    def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> Plan:
+        """Return what applying the changes of these runs, one after the other, would do to the project."""
+        return plan_apply(copies, str(Path(self._state).parent))
+
+    def carry_out_plan(self, plan: Plan, copies: Sequence[CopiedWorkspace]) -> None:
+        """Change the project as planned, all or nothing, and record it for the runs."""
+        carry_out_plan(plan, copies, aside=f"{self._state}/applying")
 
     async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
         view = await self._find_view(tree, run)

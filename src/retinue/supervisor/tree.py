@@ -173,18 +173,9 @@ def redact(body: B) -> B:
     return body if changes is None else msgspec.structs.replace(body, **changes)
 
 
-def make_tree(
-    log: Log,
-    clock: Clock,
-    *,
-    concurrent: int | None = None,
-    trace: Callable[[], str] | None = None,
-    restored: Runs | None = None,
-    seq: int = 0,
-) -> Tree:
-    """Return a tree; one that redacts only where secrets are known, so that nobody else pays for it."""
-    kind = RedactingTree if secrets.has_secrets() else Tree
-    return kind(log, clock, concurrent=concurrent, trace=trace, restored=restored, seq=seq)
+def choose_tree_class() -> type[Tree]:
+    """Return the class that redacts only where secrets are known, so that nobody else pays for it."""
+    return RedactingTree if secrets.has_secrets() else Tree
 
 
 class TreeRegistry(Mapping[str, Tree]):

@@ -12,9 +12,8 @@ from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
 from retinue.build.supervisor import make_supervisor
 from retinue.concurrency import SystemClock
-from retinue.control.publisher import Poster, Publisher
-from retinue.control.reporting import Relay, Reporting
-from retinue.control.server_limits import Downward
+from retinue.control.collector import Downward
+from retinue.control.reporting import Poster, Publisher, Relay, Reporting
 from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
@@ -152,7 +151,7 @@ async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: float, seqs: list[int]
 ) -> None:
     """The second event is refused. The numbers go on, so whoever takes the third knows that one is missing."""
-    monkeypatch.setattr("retinue.control.publisher.AGAIN_SECONDS", again)
+    monkeypatch.setattr("retinue.control.reporting.AGAIN_SECONDS", again)
     async with peer("thought_trace") as (address, posts):
         monkeypatch.setenv(ADDRESS, address)
         script = {"reviewer": [{"thinking": "hm", **LOOK}, {"text": "fine"}]}
@@ -197,7 +196,7 @@ async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_p
 async def test_every_way_not_to_arrive_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr("retinue.control.publisher.POST_SECONDS", 0.2)
+    monkeypatch.setattr("retinue.control.reporting.POST_SECONDS", 0.2)
     async with peer(answer) as (address, _):
         monkeypatch.setenv(ADDRESS, address)
         status, error, _ = await reviewed(tmp_path, TWO_LOOKS)

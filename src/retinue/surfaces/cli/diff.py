@@ -7,16 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from retinue.build.changes import (
-    CopiedWorkspace,
-    carry_out_plan,
-    explain_missing_copy,
-    find_copy,
-    is_unmade,
-    list_copies,
-    plan_apply,
-    recover_folder,
-)
+from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing, load_listing
@@ -60,24 +51,18 @@ async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[CopiedW
     made below it."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
-    state = str(project.state)
-    one = find_copy(state, tree.tree, found.run)
-    if one is not None:
-        return tree, found, [one]
-    if found.run == 0:
-        copies = list_copies(state, tree.tree)
-        below = [one for one in copies if one.workspace.source == one.workspace.project]
-        if below:
-            return tree, found, below
-    view = tree.runs.runs[found.run]
-    if is_unmade(view.spawned):
-        print(explain_missing_copy(found.name, view.spawned), file=sys.stderr)
-        return tree, found, []
-    where = ""
-    if view.spawned.server:
-        home = await find_reported_run(project.log, view.agent, view.spawned.subagent_id)
+    try:
+        copies = await open_stored_control(project.state).find_copies(found.tree, found.run)
+    except ConfigError as error:
+        view = tree.runs.runs[found.run]
+        home = (
+            await find_reported_run(project.log, view.agent, view.spawned.subagent_id) if view.spawned.server else None
+        )
         where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
-    raise ConfigError(explain_missing_copy(found.name, view.spawned) + where)
+        raise ConfigError(f"{error}{where}") from None
+    if not copies:
+        print(f"{found.name} changed no files", file=sys.stderr)
+    return tree, found, copies
 
 
 def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> None:
@@ -116,11 +101,10 @@ def execute_apply(args: argparse.Namespace) -> int:
     runs = _select_unapplied(tree, copies)
     if not runs:
         return 0
-    folder = find_project(Path.cwd())
-    aside = f"{folder}/.retinue/applying"
-    if recover_folder(aside):
+    control = open_stored_control(find_project(Path.cwd()) / ".retinue")
+    if control.recover_project():
         screen.print_warning("an earlier apply was interrupted: what it had done is undone")
-    plan = plan_apply(runs, str(folder))
+    plan = control.plan_apply(runs)
     if plan.conflicts:
         screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
         for conflict in plan.describe_conflicts().split("\n"):
@@ -129,7 +113,7 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not args.yes and not _ask_user(plan.diff.decode("utf-8", "backslashreplace")):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    carry_out_plan(plan, runs, aside=aside)
+    control.carry_out_plan(plan, runs)
     count = len(plan.changes)
     print(f"Applied {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
     return 0

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from retinue.build.changes import find_copy
 from retinue.build.parts import MAIN
+from retinue.build.stored import open_stored_control
 from retinue.control.client import ControlClient
 from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
 from retinue.core.errors import ConfigError, LogHeld, NotFound
@@ -117,7 +117,7 @@ def execute_continue(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))
-    copy = find_copy(str(project.state), tree.tree, found.run)
+    copy = open_stored_control(project.state).find_copy(tree.tree, found.run)
     if copy is not None and copy.has_unapplied:
         screen.print_warning(
             f"{found.name} changed files that were not applied: the new run begins without them "

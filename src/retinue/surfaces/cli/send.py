@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlUnreachable
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.core.ports import LogReader

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.build.changes import find_copy
+from retinue.build.stored import open_stored_control
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
 from retinue.log.audit import Action, fold_actions
@@ -148,7 +148,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     """Say whether the changes of a run were applied, and how to apply them."""
-    one = find_copy(str(state), tree.tree, run)
+    one = open_stored_control(state).find_copy(tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"
