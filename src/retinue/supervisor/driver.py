@@ -108,7 +108,6 @@ class Driver:
             max_turns=run.max_turns,
             thread=(UserTurn(run.task.text),) if history is None else history.thread,
             folders=run.folders,
-            tools=plan.by_name,
             context=run.context,
             past=history,
         )

@@ -373,7 +373,7 @@ class TreeRestorer:
         run.folders.resume_spilling()
         history, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
-            tool = run.plan.by_name.get(call.name)
+            tool = run.plan.tools.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
                 text, outcome = (

@@ -81,9 +81,7 @@ class StoredControl:
         return found
 
     async def find_run(self, name: str) -> RunRef:
-        found = await lookup.find_run(self._log, name)
-        view = await self._find_view(found.tree, found.run)
-        return RunRef(found.tree, found.run, view.path, view.label, view.agent, view.spawned.subagent_id)
+        return await lookup.find_run(self._log, name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield what is written: that is all there will be."""

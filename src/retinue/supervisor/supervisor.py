@@ -305,14 +305,14 @@ class LocalClientHandle(ClientHandle):
     ) -> Outcome:
         self._check_rules(call, rules_of or call.name)
         if work is None:
-            work = partial(self._run.plan.by_name[call.name], call, self._run.folders, self._services)
+            work = partial(self._run.plan.tools[call.name], call, self._run.folders, self._services)
         return await self._record_call(call, work)
 
     def _check_rules(self, call: Call, tool: str) -> None:
         run = self._run
-        if tool not in run.plan.by_name:
+        if tool not in run.plan.tools:
             raise ToolError(f"{run.ref.path} has no tool '{tool}'")
-        verdict = run.policy.judge(run.plan.by_name[tool].spec, call.args, primary=True, workspace=run.folders.path)
+        verdict = run.policy.judge(run.plan.tools[tool].spec, call.args, primary=True, workspace=run.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
 
@@ -336,7 +336,7 @@ class LocalClientHandle(ClientHandle):
             self._services.emit(result)
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
-        spawn_tool: Any = self._run.plan.by_name[tool]
+        spawn_tool: Any = self._run.plan.tools[tool]
         outcome: Outcome = spawn_tool.reply(results, self._run.folders)
         return outcome
 

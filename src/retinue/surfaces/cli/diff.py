@@ -10,8 +10,9 @@ from pathlib import Path
 from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
@@ -46,7 +47,7 @@ def execute_diff(args: argparse.Namespace) -> int:
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[CopiedWorkspace]]:
+async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWorkspace]]:
     """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
     made below it."""
     project, found = await screen.look_up(name)
