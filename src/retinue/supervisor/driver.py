@@ -30,7 +30,6 @@ from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirme
 from retinue.files.private import make_private_folder
 from retinue.remote.port import STARTED, RemoteAdapter, RemoteRequest, RemoteRuntime, Report, StartedRun, Undelivered
 from retinue.remote.validator import Rejected
-from retinue.supervisor import inbox
 from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.caller_limits import left_to
@@ -155,7 +154,7 @@ class Driver:
             self._approvals.forget_tree(tree.id)
             tree.release()
         elif run.background and run.parent is not None and not run.parent.ending:
-            inbox.notify_parent(tree, run)
+            tree.notify_parent(run)
         run.finish()
 
     def _start_grace(self, run: Run) -> None:

@@ -48,7 +48,7 @@ from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.validator import Bounds
-from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.driver import Driver
@@ -60,7 +60,7 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import StoredControl, describe_tree
-from retinue.supervisor.tree import TreeRegistry
+from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
 
@@ -178,8 +178,9 @@ class Supervisor:
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
-        return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+    async def send(self, tree: str, run: int, text: str, *, source: str = USER) -> Receipt:
+        message, found = check_message(text), self.trees.get(tree)
+        return NOT_AT_WORK if found is None else await found.send_message(run, message, source=source)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)
