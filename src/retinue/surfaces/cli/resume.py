@@ -16,10 +16,11 @@ from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHan
 from retinue.core.errors import ConfigError, LogHeld, NotFound
 from retinue.core.events import RunEnded, decode_raw
 from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run, find_run
+from retinue.log.lookup import find_reported_run, find_run
 from retinue.log.reading import decode_stored, follow_lines
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import asked_id, request_name
@@ -135,7 +136,7 @@ def execute_continue(args: argparse.Namespace) -> int:
     )
 
 
-async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
     """Find the run of that name, which must have ended, here."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)

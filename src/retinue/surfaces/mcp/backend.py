@@ -38,7 +38,7 @@ from retinue.log.lookup import read_run_number
 from retinue.log.opening import open_reader
 from retinue.log.runs import describe_view
 from retinue.protocol import inherited_limits
-from retinue.protocol.subagents import status_word
+from retinue.protocol.subagents import describe_status
 
 ANSWERED_BY = "mcp client"
 TASK_CHARACTERS = 100
@@ -66,7 +66,7 @@ class KnownRun:
     @property
     def status(self) -> str:
         if self.row.result is not None:
-            return status_word(self.row.result)
+            return describe_status(self.row.result)
         return "running" if self.is_live else INTERRUPTED
 
     def make_ticket(self, state: Path) -> Ticket:
