@@ -19,7 +19,8 @@ from retinue.core.events import ToolResult, TurnStarted
 from retinue.core.limits import Caps
 from retinue.core.messages import Call, Reply
 from retinue.sandbox import bubblewrap
-from retinue.sandbox.box import Box, SandboxUnavailable, find_python
+from retinue.sandbox.box import Box
+from retinue.sandbox.builder import SandboxUnavailable, find_python
 from retinue.testing import scripted
 
 STARTS = 12
@@ -33,7 +34,7 @@ def rows() -> Iterator[Row]:
     folder = Path(tempfile.mkdtemp(prefix="retinue-bench-"))
     folder.chmod(0o755)
     try:
-        builder = bubblewrap.probe(folder / "probe")
+        builder = bubblewrap.probe_bubblewrap()
         yield from _rows(builder, folder)
     except SandboxUnavailable as error:
         yield Row("sandboxes: not measured", str(error)[:40])
@@ -55,9 +56,9 @@ def _rows(builder: bubblewrap.Bubblewrap, folder: Path) -> Iterator[Row]:
 
 
 def _start_bare(builder: bubblewrap.Bubblewrap, folder: Path) -> float:
-    for name in ("workspace", "outputs", "lent", "hidden"):
+    for name in ("workspace", "outputs", "host_outputs", "hidden"):
         (folder / name).mkdir(parents=True)
-    paths = [str(folder / name) for name in ("workspace", "outputs", "lent", "hidden")]
+    paths = [str(folder / name) for name in ("workspace", "outputs", "host_outputs", "hidden")]
     prepared = builder.prepare(Box("bench", paths[0], True, paths[1], paths[2], (), paths[3], Caps()),
                         [find_python(), "-I", "-c", "pass"])  # fmt: skip
     started = time.perf_counter()

@@ -35,7 +35,6 @@ MECHANISMS = {
         r"O_NOFOLLOW|O_EXCL|os\.replace\(|mkstemp|fsync\(|rmtree\(",
         {
             "log/retention.py": 1,
-            "sandbox/bubblewrap.py": 1,
             "sandbox/escapes.py": 1,
             "sandbox/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,

@@ -119,12 +119,12 @@ def test_a_program_that_cannot_start_leaves_nothing() -> None:
 
 
 def test_a_program_is_run_to_its_end_or_killed_with_its_children(tmp_path: Path) -> None:
-    done = run_program(["/bin/sh", "-c", "cat; echo oops >&2; exit 4"], cwd=None, env={}, input_data=b"in", seconds=20)
-    assert (done.returncode, done.stdout, done.stderr) == (4, b"in", b"oops\n")
+    done = run_program(["/bin/sh", "-c", "echo out; echo oops >&2; exit 4"], cwd=None, env={}, seconds=20)
+    assert (done.returncode, done.stdout, done.stderr) == (4, b"out\n", b"oops\n")
     pids = tmp_path / "pid"
     script = f"sleep 300 & echo $$ > {pids}; wait"
     with pytest.raises(subprocess.TimeoutExpired):
-        run_program(["/bin/sh", "-c", script], cwd=None, env={"PATH": os.defpath}, input_data=b"", seconds=0.5)
+        run_program(["/bin/sh", "-c", script], cwd=None, env={"PATH": os.defpath}, seconds=0.5)
     assert not has_living_member(int(pids.read_text()))
 
 

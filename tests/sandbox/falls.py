@@ -18,7 +18,7 @@ from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, RunEnded, RunStarted, ToolCall, ToolResult, Warned
 from retinue.core.limits import Caps
 from retinue.core.profiles import Task
-from retinue.sandbox import box, cgroups
+from retinue.sandbox import builder, cgroups
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
@@ -247,7 +247,7 @@ async def environment(runtime: str) -> Facts:
 @fall
 async def hosts(runtime: str) -> Facts:
     """A parent that may reach two hosts, and a child that may reach one of them."""
-    python = image.PYTHON if runtime == "container" else box.find_python()
+    python = image.PYTHON if runtime == "container" else builder.find_python()
     ask = "{} -I -S -c 'import urllib.request as u; print(u.urlopen(\"http://{}/\").read())'"
     get = [call("shell", command=ask.format(python, host)) for host in ("a.com", "b.com", "evil.org", "near.com")]
     raw = 'import socket as s; s.create_connection(("93.184.216.34", 80), 2)'

@@ -17,7 +17,7 @@ import pytest
 
 from retinue.sandbox import container_image as image
 from retinue.sandbox import ordinary_user as ordinary
-from retinue.sandbox.box import find_command
+from retinue.sandbox.builder import find_command
 from retinue.sandbox.container import find_engine
 from tests.sandbox.falls import FALLS
 from tests.sandbox.scenes import SCENES

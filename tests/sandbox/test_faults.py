@@ -20,8 +20,8 @@ from retinue.core.profiles import Profile, Task
 from retinue.protocol import tool_server as frames
 from retinue.sandbox import tool_server_session
 from retinue.sandbox.channel import Channel
-from retinue.sandbox.isolated import Isolated
 from retinue.sandbox.process import Process
+from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.sandbox.test_hostile import SERVES, NoProtection
 from tests.supervisor.tree.kit import bodies, call
@@ -96,9 +96,9 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     class CountedProcess(Process):
         def start(self) -> None:
             super().start()
-            wire.pids.append(self._process.pid)
+            wire.pids.append(self._group.pid)
 
-    class Counted(Isolated):
+    class CountedBuilder(NoProtection):
         process = CountedProcess
 
     async def allow(question: Approval) -> Allow:
@@ -107,9 +107,9 @@ async def play(wire: Wire, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tup
     monkeypatch.setattr(tool_server_session, "Channel", CountedChannel)
     for name, seconds in (("CANCEL_ASK_SECONDS", 1.0), ("START_SECONDS", 5.0), ("FILE_SECONDS", 5.0)):
         monkeypatch.setattr(tool_server_session, name, seconds)
-    builder = NoProtection(SERVES)
+    builder = CountedBuilder(SERVES)
     owner = make_supervisor(Parts(folder, folder / ".retinue", mode="ask", approver=allow))
-    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: Counted(builder))
+    monkeypatch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: ToolServerSandbox(builder))
     tools = ["write", "read", "shell", "glob", NAME, served(report)]
     profile = Profile("main", model=scripted({"main": SCRIPT}), runtime="isolated", workspace="scratch", tools=tools)
     node = owner.spawner.spawn_primary(profile, Task("go"))

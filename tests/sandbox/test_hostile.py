@@ -17,9 +17,11 @@ from retinue.build.supervisor import make_supervisor
 from retinue.core.approvals import Approval, Deny
 from retinue.core.events import UNKNOWN_AFTER_CRASH, Delta, Event, RunEnded, ToolResult
 from retinue.core.profiles import Profile, Task
-from retinue.sandbox.box import Box, PreparedSandbox
-from retinue.sandbox.isolated import Isolated
-from retinue.sandbox.process import OUT_OF_MEMORY, Process
+from retinue.sandbox.box import Box
+from retinue.sandbox.builder import SandboxBuilder
+from retinue.sandbox.hints import find_program_hint
+from retinue.sandbox.process import OUT_OF_MEMORY, PreparedSandbox, Process
+from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.supervisor.tree.kit import bodies, call, main, spawn
 
@@ -63,13 +65,16 @@ TRIES = {
 }  # fmt: skip
 
 
-class NoProtection:
+class NoProtection(SandboxBuilder):
     """Starts a script where a tool server should be; each start plays the next one."""
 
+    name = "isolated"
     protections = ("none",)
     counts_memory = True
+    find_hint = staticmethod(find_program_hint)
 
     def __init__(self, *scripts: str) -> None:
+        super().__init__()
         self._scripts = list(scripts)
         self.starts = 0
 
@@ -81,7 +86,7 @@ class NoProtection:
 
 
 @contextmanager
-def use_sandbox(sandbox: Isolated) -> Iterator[None]:
+def use_sandbox(sandbox: ToolServerSandbox) -> Iterator[None]:
     """Give isolated runs this sandbox."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retinue.build.sandboxes._make_bubblewrap", lambda parts, reach: sandbox)
@@ -93,7 +98,7 @@ async def play(*scripts: str, replies: list[Any], **options: Any) -> tuple[list[
     builder = NoProtection(*scripts)
     owner = make_supervisor(Parts(Path.cwd(), **{"mode": "yes", **options}))
     profile = Profile("main", model=scripted({"main": replies}), runtime="isolated", workspace="scratch")
-    with use_sandbox(Isolated(builder)):
+    with use_sandbox(ToolServerSandbox(builder)):
         node = owner.spawner.spawn_primary(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
@@ -106,7 +111,7 @@ async def play_below(script: str) -> list[Event]:
     model = scripted({"child": [call("shell", command="true"), call("shell", command="true"), {"text": "x"}]})
     child = Profile("child", model=model, runtime="isolated", workspace="scratch", tools=["shell"])
     agents: dict[str, Any] = {"main": [call("subagent_child", task="go"), spawn({"task": "other"}), {"text": "lived"}]}
-    with use_sandbox(Isolated(NoProtection(script))):
+    with use_sandbox(ToolServerSandbox(NoProtection(script))):
         node = owner.spawner.spawn_primary(main(agents, tools=["spawn_subagents", child]), Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()
@@ -165,14 +170,14 @@ class StarvedProcess(Process):
         return OUT_OF_MEMORY
 
 
-class Starved(Isolated):
+class Starved(NoProtection):
     process = StarvedProcess
 
 
 async def test_a_sandbox_that_uses_up_its_memory_each_time_ends_the_run_limited() -> None:
     owner = make_supervisor(Parts(Path.cwd(), mode="yes"))
     profile = Profile("main", model=scripted({"main": [ECHO] * 9}), runtime="isolated", workspace="scratch")
-    with use_sandbox(Starved(NoProtection(DIES))):
+    with use_sandbox(ToolServerSandbox(Starved(DIES))):
         node = owner.spawner.spawn_primary(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,19 +12,20 @@ from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
 from retinue.core.plans import Runtime, Sandbox
 from retinue.core.profiles import RuntimeName
-from retinue.files.trees import remove_tree
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.sandbox.placement import Placement
-from retinue.sandbox.workspace_sandbox import WorkspaceMaker, WorkspaceSandbox
+from retinue.sandbox.placement import Placement, Reach
+from retinue.sandbox.workspace_sandbox import WorkspaceSandbox
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.tree_workspaces import Workspaces
 
 if TYPE_CHECKING:
     import subprocess
 
+    from retinue.core.network import Hosts
+    from retinue.core.ports import Link
     from retinue.sandbox.escapes import Attempts
-    from retinue.sandbox.proxy_socket import Proxies
+    from retinue.sandbox.network_proxy import RunProxy
 
 NO_OUTBOX = (
     "'delegated' needs the folder shared with the host: --delegation-directory, RETINUE_DELEGATION_DIRECTORY, or "
@@ -36,10 +36,10 @@ NO_OUTBOX = (
 def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
     """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
     is called."""
-    maker = WorkspaceMaker(workspaces or Workspaces())
-    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, maker=maker)
+    workspaces = workspaces or Workspaces()
+    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
-    def delegated() -> RemoteRuntime:
+    def make_delegated(_: Reach) -> RemoteRuntime:
         from retinue.remote.outbox import NAME, OutboxAdapter
 
         adapter = parts.adapter
@@ -47,61 +47,52 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
             if parts.outbox is None:
                 raise ConfigError(NO_OUTBOX)
             adapter = OutboxAdapter(parts.outbox)
-        return RemoteRuntime(name=NAME, adapter=adapter, prepare=maker.make_above)
+        return RemoteRuntime(name=NAME, adapter=adapter, prepare=workspaces.make_above)
 
-    makers: dict[RuntimeName, Callable[..., Runtime]] = {
-        "inherited": lambda: add_workspaces(IN_PROCESS),
-        "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
-        "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),
-        "delegated": delegated,
+    makers: dict[RuntimeName, Callable[[Reach], Runtime]] = {
+        "inherited": lambda _: add_workspaces(IN_PROCESS),
+        "isolated": lambda reach: add_workspaces(_make_bubblewrap(parts, reach)),
+        "container": lambda reach: add_workspaces(_make_container(parts, reach)),
+        "delegated": make_delegated,
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
-def _make_bubblewrap(parts: Parts, reach: str) -> Sandbox:
+def _make_bubblewrap(parts: Parts, reach: Reach) -> Sandbox:
     """Probe bubblewrap and return its sandbox; raises ConfigError with what to install or set.
 
     `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
-    from retinue.sandbox.bubblewrap import probe
-    from retinue.sandbox.isolated import Isolated
+    from retinue.sandbox.bubblewrap import probe_bubblewrap
+    from retinue.sandbox.tool_server_session import ToolServerSandbox
 
-    with _probe_folder() as folder:
-        sandbox = probe(folder, full_network=reach == "full", expose=parts.expose, prefix=parts.launch_prefix)
-    return Isolated(sandbox, caps=parts.caps, proxies=_make_proxies(parts, reach))
+    builder = probe_bubblewrap(
+        prefix=tuple(parts.launch_prefix), expose=tuple(parts.expose), full_network=reach == "full"
+    )
+    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
 
 
-def _make_container(parts: Parts, reach: str) -> Sandbox:
+def _make_container(parts: Parts, reach: Reach) -> Sandbox:
     """Probe podman or docker and return the sandbox of its containers; otherwise like `_make_bubblewrap`."""
-    from retinue.sandbox.container import probe
-    from retinue.sandbox.container_sandbox import Container
+    from retinue.sandbox.container import probe_containers
+    from retinue.sandbox.container_image import NAME
+    from retinue.sandbox.tool_server_session import ToolServerSandbox
 
-    with _probe_folder() as folder:
-        sandbox = probe(
-            folder,
-            full_network=reach == "full",
-            expose=parts.expose,
-            image=parts.image,
-            flags=parts.container_flags,
-        )
-    return Container(sandbox, caps=parts.caps, proxies=_make_proxies(parts, reach))
+    builder = probe_containers(
+        image=parts.image or NAME,
+        flags=tuple(parts.container_flags),
+        expose=tuple(parts.expose),
+        full_network=reach == "full",
+    )
+    return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
 
 
-def _make_proxies(parts: Parts, reach: str) -> Proxies | None:
+def _choose_proxy(parts: Parts, reach: Reach) -> Callable[[Path, Hosts, Link], RunProxy] | None:
     """Return the factory of network proxies, for runs that may reach some hosts."""
     if reach != "hosts":
         return None
-    from retinue.sandbox.network_proxy import Proxy
+    from retinue.sandbox.network_proxy import RunProxy
 
-    return partial(Proxy, dialer=parts.dialer or SystemDialer())
-
-
-@contextmanager
-def _probe_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
-    try:
-        yield folder / "sandbox"
-    finally:
-        remove_tree(folder)
+    return partial(RunProxy, dialer=parts.dialer or SystemDialer())
 
 
 @contextmanager

@@ -6,7 +6,6 @@ so nothing is guessed from process numbers, which are reused. Files of other use
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import open_replacement
 from retinue.files.content import read_up_to, write_all
+from retinue.files.locks import take_file_lock
 from retinue.files.opening import open_regular_file
 from retinue.files.private import make_private_folder
 from retinue.protocol.control import VERSION, Address
@@ -31,7 +31,7 @@ class AddressFile:
         try:
             make_private_folder(folder).chmod(0o700)
             with open_replacement(self.path) as fd:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_file_lock(fd)
                 write_all(fd, msgspec.json.encode(address))
                 self._fd = os.dup(fd)  # keeps the lock
         except OSError as error:
@@ -60,7 +60,7 @@ def survey_addresses(folder: Path) -> tuple[list[int], list[Path]]:
         with suppress(OSError):
             fd = open_regular_file(path)
             try:
-                if _is_stale(fd):
+                if take_file_lock(fd, shared=True):
                     stale.append(path)
                 elif path.stem.isdigit():
                     live.append(int(path.stem))
@@ -82,7 +82,7 @@ def _read_address(path: Path) -> Address | None:
     except OSError:
         return None
     try:
-        if _is_stale(fd):
+        if take_file_lock(fd, shared=True):
             with suppress(OSError):
                 if path.stat().st_ino == os.fstat(fd).st_ino:  # not the file of a new process with the same number
                     path.unlink()
@@ -93,11 +93,3 @@ def _read_address(path: Path) -> Address | None:
     finally:
         os.close(fd)
     return address if address.version == VERSION and f"{address.pid}.json" == path.name else None
-
-
-def _is_stale(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -20,20 +20,20 @@ def make_private_folder(path: AnyPath) -> Path:
     Raises RetinueError if that cannot be done or something else stands there."""
     folder = Path(path)
     try:
-        _make(folder)
+        _make_folders(folder)
     except OSError as error:
         raise RetinueError(f"cannot make {folder}: {error.strerror or error}") from None
     return folder
 
 
-def _make(folder: Path) -> None:
+def _make_folders(folder: Path) -> None:
     try:
         folder.mkdir(FOLDER_MODE)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
-        _make(folder.parent)
-        _make(folder)
+        _make_folders(folder.parent)
+        _make_folders(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise
@@ -41,14 +41,12 @@ def _make(folder: Path) -> None:
         folder.chmod(FOLDER_MODE)  # the umask may have taken bits away
 
 
-def open_private_file(
-    path: AnyPath, *, append: bool = False, exclusive: bool = False, dir_fd: int | None = None
-) -> int:
+def open_private_file(path: AnyPath, *, append: bool = False, exclusive: bool = False) -> int:
     """Open a file for writing, made if it is not there; the caller closes the descriptor. A link is not followed.
 
     An existing file is emptied, or written at its end with `append`, or refused with `exclusive`."""
     how = (os.O_APPEND if append else os.O_TRUNC) | (os.O_EXCL if exclusive else 0)
-    fd = os.open(path, _FLAGS | how, FILE_MODE, dir_fd=dir_fd)
+    fd = os.open(path, _FLAGS | how, FILE_MODE)
     try:
         os.fchmod(fd, FILE_MODE)
     except PermissionError:  # somebody else's file that we may write
@@ -61,11 +59,9 @@ def open_private_file(
     return fd
 
 
-def write_private_file(
-    path: AnyPath, data: bytes, *, append: bool = False, exclusive: bool = False, dir_fd: int | None = None
-) -> None:
+def write_private_file(path: AnyPath, data: bytes, *, append: bool = False, exclusive: bool = False) -> None:
     """Write a private file; see `open_private_file`. A reader may see a part of it: `replace_file` has no such gap."""
-    fd = open_private_file(path, append=append, exclusive=exclusive, dir_fd=dir_fd)
+    fd = open_private_file(path, append=append, exclusive=exclusive)
     try:
         write_all(fd, data)
     finally:

@@ -6,12 +6,12 @@ The lock is the kernel's and ends with its process, so a process that died seems
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from retinue.core.errors import LogError, LogHeld
+from retinue.files.locks import take_file_lock
 
 PATIENCE_SECONDS, STEP_SECONDS = 1.0, 0.05
 
@@ -29,9 +29,7 @@ def try_lock(file: Path) -> int | None:
         lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take_file_lock(lock):
         os.close(lock)
         return None
     return lock
@@ -64,11 +62,10 @@ def read_holder(file: Path) -> Holder | None:
     except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if take_file_lock(lock, shared=True):
+            return None
         words = os.pread(lock, 64, 0).split()
-        signed = len(words) > 1 and b"".join(words[:2]).isdigit()
-        return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)
     finally:
         os.close(lock)
-    return None
+    signed = len(words) > 1 and b"".join(words[:2]).isdigit()
+    return Holder(int(words[0]), int(words[1])) if signed else Holder(0, 0)

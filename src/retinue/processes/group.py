@@ -164,14 +164,14 @@ def start_group(  # noqa: PLR0913 - each by name
 
 
 def run_program(
-    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], input_data: bytes, seconds: float
+    argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end and return its output; blocks. After `seconds` its whole group is killed and
-    `subprocess.TimeoutExpired` raised."""
-    group = start_group(argv, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """Run a program without input to its end and return its output; blocks. After `seconds` its whole group is killed
+    and `subprocess.TimeoutExpired` raised."""
+    group = start_group(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with group.process:  # closes the pipes
         try:
-            stdout, stderr = group.process.communicate(input_data, timeout=seconds)
+            stdout, stderr = group.process.communicate(timeout=seconds)
         finally:
             if group.process.returncode is None:
                 group.signal(signal.SIGKILL)

@@ -54,7 +54,7 @@ SPAWN_SCHEMA: dict[str, Any] = {
 
 
 def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
-    """The tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
+    """Return the tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
     if args.get("refine"):
         raise ToolError(REFINE_REFUSED)
     raw = args.get("tasks")
@@ -81,44 +81,31 @@ def _read_task(index: int, value: Any) -> tuple[str | None, Task]:
     unknown = sorted(set(value) - set(TASK_KEYS))
     if unknown:
         raise ToolError(f"Task at index {index} has unknown field '{unknown[0]}'. Known fields: {', '.join(TASK_KEYS)}")
-    kind = _read_optional(index, value, "subagent_type", str)
-    timeout = value.get("timeout_seconds")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
-        raise ToolError(
-            f"Task at index {index} has invalid 'timeout_seconds' type: expected number, got {_name_type(timeout)}"
-        )
+    timeout = _read_field(index, value, "timeout_seconds", (int, float), "number")
     if timeout is not None and not math.isfinite(timeout):
         raise ToolError(f"Task at index {index} has invalid 'timeout_seconds': must be finite, got {timeout}")
-    return kind, Task(
+    paths = _read_field(index, value, "context_paths", (list,), "list") or ()
+    for place, path in enumerate(paths):
+        if not isinstance(path, str):
+            got = _name_type(path)
+            raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
+    return _read_field(index, value, "subagent_type", (str,), "string"), Task(
         text,
-        context=_read_optional(index, value, "task_context", str) or "",
-        context_paths=_read_paths(index, value.get("context_paths")),
+        context=_read_field(index, value, "task_context", (str,), "string") or "",
+        context_paths=tuple(paths),
         include_parent_workspace=_read_flag(index, value, "include_parent_workspace"),
         include_temp_workspace=_read_flag(index, value, "include_temp_workspace"),
-        subagent_id=_read_optional(index, value, "subagent_id", str),
-        model=_read_optional(index, value, "model", str),
+        subagent_id=_read_field(index, value, "subagent_id", (str,), "string"),
+        model=_read_field(index, value, "model", (str,), "string"),
         timeout_seconds=timeout,
     )
 
 
-def _read_paths(index: int, value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ToolError(
-            f"Task at index {index} has invalid 'context_paths' type: expected list, got {_name_type(value)}"
-        )
-    for place, path in enumerate(value):
-        if not isinstance(path, str):
-            got = _name_type(path)
-            raise ToolError(f"Task at index {index} has invalid context_paths[{place}]: expected string, got {got}")
-    return tuple(value)
-
-
-def _read_optional(index: int, value: dict[str, Any], key: str, kind: type[str]) -> str | None:
+def _read_field(index: int, value: dict[str, Any], key: str, kinds: tuple[type, ...], expected: str) -> Any:
+    """Return an optional field of a task. A boolean is no number."""
     found = value.get(key)
-    if found is not None and not isinstance(found, kind):
-        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected string, got {_name_type(found)}")
+    if found is not None and type(found) not in kinds:
+        raise ToolError(f"Task at index {index} has invalid '{key}' type: expected {expected}, got {_name_type(found)}")
     return found
 
 
@@ -133,16 +120,16 @@ def _name_type(value: Any) -> str:
     return type(value).__name__
 
 
-def no_such_path(index: int, path: str) -> str:
+def describe_missing_path(index: int, path: str) -> str:
     return f"Task at index {index} has non-existent context_path: '{path}'"
 
 
-def unknown_type(name: str, task: str, known: Sequence[str]) -> str:
+def describe_unknown_type(name: str, task: str, known: Sequence[str]) -> str:
     return f"Unknown subagent_type '{name}' for task '{task}'. Available subagent types: {', '.join(known) or 'none'}"
 
 
-def status_word(result: Result[Any]) -> str:
-    """The status as this surface says it; salvaged text makes a difference."""
+def describe_status(result: Result[Any]) -> str:
+    """Return the status as this surface says it; salvaged text makes a difference."""
     match result.status:
         case "done":
             return "completed"
@@ -154,12 +141,12 @@ def status_word(result: Result[Any]) -> str:
             return "partial" if result.partial else "error"
 
 
-def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
-    """One result of a blocking reply. `answer` is the text as far as it goes inline."""
+def make_result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
+    """Make one result of a blocking reply. `answer` is the text as far as it goes inline."""
     usage = result.usage
     return {
         "subagent_id": result.subagent_id,
-        "status": status_word(result),
+        "status": describe_status(result),
         "success": result.success,
         "answer": answer,
         "workspace": result.workspace,
@@ -180,8 +167,8 @@ def _describe_changes(result: Result[Any]) -> dict[str, Any]:
     return {"changed_files": listed, "changed_count": result.changed_count}
 
 
-def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The reply when all have ended; every result is counted once."""
+def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make the reply when all have ended; every result is counted once."""
     words = [entry["status"] for entry in entries]
     timeout = sum(word in ("timeout", "completed_but_timeout") for word in words)
     completed, cancelled = words.count("completed"), words.count("cancelled")
@@ -200,8 +187,8 @@ def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
-    """The reply when they have been made and go on."""
+def make_background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
+    """Make the reply when they have been made and go on."""
     return {
         "success": True,
         "operation": OPERATION,
@@ -221,5 +208,5 @@ def background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
     }
 
 
-def error_reply(text: str) -> dict[str, Any]:
+def make_error_reply(text: str) -> dict[str, Any]:
     return {"success": False, "operation": OPERATION, "error": text}

@@ -81,7 +81,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     """The first frame of the host: the tools, the folders they see, and the limits the process sets itself.
 
     `path` is the run's; `spilled` files of earlier calls are in `outputs`. `proxy` is the socket through which hosts
-    are reached, if any may be; programs can call the tools `lent`."""
+    are reached, if any may be; programs can call the `program_tools`."""
 
     version: int
     path: str
@@ -94,7 +94,7 @@ class Start(Frame, frozen=True, gc=False, tag="start"):
     limit_memory: bool
     spilled: int = 0
     proxy: str = ""
-    lent: tuple[ToolSpec, ...] = ()
+    program_tools: tuple[ToolSpec, ...] = ()
 
 
 class Preview(Frame, frozen=True, gc=False, tag="preview"):

@@ -17,6 +17,8 @@ from retinue.core.limits import Caps
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "retinue-"
+REMOVE_SECONDS = 2.0
+OUT_OF_MEMORY_CODE = 86  # the exit code of a container whose tool server the kernel ended for want of memory
 _numbers = itertools.count(1)
 
 
@@ -49,15 +51,28 @@ class Group:
                 return False
         return True
 
-    def remove_soon(self, seconds: float = 2.0) -> None:
+    def remove_soon(self) -> None:
         """Remove it, and wait a little for its last process to end."""
-        deadline, pause = time.monotonic() + seconds, threading.Event()
+        deadline, pause = time.monotonic() + REMOVE_SECONDS, threading.Event()
         while not self.remove() and time.monotonic() < deadline:
             pause.wait(0.005)
 
 
 def find_parent_groups() -> list[Path] | None:
-    """Return the folders below which groups for memory and processes can be made; None where they cannot."""
+    """Return the folders below which groups for memory and processes can be made, without what ended processes left
+    there; None where they cannot be made."""
+    folders = _find_folders()
+    if folders is None:
+        return None
+    remove_leftover_groups(folders)
+    try:
+        make_group(folders, Caps()).remove()
+    except OSError:
+        return None
+    return folders
+
+
+def _find_folders() -> list[Path] | None:
     if (ROOT / "cgroup.controllers").exists():
         with suppress(OSError):
             given = (ROOT / "cgroup.subtree_control").read_text().split()

@@ -6,34 +6,42 @@ same."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
 
+from retinue.concurrency import TaskOwner
 from retinue.core.limits import Caps
-from retinue.sandbox.box import (
+from retinue.sandbox.box import Box
+from retinue.sandbox.builder import (
+    BOOT,
+    CHECK_CODE,
     FULL_NETWORK,
-    LIBRARY,
-    PROXY,
-    STATE,
-    Box,
-    PreparedSandbox,
+    PRINT_CODE,
+    SERVE,
+    SHARED_BYTES,
+    TEMPORARY_BYTES,
+    Bind,
+    SandboxBuilder,
     SandboxUnavailable,
+    SelfCheck,
     find_command,
-    list_packages,
     make_environment,
+    make_probe_box,
 )
-from retinue.sandbox.bubblewrap import SHARED_BYTES, TEMPORARY_BYTES, give_files, pick_user
+from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE
 from retinue.sandbox.container_image import NAME, PYTHON
-from retinue.sandbox.self_check import CHECK_CODE, PRINT_CODE, SelfCheck, find_missing_protections
-from retinue.sandbox.unix_sockets import COVER, find_bound_sockets
+from retinue.sandbox.hints import find_image_hint
+from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
@@ -42,15 +50,12 @@ PROBE_SECONDS = 60.0
 # Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
 TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
 REMOVE_SECONDS = 10.0
+KILL_AGAIN_SECONDS = 0.2
 # What the engine's own program needs of our environment; nothing of it goes inside.
 CLIENT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 CLIENT_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_")
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-_ENTER = (
-    f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
-    "from retinue.sandbox.container_init import run_first_process; run_first_process(); "
-)
-_WORK = _ENTER + "from retinue.sandbox.tool_server import main; main()"
+_ENTER = BOOT + "from retinue.sandbox.container_init import run_first_process; run_first_process(); "
 _CHECK = (
     _ENTER
     + CHECK_CODE
@@ -118,8 +123,45 @@ def make_client_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
 
 
-class Containers:
-    """A builder of sandboxes. `probe` alone makes it, so that `protections` were all seen to work from inside."""
+class ContainerProcess(Process):
+    """The engine's program, which is there as long as its container is. A signal to it reaches everybody inside; only
+    the engine can kill them."""
+
+    _killing: asyncio.Task[None] | None = None
+
+    def _describe_end(self) -> str:
+        return OUT_OF_MEMORY if self._group.returncode == OUT_OF_MEMORY_CODE else super()._describe_end()
+
+    def _list_processes(self) -> Iterator[int]:
+        yield self._group.pid
+
+    def _kill(self) -> None:
+        if self._killing is None and not self._has_exited:
+            self._killing = TaskOwner().start(self._kill_all())
+
+    async def _kill_all(self) -> None:
+        """Kill the container, again and again: one that is just being made is not found the first time."""
+        assert self._prepared.kill is not None
+        deadline = self._loop.time() + REAP_SECONDS
+        while self._loop.time() < deadline:
+            with suppress(SandboxUnavailable):  # an engine that does not answer is asked again
+                await asyncio.to_thread(self._prepared.kill)
+            if await self._is_gone_within(KILL_AGAIN_SECONDS):
+                return
+        self._group.process.kill()
+
+    async def _release_resources(self) -> None:
+        if self._killing is not None:
+            await self._killing
+        await super()._release_resources()
+
+
+class Containers(SandboxBuilder):
+    """The builder of `container`: containers of one image. `probe_containers` makes it."""
+
+    name = "container"
+    process = ContainerProcess
+    find_hint = staticmethod(find_image_hint)
 
     def __init__(
         self,
@@ -130,53 +172,34 @@ class Containers:
         expose: Sequence[str] = (),
         full_network: bool = False,
     ) -> None:
+        super().__init__(expose=expose, full_network=full_network)
         self._engine, self._image, self._flags = engine, image, tuple(flags)
-        self._full_network = full_network
-        self._expose = tuple(os.path.realpath(path) for path in expose)
-        self._root = os.geteuid() == 0
-        self.protections: tuple[str, ...] = ()
-        self.counts_memory = False
 
     def prepare(self, box: Box) -> PreparedSandbox:
-        """Return how to start the tool server."""
-        user = box.user or pick_user(box.tree) if self._root else None
-        if user is not None:
-            give_files(box, user)
-        return self._prepare_start(box, user, [_WORK], "--interactive")
+        return self._prepare_program(box, [_ENTER + SERVE], "--interactive")
 
-    def _prepare_start(
-        self, box: Box, user: tuple[int, int] | None, code: Sequence[str], *more: str
-    ) -> PreparedSandbox:
-        name = f"retinue-{os.getpid()}-{secrets.token_hex(6)}"
+    def _prepare_program(self, box: Box, code: Sequence[str], *options: str) -> PreparedSandbox:
+        user = self._give_to_user(box)
+        environment = make_environment(box, os.environ, ())
         argv = [
-            *self._engine.argv,
-            "run",
-            *self._flags,
-            *more,
-            "--name",
-            name,
+            *[*self._engine.argv, "run", *self._flags, *options],
+            *["--name", f"retinue-{os.getpid()}-{secrets.token_hex(6)}"],
             *_label_options(box.tree, box.run),
             *_CLOSED,
             *([] if self._full_network else ["--network=none"]),
             *(_PODMAN if self._engine.is_podman else _DOCKER),
             *self._list_user_options(user),
             *_list_limits(box.caps),
-            *[f"--env={key}={value}" for key, value in make_environment(box, os.environ, ()).items() if key != "PATH"],
+            *[f"--env={key}={value}" for key, value in environment.items() if key != "PATH"],
             *self._list_mounts(box),
-            "--entrypoint",
-            PYTHON,
-            self._image,
-            "-I",
-            "-S",
-            "-c",
-            *code,
+            *["--entrypoint", PYTHON, self._image, "-I", "-S", "-c", *code],
         ]
         return PreparedSandbox(
             argv,
             make_client_environment(os.environ),
             user=user,
             kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
-            cwd=str(Path(box.lent).parent),  # podman's monitor leaves a file there when memory is used up
+            cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up
         )
 
     def _list_user_options(self, user: tuple[int, int] | None) -> list[str]:
@@ -186,57 +209,43 @@ class Containers:
         return ["--userns=keep-id", *own] if self._engine.is_podman else own
 
     def _list_mounts(self, box: Box) -> list[str]:
-        bound: dict[str, str] = {}
-        for source, name in list_packages():
-            bound[f"{LIBRARY}/{name}"] = self._format_bind(source, f"{LIBRARY}/{name}")
         roots = (*box.readable, box.workspace)
-        shown = (*self._expose, *roots)
-        for path in shown:
-            if path == "/":
-                raise SandboxUnavailable("the folder / cannot be shown in a sandbox: it has everything in it")
-            bound[path] = self._format_bind(path, path)
-        for path in find_bound_sockets(shown, box.hidden):
-            bound[path] = self._format_bind(COVER, path)
-        if box.own_workspace:
-            bound[box.workspace] = self._format_bind(box.workspace, box.workspace, writable=True)
-        bound[box.outputs] = self._format_bind(box.outputs, box.outputs, writable=True)
-        bound[box.lent] = self._format_bind(box.lent, box.lent)
-        if box.proxy:
-            bound[PROXY] = self._format_bind(box.proxy, PROXY)
-        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)} - set(roots)
-        for number, mask in enumerate(sorted(masks)):
-            if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown):
-                bound[mask] = self._format_bind(
-                    _make_mask(Path(box.lent).parent / "masks" / str(number), mask, bound), mask
-                )
-        return [word for path in sorted(bound, key=lambda path: path.count("/")) for word in ("--mount", bound[path])]
+        binds = self._list_binds(box, roots)
+        for number, mask in enumerate(self._list_masks(box, roots)):
+            folder = Path(box.outputs).parent / "masks" / str(number)
+            _make_mask(folder, mask, binds)
+            binds[mask] = Bind(str(folder))
+        return [
+            word
+            for path in sorted(binds, key=lambda path: path.count("/"))
+            for word in ("--mount", self._format_bind(path, binds[path]))
+        ]
 
-    def _format_bind(self, source: str, path: str, *, writable: bool = False) -> str:
+    def _format_bind(self, path: str, bind: Bind) -> str:
         """Return the option for one mount, without the mounts below it: those would stay writable."""
-        fields = ["type=bind", f"src={source}", f"dst={path}"]
-        fields += [] if writable else ["readonly"]
+        fields = ["type=bind", f"src={bind.source}", f"dst={path}"]
+        fields += [] if bind.writable else ["readonly"]
         return _join_fields(*fields, *(["bind-nonrecursive=true"] if self._engine.is_podman else []))
 
-    def check_protections(self, box: Box, secret: str) -> None:
-        """Look from inside; raises SandboxUnavailable unless all works. `secret` must not be seen there."""
-        user = pick_user(box.tree) if self._root else None
-        if user is not None:
-            give_files(box, user)
-        seen = self._run_self_check(self._prepare_start(box, user, [_CHECK, secret, box.lent]))
+    def check_protections(self) -> None:
+        """Look from inside and set `protections`; raises SandboxUnavailable unless all works."""
+        with make_probe_box() as (box, secret):
+            prepared = self._prepare_program(box, [_CHECK, secret, box.host_outputs])
+            seen = self._run_self_check(prepared)
         if seen.machine != platform.machine():
             raise SandboxUnavailable(
                 f"{self._image} is for {seen.machine}, and this machine is {platform.machine()}; {BUILD}"
             )
-        trouble = find_missing_protections(seen, user=user, full_network=self._full_network)
-        trouble += ["mount"] if seen.writable and "mount" not in trouble else []
-        trouble += ["seccomp"] if seen.seccomp != "2" else []
-        if trouble:
+        missing = self._find_missing_protections(seen, prepared.user)
+        missing += ["mount"] if seen.writable and "mount" not in missing else []
+        missing += ["seccomp"] if seen.seccomp != "2" else []
+        if missing:
             raise SandboxUnavailable(
-                f"{self._engine.argv[0]} started, but these protections do not work here: {', '.join(trouble)}"
+                f"{self._engine.argv[0]} started, but these protections do not work here: {', '.join(missing)}"
             )
         self.counts_memory = 0 < seen.memory <= box.caps.memory
         counted = ["cgroup"] if self.counts_memory else []
-        whose = ["uid"] if user else ["user"] if self._engine.is_podman else []
+        whose = ["uid"] if prepared.user else ["user"] if self._engine.is_podman else []
         net = FULL_NETWORK if self._full_network else "net"
         protections = [*whose, "pid", "mount", net, "ipc", "caps", "no_new_privs", "seccomp"]
         self.protections = (Path(self._engine.argv[0]).name, *protections, *counted, "rlimits")
@@ -271,14 +280,13 @@ _CLOSED = (
 )  # fmt: skip
 _PODMAN = ("--read-only-tmpfs=false", "--http-proxy=false", "--image-volume=ignore", "--no-hosts", "--pid=private")
 _DOCKER = tuple(f"--env={name}=" for proxy in PROXIES for name in (proxy, proxy.upper()))
-_PROBED: dict[tuple[str, ...], Containers] = {}
 
 
-def _make_mask(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
+def _make_mask(folder: Path, mask: str, binds: Mapping[str, Bind]) -> None:
     """Make a folder that shows nothing in the place of another but where things are mounted below it. An engine's tmpfs
     would take over the rights of what it hides, and podman's also the files."""
     folders = {folder.parent, folder}
-    for path in bound:
+    for path in binds:
         if path.startswith(f"{mask}/"):
             place = folder / path.removeprefix(f"{mask}/")
             folders |= {parent for parent in place.parents if parent.is_relative_to(folder)}
@@ -290,7 +298,6 @@ def _make_mask(folder: Path, mask: str, bound: Mapping[str, str]) -> str:
     for made in sorted(folders):
         made.mkdir(parents=True, exist_ok=True)
         made.chmod(0o755)
-    return str(folder)
 
 
 def _list_limits(caps: Caps) -> list[str]:
@@ -320,43 +327,27 @@ def find_engine() -> Engine:
     )
 
 
-def probe(
-    folder: Path,
-    *,
-    image: str | None = None,
-    flags: Sequence[str] = (),
-    expose: Sequence[str] = (),
-    full_network: bool = False,
+@cache
+def probe_containers(
+    *, image: str = NAME, flags: tuple[str, ...] = (), expose: tuple[str, ...] = (), full_network: bool = False
 ) -> Containers:
     """Return the builder, checked from inside, once in a process. Raises SandboxUnavailable, which says what to install
-    or set. `folder` is a new one for the check. Containers that ended processes have left are removed first."""
-    key = (image or NAME, *flags, "", *expose, "", str(full_network))
-    if key in _PROBED:
-        return _PROBED[key]
+    or set. Containers that ended processes have left are removed first."""
     found = find_engine()
     sweep_orphans(found)
-    if found.call("image", "inspect", image or NAME).returncode:
-        pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image else ""
-        raise SandboxUnavailable(f"there is no image {image or NAME} here{pull}; {BUILD}")
-    hidden = folder / "project" / STATE
-    places = [hidden / "runs" / "probe" / name for name in ("workspace", "outputs", "lent")]
-    for place in places:
-        place.mkdir(parents=True)
-    secret = hidden / "secret"
-    secret.touch()
-    workspace, outputs, lent = map(str, places)
-    box = Box("probe", workspace, True, outputs, lent, (str(hidden.parent),), str(hidden), Caps())
-    made = partial(Containers, image=image or NAME, flags=flags, expose=expose, full_network=full_network)
-    builder = made(found)
+    if found.call("image", "inspect", image).returncode:
+        pull = f"; {found.argv[0]} pull {image}, or leave out container_image" if image != NAME else ""
+        raise SandboxUnavailable(f"there is no image {image} here{pull}; {BUILD}")
+    make_builder = partial(Containers, image=image, flags=flags, expose=expose, full_network=full_network)
+    builder = make_builder(found)
     try:
-        builder.check_protections(box, str(secret))
+        builder.check_protections()
     except _EngineFailed:
         runc = find_command("runc")
         if not found.is_podman or runc is None:
             raise
-        builder = made(Engine((*found.argv, "--runtime", runc)))
-        builder.check_protections(box, str(secret))
-    _PROBED[key] = builder
+        builder = make_builder(Engine((*found.argv, "--runtime", runc)))
+        builder.check_protections()
     return builder
 
 

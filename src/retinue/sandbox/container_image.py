@@ -17,32 +17,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from retinue.sandbox.box import SandboxUnavailable, find_command, find_python, list_packages
+from retinue.sandbox.builder import SandboxUnavailable, find_command, find_python, list_packages
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 NAME = f"localhost/retinue:py{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
-# fmt: off
 PROGRAMS = (
     "sh", "bash", "env", "cat", "ls", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "mknod", "mkfifo", "touch", "chmod",
     "chown", "chroot", "head", "tail", "wc", "sort", "uniq", "cut", "tr", "tee", "seq", "date", "sleep", "true",
-    "false", "test", "expr", "printf", "echo", "pwd", "basename", "dirname", "readlink", "realpath", "stat", "du", "df",
-    "id", "whoami", "uname", "nohup", "timeout",
-    "nproc", "mktemp", "od", "sha256sum", "base64", "paste", "comm", "join",
-    "split", "dd", "sync", "tty", "kill", "grep", "egrep", "sed", "awk", "find", "xargs", "diff", "cmp", "patch", "tar",
-    "gzip", "gunzip", "setsid", "unshare", "nsenter", "mount", "umount", "ps",
-)
-# fmt: on
+    "false", "test", "expr", "printf", "echo", "pwd", "basename", "dirname", "readlink", "realpath", "stat", "du",
+    "df", "id", "whoami", "uname", "nohup", "timeout", "nproc", "mktemp", "od", "sha256sum", "base64", "paste",
+    "comm", "join", "split", "dd", "sync", "tty", "kill", "grep", "egrep", "sed", "awk", "find", "xargs", "diff",
+    "cmp", "patch", "tar", "gzip", "gunzip", "setsid", "unshare", "nsenter", "mount", "umount", "ps",
+)  # fmt: skip
 SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "tkinter",
-    "turtledemo",
-    "ensurepip",
-    "lib2to3",
-}
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3",
+}  # fmt: skip
 ETC = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
     "etc/group": "root:x:0:\nnobody:x:65534:\n",

@@ -12,14 +12,12 @@ import os
 import select
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 from retinue.sandbox import seccomp
+from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE, ROOT, Group
 from retinue.sandbox.process_privacy import hide_process
 
-OUT_OF_MEMORY = 86  # its exit code when the tool server fell for want of memory
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
-_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def run_first_process() -> None:
@@ -60,19 +58,9 @@ def _reap_children(server: int) -> None:
                 return
             if pid == server:
                 code = os.waitstatus_to_exitcode(status)
-                if code == -signal.SIGKILL and _ran_out_of_memory():
-                    os._exit(OUT_OF_MEMORY)
+                if code == -signal.SIGKILL and Group([ROOT, ROOT / "memory"]).count_memory_kills():
+                    os._exit(OUT_OF_MEMORY_CODE)
                 os._exit(code if code >= 0 else 128 - code)
-
-
-def _ran_out_of_memory() -> bool:
-    for counters in _COUNTERS:
-        with suppress(OSError):
-            for line in Path(counters).read_text().splitlines():
-                word, _, count = line.partition(" ")
-                if word == "oom_kill" and count != "0":
-                    return True
-    return False
 
 
 def _filter_calls() -> None:

@@ -31,7 +31,7 @@ from retinue.core.limits import Caps
 from retinue.core.messages import Call, Reply
 from retinue.core.profiles import RuntimeName
 from retinue.sandbox import seccomp
-from retinue.sandbox.box import find_python
+from retinue.sandbox.builder import find_python
 from retinue.sandbox.container_image import PYTHON
 
 TRY_SECONDS = 15

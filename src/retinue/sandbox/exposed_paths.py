@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.sandbox.box import STATE, list_interpreter_folders
+from retinue.sandbox.builder import STATE, list_interpreter_folders
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from retinue.core.limits import MIB
 from retinue.sandbox.exposed_paths import find_program_paths
 
 MOST = 3
@@ -56,17 +54,6 @@ def find_image_hint(said: str) -> str:
 def find_offline_hint(said: str) -> str:
     """Return a hint for a command that found no network."""
     return NO_NETWORK if _UNREACHABLE.search(said) else ""
-
-
-class MemoryKillWatch:
-    """Tells, of a run whose memory is counted, whether something of it was killed for that since it was last asked."""
-
-    def __init__(self, kills: Callable[[], int], memory: int) -> None:
-        self._kills, self._memory, self._known = kills, memory, 0
-
-    def find_hint(self) -> str:
-        before, self._known = self._known, self._kills()
-        return NO_MEMORY.format(mib=self._memory // MIB) if self._known > before else ""
 
 
 def _find_missing_programs(said: str) -> list[tuple[str, str]]:

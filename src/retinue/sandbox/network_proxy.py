@@ -12,18 +12,24 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import h11
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import ToolError
+from retinue.core.errors import RetinueError, ToolError
+from retinue.core.events import Warned
 from retinue.core.network import Hosts, allows_host, canonicalize_name
+from retinue.core.ports import Link
 from retinue.http.server import MAX_HEAD_BYTES, HttpError, ServerConnection
 from retinue.tools.dialer import Dialer, PrivateAddress, Streams, dial_host
 
 TOOL = "network"
+SOCKET = "proxy"
+MAX_REASONS = 20
+NOTE = "[refused: {reasons}. This run may reach: {hosts}]"
 HEAD_SECONDS = 20.0
 DIAL_SECONDS = 30.0
 IDLE_SECONDS = 300.0
@@ -127,6 +133,47 @@ class Proxy:
             raise self._deny(str(error).removeprefix(f"{TOOL}: ")) from None
         except (ToolError, TimeoutError) as error:
             raise HttpError(502, str(error) or f"{target} did not answer in time") from None
+
+
+class RunProxy:
+    """The proxy of one run, on a socket in its folder that is mounted into its sandbox. What it refuses is told to the
+    user at once, and to the model behind the output of the command that failed."""
+
+    def __init__(self, folder: Path, hosts: Hosts, link: Link, *, dialer: Dialer) -> None:
+        self.path = folder / SOCKET
+        self._hosts, self._link = hosts, link
+        self._proxy = Proxy(hosts, self._note_refusal, dialer=dialer)
+        self._known_reasons: set[str] = set()
+        self._pending: list[str] = []
+
+    async def open(self) -> None:
+        """Listen on the socket. Raises RetinueError."""
+        try:
+            await self._proxy.open(self.path)
+        except OSError as error:
+            raise RetinueError(f"the proxy to the hosts of this run cannot be opened: {error}") from None
+
+    async def close(self) -> None:
+        await self._proxy.close()
+        self.unlink_socket()
+
+    def unlink_socket(self) -> None:
+        """Remove the name of the socket. A sandbox that has started keeps it; a host that is killed leaves nothing."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def take_refusals(self) -> str:
+        """Return what was refused since the last time, as a text for the model."""
+        reasons, self._pending = self._pending, []
+        hosts = ", ".join(map(str, self._hosts[:MAX_REASONS]))
+        return NOTE.format(reasons="; ".join(reasons), hosts=hosts) if reasons else ""
+
+    def _note_refusal(self, why: str) -> None:
+        if why not in self._pending and len(self._pending) < MAX_REASONS:
+            self._pending.append(why)
+        if why not in self._known_reasons and len(self._known_reasons) < MAX_REASONS:
+            self._known_reasons.add(why)
+            self._link.emit(Warned(why, code="network_refused"))
 
 
 def plan_route(request: h11.Request) -> Route:

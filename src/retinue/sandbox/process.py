@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,39 @@ from retinue.concurrency import TaskOwner, finish_despite_cancel
 from retinue.core.errors import RetinueError
 from retinue.core.limits import CANCEL_ASK_SECONDS, TERM_SECONDS
 from retinue.files.private import make_private_folder, write_private_file
-from retinue.processes.group import start_group
-from retinue.sandbox.box import PreparedSandbox
+from retinue.processes.group import start_group, wait_until
+from retinue.sandbox.cgroups import Group
 
 CHUNK = 64 * 1024
 SAID_BYTES = 1024 * 1024
 TAIL_BYTES = 4096
 REAP_SECONDS = 10.0
 INFO_SECONDS = 2.0
-POLL_SECONDS = 0.01
 OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class PreparedSandbox:
+    """The way to start the tool server of one run. The descriptors are closed when it has started; `info` is a file in
+    which the pid of its first process inside will stand. `user` owns what the run may write, where that is somebody
+    else than we. `kill` ends a run whose processes are not below its first one, and waits for that; it can be called
+    again."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    fds: Sequence[int] = ()
+    info: int | None = None
+    group: Group | None = None
+    user: tuple[int, int] | None = None
+    kill: Callable[[], None] | None = None
+    cwd: str | None = None
+
+    def discard(self) -> None:
+        """Close the descriptors and remove the group: others have used them, or nobody will."""
+        for fd in (*self.fds, *([] if self.info is None else [self.info])):
+            os.close(fd)
+        if self.group is not None:
+            self.group.remove_soon()
 
 
 class Process:
@@ -44,7 +67,6 @@ class Process:
         self._said_bytes = 0
         self._info = prepared.info
         self._first: int | None = None
-        self._exited = asyncio.Event()
         self.reading, self.writing, self._stderr = -1, -1, -1
         self.why = ""  # how it ended, for a person; known when it was stopped
 
@@ -55,7 +77,7 @@ class Process:
         self.reading, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
         try:
-            self._process = start_group(
+            self._group = start_group(
                 prepared.argv,
                 env=dict(prepared.env),
                 cwd=prepared.cwd,
@@ -63,7 +85,7 @@ class Process:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=prepared.fds,
-            ).process
+            )
         except OSError:
             for fd in (self.writing, self.reading, self._stderr):
                 os.close(fd)
@@ -74,8 +96,6 @@ class Process:
         finally:
             for fd in (stdin, stdout, stderr, *prepared.fds):
                 os.close(fd)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._loop.add_reader(self._pidfd, self._reap)
         os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._read_stderr)
 
@@ -86,7 +106,7 @@ class Process:
         return "".join(character if character.isprintable() else "?" for character in text)
 
     def _describe_end(self) -> str:
-        code = self._process.returncode
+        code = self._group.process.poll()
         if self._prepared.group is not None and self._prepared.group.count_memory_kills():
             return OUT_OF_MEMORY
         if code is None:
@@ -97,44 +117,38 @@ class Process:
                 return f"its process was ended by {signal.Signals(number).name}"
         return f"its process ended with code {code}"
 
-    async def wait_until_gone(self) -> None:
-        """Wait until it is gone with all it started, and reaped."""
-        await self._exited.wait()
+    @property
+    def _has_exited(self) -> bool:
+        return self._group.process.poll() is not None
 
-    async def stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        """End it: ask, which is over when it has stopped its work, then SIGTERM, then SIGKILL of everything inside;
-        without `ask` at once. Always finishes; when cancelled meanwhile, in a hurry."""
-        await finish_despite_cancel(self._stop(ask), hurry=self._kill, patient=False)
+    async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
+        """End it: wait for the answer that says that its work has stopped, then SIGTERM, then SIGKILL to everything
+        inside; without an `answer` to wait for at once. Always finishes; when cancelled meanwhile, in a hurry."""
+        await finish_despite_cancel(self._stop(answer), hurry=self._kill, patient=False)
 
-    async def _stop(self, ask: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        if ask is not None and not self._exited.is_set():
-            tasks = TaskOwner()
-            asking = tasks.start(ask())
-            if not await self._is_gone_within(CANCEL_ASK_SECONDS, asking):
-                for pid in self._list_processes():
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGTERM)
-                await self._is_gone_within(TERM_SECONDS, asking)
-            tasks.cancel()
-        if not self._exited.is_set():
-            await self._wait_for_info()
+    async def _stop(self, answer: asyncio.Future[Any] | None) -> None:
+        if answer is not None and not await self._is_gone_within(CANCEL_ASK_SECONDS, answer):
+            for pid in self._list_processes():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM)
+            await self._is_gone_within(TERM_SECONDS, answer)
+        if not self._has_exited:
+            if self._info is not None:  # a sandbox that is half built is not killed before its first process is known
+                await wait_until(lambda: self._first_process is not None or self._has_exited, INFO_SECONDS)
             self._kill()
             await self._is_gone_within(REAP_SECONDS)
         await self._release_resources()
 
     def _kill(self) -> None:
-        if self._exited.is_set():
-            return
-        for pid in (self._first_process, self._process.pid if self._first_process is None else None):
-            if pid is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        if not self._has_exited:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self._group.pid if self._first_process is None else self._first_process, signal.SIGKILL)
 
-    async def _is_gone_within(self, seconds: float, *others: asyncio.Task[None]) -> bool:
-        """Tell whether it is gone, or one of the others done, before the time is over."""
+    async def _is_gone_within(self, seconds: float, *answers: asyncio.Future[Any]) -> bool:
+        """Tell whether it is gone, or has given the answer, before the time is over."""
         async with TaskOwner() as owner:
-            gone = owner.start(self._exited.wait())
-            done, _ = await asyncio.wait({gone, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            gone = owner.start(self._group.wait_for_exit())
+            done, _ = await asyncio.wait({gone, *answers}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
 
     def _list_processes(self) -> Iterator[int]:
@@ -147,20 +161,6 @@ class Process:
                     waiting += map(int, listed.read_text().split())
             if pid != self._first_process:
                 yield pid
-
-    def _reap(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._process.wait()
-        self._exited.set()
-
-    async def _wait_for_info(self) -> None:
-        """Wait until a sandbox that is half built has written its first process: it is not killed before."""
-        deadline = time.monotonic() + INFO_SECONDS
-        while self._info is not None and self._first_process is None and not self._exited.is_set():
-            if time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(POLL_SECONDS)
 
     @property
     def _first_process(self) -> int | None:
@@ -201,8 +201,7 @@ class Process:
             self._loop.remove_reader(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
-        group, deadline = self._prepared.group, time.monotonic() + REAP_SECONDS
         self.why = self.why or self._describe_end()
-        # The kernel tells nobody when the last is gone.
-        while group is not None and not group.remove() and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_SECONDS)
+        group = self._prepared.group
+        if group is not None:  # the kernel tells nobody when the last is gone
+            await wait_until(group.remove, REAP_SECONDS)

@@ -57,9 +57,9 @@ def find_call_number(name: str) -> int:
     return known[name][_MACHINES[platform.machine()].column]
 
 
-def make_filter(machine: str = "") -> bytes | None:
+def make_filter() -> bytes | None:
     """Return the filter for this kind of machine; None where we have none."""
-    kind = _MACHINES.get(machine or platform.machine())
+    kind = _MACHINES.get(platform.machine())
     if kind is None:
         return None
     at = kind.column
@@ -74,10 +74,8 @@ def make_filter(machine: str = "") -> bytes | None:
     for numbers in _DENIED.values():
         if numbers[at] != _NONE:
             lines += [_encode_line(_JUMP_EQUAL, numbers[at], 0, 1), _refuse_call(errno.EPERM)]
-    lines += [
-        _encode_line(_JUMP_EQUAL, _CLONE3[at], 0, 1),
-        _refuse_call(errno.ENOSYS),
-    ]  # its flags cannot be seen from here
+    # The flags of clone3 cannot be seen from here.
+    lines += [_encode_line(_JUMP_EQUAL, _CLONE3[at], 0, 1), _refuse_call(errno.ENOSYS)]
     lines += _check_argument(_CLONE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES, 0, 1), _refuse_call(errno.EPERM)])
     lines += _check_argument(
         _UNSHARE[at], 0, [_encode_line(_JUMP_SET, _NAMESPACES | _NEWTIME, 0, 1), _refuse_call(errno.EPERM)]

@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from retinue.core.ports import LocalTool, Made, Outcome
 from retinue.protocol import tool_server as frames
 from retinue.sandbox.channel import Channel
 from retinue.sandbox.process_privacy import hide_process
-from retinue.sandbox.proxy_socket import forward_connections
 from retinue.tools.local import make_sandboxed_tool
 
 UMASK = 0o027
 SHOWN_SECONDS = 0.05
 SHOWN_BYTES = 4096
+CHUNK = 64 * 1024
 
 
 def main() -> None:
@@ -40,11 +41,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    asyncio.run(_serve_host(reading, writing))
-
-
-async def _serve_host(reading: int, writing: int) -> None:
-    await ToolServer().serve(reading, writing)
+    asyncio.run(ToolServer().serve(reading, writing))
 
 
 class SandboxFolders:
@@ -104,7 +101,7 @@ class ToolServer:
         self.channel: Channel
         self.start: frames.Start
         self.folders: SandboxFolders
-        self._started: asyncio.Future[frames.Start] = asyncio.get_running_loop().create_future()
+        self._started = asyncio.Event()
         self._ready = asyncio.Event()
         self._tools: dict[str, LocalTool] = {}
         self._executions: dict[int, _Execution] = {}
@@ -116,7 +113,8 @@ class ToolServer:
             reading, writing, sender="host", on_frame=self._handle_frame, on_end=lambda _: os._exit(1)
         )
         self.channel.send(frames.Hello(frames.VERSION))
-        start = await self._started
+        await self._started.wait()
+        start = self.start
         set_resource_limits(start.caps, memory=start.limit_memory)
         if start.proxy:
             os.environ[PROXY_VARIABLE] = f"http://127.0.0.1:{await forward_connections(start.proxy)}"
@@ -143,8 +141,8 @@ class ToolServer:
         if start.version != frames.VERSION:
             os._exit(1)
         self.start, self.folders = start, SandboxFolders(start)
-        self._tools = {name: make_sandboxed_tool(name, start.lent) for name in start.tools}
-        self._started.set_result(start)
+        self._tools = {name: make_sandboxed_tool(name, start.program_tools) for name in start.tools}
+        self._started.set()
 
     def _cancel(self, frame: frames.Cancel) -> None:
         execution = self._executions.get(frame.id)
@@ -205,3 +203,39 @@ def _lower_limit(kind: int, most: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (value, value))
+
+
+async def forward_connections(path: str) -> int:
+    """Listen on the loopback of our own network namespace, for programs that cannot connect to the proxy's socket by
+    its path, and pass bytes on. Judges nothing: the other end does. Returns the port."""
+    tasks = TaskOwner()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.start(_forward_connection(path, reader, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+async def _forward_connection(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    far = None
+    try:
+        far_reader, far = await asyncio.open_unix_connection(path)
+        async with TaskOwner() as owner:
+            owner.start(_copy_bytes(reader, far))
+            await _copy_bytes(far_reader, writer)
+    except OSError:
+        return
+    finally:
+        for end in (writer, far):
+            if end is not None:
+                end.close()
+
+
+async def _copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()

@@ -1,5 +1,8 @@
-"""The host's end of a sandbox: the session of one run, and the connection to one tool server.
+"""Sandboxes with a tool server, from the host's side: the sandbox of one kind, the session of one run in it, and the
+connection to one tool server.
 
+A sandbox holds no key and has no network: hosts that the profile allows are reached through a proxy of the host's.
+Folders that are shared with the user are only read inside; `write` and `edit` there are the host's, after approval.
 Nothing a tool server says is believed: it answers calls, and asks for calls of code mode that are judged like any call
 of the run. What does not fit the protocol ends the run. A tool server that dies or stops answering costs the calls in
 flight; the next call starts it again.
@@ -13,36 +16,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Failed, Limited, RetinueError, Stop, ToolError
-from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, Warned
-from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, Caps
+from retinue.core.events import UNKNOWN_AFTER_CRASH, UNKNOWN_AFTER_CRASH_TEXT, RunStarted, Warned
+from retinue.core.limits import CANCEL_ASK_SECONDS, INLINE_BYTES, MIB, TERM_SECONDS, Caps
 from retinue.core.messages import Call
+from retinue.core.network import Hosts
 from retinue.core.plans import Job
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Made, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.files.trees import measure_folder
 from retinue.protocol import tool_server as frames
 from retinue.protocol.tool_server import ProtocolError
-from retinue.sandbox.box import FULL_NETWORK, PROXY, Box, PreparedSandbox, SandboxBuilder
+from retinue.sandbox.box import Box, HostFolders, find_closed_paths, find_output, has_own_workspace, make_box
+from retinue.sandbox.builder import FULL_NETWORK, PROXY, SandboxBuilder
 from retinue.sandbox.channel import Channel
-from retinue.sandbox.hints import MemoryKillWatch, find_offline_hint
-from retinue.sandbox.process import OUT_OF_MEMORY, Process
-from retinue.sandbox.proxy_socket import Proxies, ProxySocket
-from retinue.sandbox.run_box import (
-    HostFolders,
-    find_closed_paths,
-    find_output,
-    has_own_workspace,
-    make_box,
-)
+from retinue.sandbox.hints import NO_MEMORY, find_offline_hint
+from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.local import COMMANDS, EDITING, LOCAL
 from retinue.workspaces.run_folders import RunFolders
+
+if TYPE_CHECKING:
+    from retinue.sandbox.network_proxy import RunProxy
 
 START_SECONDS = 60.0
 FILE_SECONDS = 600.0  # for calls without a time limit of their own: a sandbox that is stopped must not hang a run
@@ -70,21 +70,26 @@ class SandboxLost(Exception):
         self.out_of_memory = out_of_memory
 
 
-@dataclass(frozen=True)
-class SandboxKind:
-    """One kind of sandbox, and the way to start it. `find_hint` explains why a command
-    failed inside that works outside."""
+class ToolServerSandbox:
+    """A sandbox of one kind. `make_proxy` makes the proxy through which a run reaches its hosts; without it none
+    does."""
 
-    builder: SandboxBuilder
-    caps: Caps
-    proxies: Proxies | None
-    process: type[Process]
-    find_hint: Callable[[str], str]
+    grace = CANCEL_ASK_SECONDS + TERM_SECONDS + REAP_SECONDS
 
-    @property
-    def protections(self) -> tuple[str, ...]:
-        """The protections of a run."""
-        return (*self.builder.protections, *(["proxy"] if self.proxies is not None else []))
+    def __init__(
+        self,
+        builder: SandboxBuilder,
+        *,
+        caps: Caps | None = None,
+        make_proxy: Callable[[Path, Hosts, Link], RunProxy] | None = None,
+    ) -> None:
+        self.builder, self.caps, self.make_proxy = builder, caps or Caps(), make_proxy
+        self.name = builder.name
+        self.protections = (*builder.protections, *([] if make_proxy is None else ["proxy"]))
+        self.started = RunStarted(self.name, self.protections)
+
+    def open(self, job: Job, link: Link) -> ToolServerSession:
+        return ToolServerSession(self, job, link)
 
 
 @dataclass(eq=False)
@@ -110,7 +115,7 @@ class Connection:
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
-            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._end
+            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._handle_end
         )
         self._channel.send(start)
 
@@ -125,31 +130,32 @@ class Connection:
             raise RetinueError(f"the tool server did not start: {lost}") from None
 
     async def preview(self, tool: str, call: Call) -> frames.Previewed:
-        request = _Request(tool, asyncio.get_running_loop().create_future())
-        number = self._send(request, lambda number: frames.Preview(number, tool, call.name, call.args))
+        number, request = self._open_request(tool, None)
         try:
+            self._channel.send(frames.Preview(number, tool, call.name, call.args))
             answer: frames.Previewed = await asyncio.wait_for(asyncio.shield(request.answer), CANCEL_ASK_SECONDS)
             return answer
         except TimeoutError:
-            self.lose("it did not answer")
-            raise SandboxLost("it did not answer") from None
+            lost = SandboxLost("it did not answer")
+            self.fail(lost)
+            raise lost from None
         finally:
             self._requests.pop(number, None)
 
     async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
         has, and is killed if it does not. Raises SandboxLost."""
-        request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
-        number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
+        number, request = self._open_request(tool, execution)
         expiry = self._tasks.start(execution.wait_for_expiry())
         try:
+            self._channel.send(frames.Call(number, tool, call.name, call.args))
             seconds = None if is_timed else FILE_SECONDS
             await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
                 self._channel.send(frames.Cancel(number, "timeout"))
                 await asyncio.wait((request.answer,), timeout=CANCEL_ASK_SECONDS)
             if not request.answer.done():
-                self.lose("it did not answer at the end of a call's time")
+                self.fail(SandboxLost("it did not answer at the end of a call's time"))
             answer: frames.Result = await request.answer
             return answer
         except asyncio.CancelledError:
@@ -161,52 +167,43 @@ class Connection:
             expiry.cancel()
             await _cancel_all({expiry, *request.program_calls})
 
-    def lose(self, why: str) -> None:
-        """Give the tool server up: it does not answer."""
-        self._fail(SandboxLost(why))
-        self._collect()
-
-    def fail(self, error: Stop) -> None:
-        """End all calls with an error that ends the run."""
+    def fail(self, error: Stop | SandboxLost) -> None:
+        """End all calls with an error, and the tool server."""
         self._fail(error)
-        self._collect()
+        self._start_ending()
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
         """End the tool server and all it started: at once, or after it had time to give this answer."""
-
-        async def ask() -> None:
-            if answer is not None:
-                await asyncio.wait((answer,))
-
         try:
-            await self._process.stop(None if answer is None else ask)
+            await self._process.stop(answer)
         finally:
             self._channel.close()
             self._fail(SandboxLost("it was stopped"))
 
-    def _send(self, request: _Request, frame: Callable[[int], frames.Frame]) -> int:
+    def _open_request(self, tool: str, execution: Execution | None) -> tuple[int, _Request]:
+        """Return a request that waits for its answer, and its number."""
         if self.error is not None:
             raise self.error
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._numbers += 1
-        self._requests[self._numbers] = request
-        request.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._channel.send(frame(self._numbers))
-        return self._numbers
+        request = self._requests[self._numbers] = _Request(tool, answer, execution)
+        return self._numbers, request
 
-    def _end(self, error: ProtocolError | None) -> None:
-        """The channel has closed."""
+    def _handle_end(self, error: ProtocolError | None) -> None:
+        """End the process behind a channel that has closed."""
         if error is not None:
             self._fail(Failed(f"the tool server broke the protocol: {error}"))
-        self._collect()
+        self._start_ending()
 
-    def _collect(self) -> None:
+    def _start_ending(self) -> None:
         if self._ending is None:
             self._ending = self._tasks.start(self._end_process())
 
     async def _end_process(self) -> None:
         """End what is left of the process; then it is known how it ended."""
         process = self._process
-        await process.stop(None)
+        await process.stop()
         self._channel.close()
         said = f" ({process.stderr_tail})" if process.stderr_tail else ""
         self._fail(SandboxLost(process.why + said, out_of_memory=process.why == OUT_OF_MEMORY))
@@ -233,11 +230,11 @@ class Connection:
                 _require(request.execution is not None, "a result of a preview")
                 _require(len(frame.text) <= 2 * INLINE_BYTES, "a result that is too long")
                 _require(_is_file_name(frame.file), "a result in a file that is not its own")
-                self._answer(request, frame)
+                request.answer.set_result(frame)
             case frames.Previewed():
                 request = self._find(frame.id)
                 _require(request.execution is None, "a preview of a call that runs")
-                self._answer(request, frame)
+                request.answer.set_result(frame)
             case frames.Output():
                 request = self._find(frame.id)
                 _require(request.execution is not None and len(frame.text) <= frames.OUTPUT_BYTES, "output of no call")
@@ -255,9 +252,6 @@ class Connection:
         _require(request is not None and not request.answer.done(), f"an answer to a call that nobody made: {number}")
         assert request is not None
         return request
-
-    def _answer(self, request: _Request, frame: frames.Frame) -> None:
-        request.answer.set_result(frame)
 
     def _serve_program(self, request: _Request, frame: frames.CallTool) -> None:
         if len(request.program_calls) >= PROGRAM_CALLS:
@@ -283,9 +277,9 @@ class ToolServerSession:
 
     setup = None
 
-    def __init__(self, kind: SandboxKind, job: Job, link: Link) -> None:
+    def __init__(self, sandbox: ToolServerSandbox, job: Job, link: Link) -> None:
         assert isinstance(job.folders, RunFolders)
-        self._kind, self._job, self._link, self._own = kind, job, link, job.folders
+        self._sandbox, self._job, self._link, self._own = sandbox, job, link, job.folders
         self.folders = HostFolders(job.folders)
         self._lock = asyncio.Lock()
         self._starts = 0
@@ -302,7 +296,7 @@ class ToolServerSession:
         """The tools that run in the sandbox. What is shared with the user is only read there."""
         plan, edits = self._job.plan, has_own_workspace(self._own)
         return tuple(
-            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+            name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
     async def make_workspace(self) -> None:
@@ -380,26 +374,25 @@ class ToolServerSession:
         if self._starts > RESTARTS:
             assert self._lost is not None
             if self._lost.out_of_memory:
-                raise Limited(MEMORY_USED.format(mib=self._kind.caps.memory // MIB))
+                raise Limited(MEMORY_USED.format(mib=self._sandbox.caps.memory // MIB))
             raise Failed(LOST_TOO_OFTEN.format(times=self._starts, why=self._lost))
 
     async def _start(self) -> _RunningServer:
-        kind = self._kind
-        box = replace(make_box(self._job, self._own, kind.caps), user=self._user)
-        if kind.proxies is None:
+        box = replace(make_box(self._job, self._own, self._sandbox.caps), user=self._user)
+        if self._sandbox.make_proxy is None:
             return await self._start_in(box, None)
-        proxy_socket = ProxySocket(str(Path(box.lent).parent), self._job.plan.network, self._link, kind.proxies)
-        await proxy_socket.__aenter__()
+        proxy = self._sandbox.make_proxy(Path(box.outputs).parent, self._job.plan.network, self._link)
+        await proxy.open()
         try:
-            return await self._start_in(replace(box, proxy=str(proxy_socket.path)), proxy_socket)
+            return await self._start_in(replace(box, proxy=str(proxy.path)), proxy)
         except BaseException:
-            await proxy_socket.__aexit__(None)
+            await proxy.close()
             raise
 
-    async def _start_in(self, box: Box, proxy_socket: ProxySocket | None) -> _RunningServer:
-        kind = self._kind
-        prepared = await _prepare_sandbox(kind.builder, box)
-        process = kind.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
+    async def _start_in(self, box: Box, proxy: RunProxy | None) -> _RunningServer:
+        builder = self._sandbox.builder
+        prepared = await _prepare_sandbox(builder, box)
+        process = builder.process(prepared, Path(self._own.own, "full_logs", "tool_server.log"))
         process.start()
         connection = Connection(process, self._start_frame(box))
         if prepared.user is not None:
@@ -413,15 +406,12 @@ class ToolServerSession:
         except BaseException:
             await connection.stop()
             raise
-        if proxy_socket is not None:
-            proxy_socket.unlink_socket()
-        memory_watch = (
-            None if prepared.group is None else MemoryKillWatch(prepared.group.count_memory_kills, box.caps.memory)
-        )
-        return _RunningServer(connection, box, proxy_socket, memory_watch)
+        if proxy is not None:
+            proxy.unlink_socket()
+        return _RunningServer(connection, box, prepared, proxy)
 
     def _start_frame(self, box: Box) -> frames.Start:
-        code_mode = self._job.plan.by_name.get(CODE_MODE) if CODE_MODE in self._tools else None
+        code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
         local = getattr(code_mode, "tool", None)
         return frames.Start(
             version=frames.VERSION,
@@ -429,13 +419,13 @@ class ToolServerSession:
             tools=self._tools if "shell" in self._tools else (*self._tools, "shell"),  # for the workspace's set-up
             workspace=box.workspace,
             search_roots=tuple(os.path.realpath(path) for path in self._own.search_roots),
-            roots=(box.workspace, *box.readable, box.outputs, box.lent),
+            roots=(box.workspace, *box.readable, box.outputs, box.host_outputs),
             outputs=box.outputs,
             caps=box.caps,
-            limit_memory=not self._kind.builder.counts_memory,
+            limit_memory=not self._sandbox.builder.counts_memory,
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",
-            lent=local.lent if isinstance(local, ExecutePython) else (),
+            program_tools=local.program_tools if isinstance(local, ExecutePython) else (),
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:
@@ -443,27 +433,26 @@ class ToolServerSession:
         if not result.success and tool.spec.name in COMMANDS and (note := self._find_hint(text, started)):
             text = f"{text}\n{note}"
         file = find_output(started.box.outputs, result.file) if result.file else ""
-        protections = () if started.is_used else self._kind.protections
+        protections = () if started.is_used else self._sandbox.protections
         started.is_used = True
         return Outcome(text, result.success, file=file, sandbox=protections)
 
     def _find_hint(self, text: str, started: _RunningServer) -> str:
         """Return a hint for a command that failed because of what its sandbox does not have."""
-        unreached = "" if FULL_NETWORK in self._kind.builder.protections else find_offline_hint(text)
-        if started.proxy_socket is not None:
-            unreached = started.proxy_socket.take_refusals()
-        memory_hint = "" if started.memory_watch is None else started.memory_watch.find_hint()
-        return "\n".join(filter(None, (self._kind.find_hint(text), unreached, memory_hint)))
+        unreached = "" if FULL_NETWORK in self._sandbox.builder.protections else find_offline_hint(text)
+        if started.proxy is not None:
+            unreached = started.proxy.take_refusals()
+        return "\n".join(filter(None, (self._sandbox.builder.find_hint(text), unreached, started.find_memory_hint())))
 
 
 class _RunningServer:
     """A tool server at work, with what belongs to it: its proxy, and the watch over the size of its files."""
 
-    def __init__(
-        self, connection: Connection, box: Box, proxy_socket: ProxySocket | None, memory_watch: MemoryKillWatch | None
-    ) -> None:
-        self.connection, self.box, self.proxy_socket, self.memory_watch = connection, box, proxy_socket, memory_watch
+    def __init__(self, connection: Connection, box: Box, prepared: PreparedSandbox, proxy: RunProxy | None) -> None:
+        self.connection, self.box, self.proxy = connection, box, proxy
         self.is_used = False
+        self._group = prepared.group
+        self._memory_kills = 0
         self._tasks = TaskOwner()
         self._tasks.start(self._watch_size())
 
@@ -472,8 +461,14 @@ class _RunningServer:
         try:
             await self.connection.stop()
         finally:
-            if self.proxy_socket is not None:
-                await self.proxy_socket.__aexit__(None)
+            if self.proxy is not None:
+                await self.proxy.close()
+
+    def find_memory_hint(self) -> str:
+        """Return a hint if the kernel has ended something of the run for want of memory since it was last asked."""
+        before = self._memory_kills
+        self._memory_kills = 0 if self._group is None else self._group.count_memory_kills()
+        return NO_MEMORY.format(mib=self.box.caps.memory // MIB) if self._memory_kills > before else ""
 
     async def _watch_size(self) -> None:
         """End the run when what it has written is more than it may."""

@@ -8,7 +8,6 @@ like any other. A program that does not keep to the channel is ended.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,45 +18,36 @@ import msgspec
 
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import ToolError
-from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Execution, Folders, Made, Outcome
+from retinue.core.ports import Execution, Made, Outcome
 from retinue.core.rules import CODE_MODE
 from retinue.processes.group import ProcessGroup
 from retinue.tools import code_modules
-from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.code_program import FRAME_BYTES, HEAD
-from retinue.tools.command_process import (
-    BACKGROUND_ENDED,
-    OutputPipe,
-    build_environment,
-    make_outcome,
-    start_command,
-)
-from retinue.tools.truncate import Ends
+from retinue.tools.command_process import CommandTool
 
-DEFAULT_SECONDS = 60
-MAX_SECONDS = 3600
 CODE_BYTES = 256 * 1024
 AT_ONCE = 32
 KEPT_BYTES = 16 * 1024 * 1024
 STOP_SECONDS = 2.0
-NOTE_BYTES = 4096
 NOTE_CHARACTERS = 200
 NOTES = 5
 Calls = Callable[[str, dict[str, Any]], Awaitable[Made]]
 PROGRAM = str(Path(__file__).with_name("code_program.py"))
 
 
-class ExecutePython:
-    """Runs a program that can call the tools `lent`. `grace` is how long it may take to end after SIGTERM; `sandboxed`
-    says that it ends with its sandbox anyhow."""
+class ExecutePython(CommandTool):
+    """Runs a program that can call the tools `program_tools`."""
 
-    def __init__(self, lent: Sequence[ToolSpec] = (), *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
-        self.lent = tuple(lent)
-        self._modules = code_modules.build_modules(lent)
-        self._grace = grace
-        self._sandboxed = sandboxed
+    text_argument, seconds_argument = "code", "executionTimeout"
+    default_seconds = 60.0
+    what = "program"
+    note_bytes = 4096
+
+    def __init__(self, program_tools: Sequence[ToolSpec] = (), *, sandboxed: bool = False) -> None:
+        super().__init__(sandboxed=sandboxed)
+        self.program_tools = tuple(program_tools)
+        self._modules = code_modules.build_modules(program_tools)
         self.spec = ToolSpec(
             CODE_MODE,
             code_modules.describe_modules(self._modules),
@@ -68,9 +58,9 @@ class ExecutePython:
                     "executionTimeout": {
                         "type": "integer",
                         "description": "seconds; waiting for a person's approval does not count",
-                        "default": DEFAULT_SECONDS,
+                        "default": int(self.default_seconds),
                         "minimum": 1,
-                        "maximum": MAX_SECONDS,
+                        "maximum": int(self.max_seconds),
                     },
                 },
                 "required": ["code"],
@@ -78,63 +68,31 @@ class ExecutePython:
             display_name="Python",
         )
 
-    def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(_read_arguments(call)[0])
-
-    def time_limit(self, call: Call) -> float | None:
-        return _read_arguments(call)[1]
+    def read_arguments(self, call: Call) -> tuple[str, float]:
+        code, seconds = super().read_arguments(call)
+        if len(code.encode("utf-8", "replace")) > CODE_BYTES:
+            raise ToolError(f"{call.name}: 'code' is longer than {CODE_BYTES} bytes")
+        return code, seconds
 
     async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        code, seconds = _read_arguments(call)
-        folders = execution.folders
-        sources = {module.name: module.source for module in self._modules}
-        ends = Ends(INLINE_BYTES - NOTE_BYTES, spill=lambda: folders.spill(f"{call.name}.txt"))
-        running, held, grace = _Running(), False, self._grace
-        env = build_environment(os.environ, run=execution.path)
+        code, seconds = self.read_arguments(call)
+        start = {"code": code, "modules": {module.name: module.source for module in self._modules}}
+        running = _Running()
         ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
-                group, output = start_command(
-                    argv,
-                    cwd=folders.workspace,
-                    env=env,
-                    tool=call.name,
-                    guard=not self._sandboxed,
-                    what="program",
-                    pass_fds=(theirs.fileno(),),
-                )
-            with OutputPipe(output, ends, execution.show_output) as pipe:
-                try:
-                    try:
-                        start = {"code": code, "modules": sources}
-                        in_time = await running.follow(group, ours, start, execution)
-                    finally:
-                        await running.stop()
-                    if in_time:
-                        held = not await pipe.wait_for_end()
-                        grace = 0.0
-                finally:
-                    await group.end(term=grace)
-                await pipe.wait_for_end()
-                said = ends.close()
-        notes = running.notes[:NOTES] + ([BACKGROUND_ENDED] if held else [])
-        late = "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
-        return make_outcome(group, said, notes, late=late)
 
+        async def follow(group: ProcessGroup) -> str:
+            theirs.close()
+            try:
+                in_time = await running.follow(group, ours, start, execution)
+            finally:
+                await running.stop()
+            return "" if in_time else running.problem or f"[timed out after {seconds:g}s]"
 
-def _read_arguments(call: Call) -> tuple[str, float]:
-    code, seconds = (
-        read_argument(call, "code", str),
-        read_argument(call, "executionTimeout", float, float(DEFAULT_SECONDS)),
-    )
-    if not code.strip():
-        raise ToolError(f"{call.name}: 'code' is empty")
-    if len(code.encode("utf-8", "replace")) > CODE_BYTES:
-        raise ToolError(f"{call.name}: 'code' is longer than {CODE_BYTES} bytes")
-    if not seconds > 0:  # written so that NaN is refused too
-        raise ToolError(f"{call.name}: 'executionTimeout' must be more than 0, got {seconds}")
-    return code, min(seconds, float(MAX_SECONDS))
+        with ours, theirs:
+            argv = (sys.executable, "-I", "-X", "utf8", PROGRAM, str(theirs.fileno()))
+            return await self.run_command(
+                argv, call, execution, follow, notes=running.notes, pass_fds=(theirs.fileno(),)
+            )
 
 
 class _ProgramCall(msgspec.Struct, frozen=True):
@@ -215,7 +173,7 @@ class _Running:
             return
         finally:
             self._room.release()
-        if made.note:
+        if made.note and len(self.notes) < NOTES:
             self.notes.append(made.note[:NOTE_CHARACTERS])
         answer = {"id": asked.id, "value": made.value} if made.error is None else {"id": asked.id, "error": made.error}
         writer.write(_encode_frame(answer))

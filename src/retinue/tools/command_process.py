@@ -1,4 +1,4 @@
-"""The process of a tool that runs a command or a program: its environment, the pipe of its output, its outcome.
+"""The base of tools that run a command or a program: its environment, the pipe of its output, its end, its outcome.
 
 Starting and ending it with all it started is `processes.group`.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 from retinue.core.errors import ToolError
+from retinue.core.limits import INLINE_BYTES, TERM_SECONDS
+from retinue.core.messages import Call
 from retinue.core.network import PROXY_VARIABLE
-from retinue.core.ports import Outcome
+from retinue.core.ports import Execution, Folders, Outcome
 from retinue.processes.group import Guard, ProcessGroup, exit_code, start_group
+from retinue.tools.arguments import read_argument, reveal_text
 from retinue.tools.truncate import Ends
 
 DRAIN_SECONDS = 0.5
@@ -75,45 +77,82 @@ class OutputPipe:
         self._over.set()
 
 
-def start_command(
-    argv: Sequence[str],
-    *,
-    cwd: Path,
-    env: Mapping[str, str],
-    tool: str,
-    guard: bool,
-    what: str = "command",
-    pass_fds: Sequence[int] = (),
-) -> tuple[ProcessGroup, int]:
-    """Start a command and return it with the reading end of its output. `guard` says that nobody else ends it if we
-    are killed."""
-    reading, writing = os.pipe()
-    try:
-        group = start_group(
-            argv,
-            cwd=cwd,
-            env=env,
-            stdout=writing,
-            stderr=writing,
-            pass_fds=pass_fds,
-            guard=Guard() if guard else None,
-        )
-    except (OSError, ValueError) as error:  # no such folder, too long a command, a NUL or half a character in it
-        os.close(reading)
-        raise ToolError(f"{tool}: cannot start the {what}: {error}") from error
-    finally:
-        os.close(writing)
-    return group, reading
+class CommandTool:
+    """Base of the tools that run a command or a program in the workspace, with a time limit among its arguments.
 
+    `grace` is how long it may take to end after SIGTERM; `sandboxed` says that it ends with its sandbox anyhow."""
 
-def make_outcome(group: ProcessGroup, output: tuple[str, str], notes: list[str], *, late: str) -> Outcome:
-    """Make the outcome of a command that has ended: its output (with the file that has all of it), and below it how it
-    ended. `late` says that its time was up."""
-    text, file = output
-    if late:
-        notes = [*notes, late]
-    elif group.returncode:
-        notes = [*notes, f"[exit code {exit_code(group.returncode)}]"]
-    if text and notes and not text.endswith("\n"):
-        text += "\n"
-    return Outcome(text + "\n".join(notes), success=not late and group.returncode == 0, file=file)
+    text_argument: str
+    seconds_argument: str
+    default_seconds: float
+    what = "command"
+    note_bytes = 256  # room for what is said below the output
+    max_seconds = 3600.0
+
+    def __init__(self, *, grace: float = TERM_SECONDS, sandboxed: bool = False) -> None:
+        self._grace = grace
+        self._sandboxed = sandboxed
+
+    def time_limit(self, call: Call) -> float | None:
+        return self.read_arguments(call)[1]
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return reveal_text(self.read_arguments(call)[0])
+
+    def read_arguments(self, call: Call) -> tuple[str, float]:
+        """Return the command or program and its time limit in seconds. Raises ToolError."""
+        text = read_argument(call, self.text_argument, str)
+        seconds = read_argument(call, self.seconds_argument, float, self.default_seconds)
+        if not text.strip():
+            raise ToolError(f"{call.name}: '{self.text_argument}' is empty")
+        if not seconds > 0:  # written so that NaN is refused too
+            raise ToolError(f"{call.name}: '{self.seconds_argument}' must be more than 0, got {seconds}")
+        return text, min(seconds, self.max_seconds)
+
+    async def run_command(
+        self,
+        argv: Sequence[str],
+        call: Call,
+        execution: Execution,
+        follow: Callable[[ProcessGroup], Awaitable[str]],
+        *,
+        notes: list[str],
+        pass_fds: Sequence[int] = (),
+    ) -> Outcome:
+        """Run a command and end all that is left of it; return its output, and below it `notes` and how it ended.
+
+        `follow` waits for its end. It returns "", or, where the command does not end by itself, why it is ended."""
+        folders = execution.folders
+        ends = Ends(INLINE_BYTES - self.note_bytes, spill=lambda: folders.spill(f"{call.name}.txt"))
+        env = build_environment(os.environ, run=execution.path)
+        guard = None if self._sandboxed else Guard()
+        reading, writing = os.pipe()
+        try:
+            group = start_group(
+                argv, cwd=folders.workspace, env=env, stdout=writing, stderr=writing, pass_fds=pass_fds, guard=guard
+            )
+        except (OSError, ValueError) as error:  # no such folder, too long a command, a NUL or half a character in it
+            os.close(reading)
+            raise ToolError(f"{call.name}: cannot start the {self.what}: {error}") from error
+        finally:
+            os.close(writing)
+        has_background, grace = False, self._grace
+        with OutputPipe(reading, ends, execution.show_output) as pipe:
+            try:
+                ended = await follow(group)
+                if not ended:
+                    has_background = not await pipe.wait_for_end()
+                    grace = 0.0
+            finally:
+                await group.end(term=grace)
+            await pipe.wait_for_end()
+            text, file = ends.close()
+        if has_background:
+            notes.append(BACKGROUND_ENDED)
+        if ended:
+            notes.append(ended)
+        elif group.returncode:
+            notes.append(f"[exit code {exit_code(group.returncode)}]")
+        if text and notes and not text.endswith("\n"):
+            text += "\n"
+        return Outcome(text + "\n".join(notes), success=not ended and group.returncode == 0, file=file)

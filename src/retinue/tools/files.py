@@ -33,10 +33,23 @@ _EDITING = threading.Lock()
 
 
 class FileTool:
-    """Base of the tools that only read or write files: their calls have no time limit of their own."""
+    """Base of the tools that only read or write files: they work in a thread, and without a time limit of their
+    own."""
+
+    shown_argument = "path"
 
     def time_limit(self, call: Call) -> float | None:
         return None
+
+    def preview(self, call: Call, folders: Folders) -> str:
+        return reveal_text(str(call.args.get(self.shown_argument) or ""))
+
+    async def __call__(self, call: Call, execution: Execution) -> Outcome:
+        return await run_in_thread(lambda stop: self.handle_call(call, execution.folders, stop))
+
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
+        """Do the work of a call, until it is done or the event is set."""
+        raise NotImplementedError
 
 
 class Read(FileTool):
@@ -60,20 +73,15 @@ class Read(FileTool):
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        folders = execution.folders
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         raw = _read_path(call)
         first, count = _read_positive(call, "offset"), _read_positive(call, "limit")
-
-        def work(stop: threading.Event) -> Outcome:
-            path = resolve_readable(folders, raw, tool=call.name)
-            try:
-                with open_file(path, folders.roots, tool=call.name) as file:
-                    return _read_lines(file, path, first or 1, count, stop=stop, tool=call.name)
-            except OSError as error:
-                raise make_file_error(call.name, raw, error) from error
-
-        return await run_in_thread(work)
+        path = resolve_readable(folders, raw, tool=call.name)
+        try:
+            with open_file(path, folders.roots, tool=call.name) as file:
+                return _read_lines(file, path, first or 1, count, stop=stop, tool=call.name)
+        except OSError as error:
+            raise make_file_error(call.name, raw, error) from error
 
     def preview(self, call: Call, folders: Folders) -> str:
         return reveal_text(str(call.args.get("path") or call.args.get("file_path") or ""))
@@ -93,17 +101,12 @@ class Write(FileTool):
         display_name="Write",
     )
 
-    async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        folders = execution.folders
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         raw, data = _read_path(call), _read_bytes(call, "content")
-
-        def work(stop: threading.Event) -> Outcome:
-            path = resolve_writable(folders, raw, tool=call.name)
-            with _EDITING:
-                replace_file(path, data, folders, tool=call.name)
-            return Outcome(f"wrote {raw} ({len(data)} bytes)")
-
-        return await run_in_thread(work)
+        path = resolve_writable(folders, raw, tool=call.name)
+        with _EDITING:
+            replace_file(path, data, folders, tool=call.name)
+        return Outcome(f"wrote {raw} ({len(data)} bytes)")
 
     def preview(self, call: Call, folders: Folders) -> str:
         raw, data = _read_path(call), _read_bytes(call, "content")
@@ -136,16 +139,11 @@ class Edit(FileTool):
         display_name="Edit",
     )
 
-    async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        folders = execution.folders
-
-        def work(stop: threading.Event) -> Outcome:
-            with _EDITING:
-                path, _, new = _plan_edit(call, folders)
-                replace_file(path, new, folders, tool=call.name)
-            return Outcome(f"edited {_read_path(call)}")
-
-        return await run_in_thread(work)
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
+        with _EDITING:
+            path, _, new = _plan_edit(call, folders)
+            replace_file(path, new, folders, tool=call.name)
+        return Outcome(f"edited {_read_path(call)}")
 
     def preview(self, call: Call, folders: Folders) -> str:
         _, old, new = _plan_edit(call, folders)

@@ -70,7 +70,7 @@ class FunctionTool:
         return (context,) if self._takes_context else ()
 
 
-class Lent:
+class HostedTool:
     """A host-side tool as a run sees it: every call goes over the link."""
 
     def __init__(self, spec: ToolSpec) -> None:

@@ -21,8 +21,8 @@ EDITING = frozenset({"write", "edit"})
 COMMANDS = frozenset({"shell", CODE_MODE})
 
 
-def make_sandboxed_tool(name: str, lent: Sequence[ToolSpec]) -> LocalTool:
-    """Make one of them for a tool server; programs can call the tools `lent`."""
+def make_sandboxed_tool(name: str, program_tools: Sequence[ToolSpec]) -> LocalTool:
+    """Make one of them for a tool server; programs can call the tools `program_tools`."""
     if name == CODE_MODE:
-        return ExecutePython(lent, sandboxed=True)
+        return ExecutePython(program_tools, sandboxed=True)
     return Shell(sandboxed=True) if name == "shell" else LOCAL[name]()

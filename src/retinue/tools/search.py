@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from retinue.concurrency import run_in_thread
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Execution, Folders, Outcome
-from retinue.tools.arguments import quote_text, read_argument, reveal_text
+from retinue.core.ports import Folders, Outcome
+from retinue.tools.arguments import quote_text, read_argument
 from retinue.tools.files import FileTool, is_binary
 from retinue.tools.paths import open_file, open_folder, resolve_readable
 from retinue.tools.truncate import truncate_text
@@ -54,28 +53,22 @@ class Glob(FileTool):
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        folders = execution.folders
+    shown_argument = "pattern"
+
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         pattern = _Pattern.parse(read_argument(call, "pattern", str), tool=call.name)
         raw = read_argument(call, "path", str, "")
-
-        def work(stop: threading.Event) -> Outcome:
-            found: list[str] = []
-            for top, _ in _find_tops(raw, folders, call.name):
-                for parts in _walk_files(top, folders, stop, call.name):
-                    if pattern.fits(parts):
-                        found.append(_display_path("/".join(parts)))
-                        if len(found) > MAX_FILES:
-                            break
-            lines = sorted(found[:MAX_FILES])
-            if len(found) > MAX_FILES:
-                lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
-            return _make_outcome(lines, call, folders)
-
-        return await run_in_thread(work)
-
-    def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(str(call.args.get("pattern", "")))
+        found: list[str] = []
+        for top, _ in _find_tops(raw, folders, call.name):
+            for parts in _walk_files(top, folders, stop, call.name):
+                if pattern.fits(parts):
+                    found.append(_display_path("/".join(parts)))
+                    if len(found) > MAX_FILES:
+                        break
+        lines = sorted(found[:MAX_FILES])
+        if len(found) > MAX_FILES:
+            lines.append(f"[... more than {MAX_FILES} files; narrow the pattern ...]")
+        return _make_outcome(lines, call, folders)
 
 
 class Grep(FileTool):
@@ -100,26 +93,20 @@ class Grep(FileTool):
         repeatable=True,
     )
 
-    async def __call__(self, call: Call, execution: Execution) -> Outcome:
-        folders = execution.folders
+    shown_argument = "pattern"
+
+    def handle_call(self, call: Call, folders: Folders, stop: threading.Event) -> Outcome:
         regex = _compile_regex(call)
         raw, name = read_argument(call, "path", str, ""), read_argument(call, "glob", str, "")
         only = _Pattern.parse(name if "/" in name else f"**/{name or '*'}", tool=call.name)
-
-        def work(stop: threading.Event) -> Outcome:
-            lines: list[str] = []
-            for path, shown in _list_files(raw, only, folders, stop, call.name):
-                for number, text in _find_matches(path, regex, folders, call.name):
-                    lines.append(f"{shown}:{number}:{text}")
-                    if len(lines) > MAX_MATCHES:
-                        lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
-                        return _make_outcome(lines, call, folders)
-            return _make_outcome(lines, call, folders)
-
-        return await run_in_thread(work)
-
-    def preview(self, call: Call, folders: Folders) -> str:
-        return reveal_text(str(call.args.get("pattern", "")))
+        lines: list[str] = []
+        for path, shown in _list_files(raw, only, folders, stop, call.name):
+            for number, text in _find_matches(path, regex, folders, call.name):
+                lines.append(f"{shown}:{number}:{text}")
+                if len(lines) > MAX_MATCHES:
+                    lines[-1] = f"[... more than {MAX_MATCHES} matches; narrow the search ...]"
+                    return _make_outcome(lines, call, folders)
+        return _make_outcome(lines, call, folders)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ rolls everything back; a journal that a dead process left is rolled back by the 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
@@ -19,12 +18,13 @@ import msgspec
 
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import NEW_FLAGS, replace_file
-from retinue.files.content import read_chunks
-from retinue.files.opening import open_parent, open_regular_file
+from retinue.files.locks import take_file_lock
+from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
+from retinue.workspaces.capture import read_current
 from retinue.workspaces.merge import Change
-from retinue.workspaces.store import Store, StoredFile, hash_content
+from retinue.workspaces.store import ContentNames, Store
 from retinue.workspaces.walk import display_path
 
 FOLDER = "applying"
@@ -33,17 +33,13 @@ CHANGED = "{path} was changed while it was being replaced; everything is as it w
 BUSY = "another process is applying changes to this folder just now"
 
 
-class _Step(msgspec.Struct, frozen=True):
-    """One file: its path (as hexadecimal bytes, for names are no text), its old and its new content."""
-
-    path: str
-    old: tuple[str, str] | None
-    new: tuple[str, str] | None
-
-
 class _Journal(msgspec.Struct, frozen=True):
+    """The paths of all files in the order of the changes, those among them that are removed, and the new folders. Paths
+    are hexadecimal bytes, for names are no text."""
+
     root: str
-    steps: tuple[_Step, ...]
+    paths: tuple[str, ...]
+    removed: frozenset[str]
     folders: tuple[str, ...]
 
 
@@ -55,7 +51,10 @@ def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: 
         try:
             _stage_files(staging, root, changes, store)
             journal = _Journal(
-                root, tuple(_make_step(change) for change in changes), tuple(_list_missing_folders(root, changes))
+                root,
+                paths=tuple(_to_hex(change.path) for change in changes),
+                removed=frozenset(_to_hex(change.path) for change in changes if change.new is None),
+                folders=tuple(map(_to_hex, _list_missing_folders(root, changes))),
             )
             replace_file(staging / JOURNAL, msgspec.json.encode(journal), sync=True)
             _swap_files(staging, root, changes)
@@ -94,10 +93,8 @@ def _hold_lock(aside: str) -> Iterator[None]:
     make_private_folder(aside)
     lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RetinueError(BUSY) from None
+        if not take_file_lock(lock):
+            raise RetinueError(BUSY)
         yield
     finally:
         os.close(lock)
@@ -108,8 +105,12 @@ def _hold_lock(aside: str) -> Iterator[None]:
                 Path(aside).parent.rmdir()
 
 
-def _make_step(change: Change) -> _Step:
-    return _Step(os.fsencode(change.path).hex(), change.old, change.new)
+def _to_hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def _from_hex(path: str) -> str:
+    return os.fsdecode(bytes.fromhex(path))
 
 
 def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
@@ -146,7 +147,7 @@ def _list_missing_folders(root: str, changes: Sequence[Change]) -> Iterator[str]
         for at in range(1, len(steps) + 1):
             folder = "/".join(steps[:at])
             if not os.path.lexists(f"{root}/{folder}"):
-                found[os.fsencode(folder).hex()] = None
+                found[folder] = None
     yield from found
 
 
@@ -199,18 +200,7 @@ def _keep_mode(new: Path, old: Path) -> None:
 
 
 def _verify_old(kept: Path, change: Change) -> None:
-    status = os.lstat(kept)
-    if stat.S_ISLNK(status.st_mode):
-        data = os.fsencode(kept.readlink())
-        found = StoredFile("120000", hash_content(len(data), iter((data,))))
-    else:
-        fd = open_regular_file(kept)
-        try:
-            mode = "100755" if status.st_mode & 0o100 else "100644"
-            found = StoredFile(mode, hash_content(os.fstat(fd).st_size, read_chunks(fd)))
-        finally:
-            os.close(fd)
-    if found != change.old:
+    if read_current(str(kept.parent), kept.name, ContentNames()) != change.old:
         raise RetinueError(CHANGED.format(path=display_path(change.path)))
 
 
@@ -221,15 +211,15 @@ def _roll_back(staging: Path) -> None:
     except (FileNotFoundError, msgspec.MsgspecError):
         remove_tree(staging)
         return
-    for number, step in reversed(list(enumerate(journal.steps))):
-        if step.new is not None:
-            _undo_place(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
+    for number, path in reversed(list(enumerate(journal.paths))):
+        if path not in journal.removed:
+            _undo_place(staging, number, journal.root, _from_hex(path))
     for folder in reversed(journal.folders):
-        with suppress(OSError), open_parent(journal.root, os.fsdecode(bytes.fromhex(folder))) as (above, name):
+        with suppress(OSError), open_parent(journal.root, _from_hex(folder)) as (above, name):
             os.rmdir(name, dir_fd=above)
-    for number, step in enumerate(journal.steps):
-        if step.new is None:
-            _undo_remove(staging, number, journal.root, os.fsdecode(bytes.fromhex(step.path)))
+    for number, path in enumerate(journal.paths):
+        if path in journal.removed:
+            _undo_remove(staging, number, journal.root, _from_hex(path))
     remove_tree(staging)
 
 

@@ -6,7 +6,6 @@ The folder belongs to a run: it is walked as a foreign one, and what cannot be l
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from retinue.core.limits import WORKSPACE_MIB
@@ -105,11 +104,12 @@ def read_current_at(folder: int, name: str, contents: Contents) -> StoredFile:
         os.close(fd)
 
 
-def list_changes(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> list[ChangedFile]:
-    """Return the files that differ, by name."""
-    found = []
-    for path in sorted(base.keys() | end.keys()):
-        if base.get(path) != end.get(path):
-            status = "added" if path not in base else "deleted" if path not in end else "modified"
-            found.append(ChangedFile(status, display_path(path)))
-    return found
+def list_changed_paths(base: Files, end: Files) -> list[str]:
+    """Return the paths of the files that differ, by name."""
+    return [path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path)]
+
+
+def describe_change(path: str, base: Files, end: Files) -> ChangedFile:
+    """Return a changed file as results list it."""
+    status = "added" if path not in base else "deleted" if path not in end else "modified"
+    return ChangedFile(status, display_path(path))

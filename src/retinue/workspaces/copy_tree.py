@@ -15,6 +15,9 @@ from retinue.files.opening import open_folder, open_parent
 from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
 from retinue.workspaces.walk import HARD_LINKED, Entry, Walker, open_entry
 
+PRIVATE_MODES = (0o700, 0o600)
+PUBLIC_MODES = (0o755, 0o644)
+
 
 class BudgetExceeded(RetinueError):
     """A copy that would be too large; `path` is the entry at which the budget was used up."""
@@ -49,15 +52,17 @@ class CopyBudget:
 
 
 class FolderCopier:
-    """Copies into `target`, a folder of ours that nobody else uses yet.
+    """Copies into `target`, a folder of ours that nobody else uses yet. Contents go to `contents`.
 
-    The copy is private, or with `public` readable by every user. Contents go to `contents`."""
+    `modes` are those of folders and programs, and of other files."""
 
-    def __init__(self, target: str, contents: Contents, budget: CopyBudget, *, public: bool = False) -> None:
+    def __init__(
+        self, target: str, contents: Contents, budget: CopyBudget, *, modes: tuple[int, int] = PRIVATE_MODES
+    ) -> None:
         self._target = target
         self._contents = contents
         self._budget = budget
-        self._modes = (0o755, 0o644) if public else (0o700, 0o600)
+        self._modes = modes
         self.folders: set[str] = set()
 
     def copy(self, walker: Walker) -> Files:

@@ -23,6 +23,7 @@ from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopie
 from retinue.workspaces.ignores import Ignores
 from retinue.workspaces.store import Files, Import, Store
 from retinue.workspaces.walk import Skipped, Walker, display_path
+from retinue.workspaces.workspace import Workspace
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 TOO_LARGE = (
@@ -39,52 +40,42 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t
 
 @dataclass
 class CreatedWorkspace:
-    """A new workspace: its files, what was left out, and the folders (`objects`) that its git has to read."""
+    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read."""
 
-    files: Files = field(default_factory=dict)
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
 
 
-def create_workspace(  # noqa: PLR0913 - each by name
-    workspace: str,
-    *,
-    kind: str,
-    source: str,
-    project: str,
-    store: Store,
-    ref: str,
-    known: Files | None,
-    limit: int,
-    stop: threading.Event,
+def create_workspace(
+    workspace: Workspace, store: Store, *, known: Files | None, limit: int, stop: threading.Event
 ) -> CreatedWorkspace:
-    """Make the workspace and store its first state under `ref`. `known` are the first files of a source that is such a
-    workspace itself. Leaves nothing behind if it fails."""
+    """Make the workspace and store its first state. `known` are the first files of a source that is such a workspace
+    itself. Leaves nothing behind if it fails."""
+    project, is_worktree = workspace.project, workspace.kind == "worktree"
     repository = git.find_repository(project)
-    if kind == "worktree" and repository is None:
+    if is_worktree and repository is None:
         raise ConfigError(NOT_A_REPOSITORY.format(project=project))
-    foreign = source != project
+    foreign = workspace.source != project
     tracked = git.list_tracked(project) if repository is not None and not foreign else list(known or ())
-    place = make_private_folder(workspace)
+    make_private_folder(workspace.path)
     try:
         with Ignores(tracked, repository) as ignores, Import(store) as into:
-            walker = Walker(source, ignored=ignores, inside_ignored=kind == "copy", foreign=foreign, stop=stop)
-            files = FolderCopier(workspace, into, CopyBudget(limit)).copy(walker)
-            into.add_tree(ref, files)
-        made = CreatedWorkspace(files, walker.skipped)
-        if kind == "worktree" and repository is not None:
-            made.objects = tuple(_find_object_folders(repository.objects))
-            _make_repository(workspace, project, repository, made.objects)
-    except BudgetExceeded as error:
-        remove_tree(place)
-        raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
-    except OSError as error:
-        remove_tree(place)
-        raise RetinueError(f"cannot make the workspace {workspace}: {error.strerror or error}") from error
-    except BaseException:
-        remove_tree(place)
+            walker = Walker(
+                workspace.source, ignored=ignores, inside_ignored=not is_worktree, foreign=foreign, stop=stop
+            )
+            into.add_tree(workspace.base, FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker))
+        objects: tuple[str, ...] = ()
+        if is_worktree and repository is not None:
+            objects = tuple(_find_object_folders(repository.objects))
+            _make_repository(workspace.path, project, repository, objects)
+    except BaseException as error:
+        remove_tree(workspace.path)
+        if isinstance(error, BudgetExceeded):
+            raise RetinueError(TOO_LARGE.format(limit=limit // MIB, path=display_path(error.path))) from None
+        if isinstance(error, OSError):
+            raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return made
+    return CreatedWorkspace(walker.skipped, objects)
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:

@@ -60,23 +60,21 @@ def build_command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]
     return [find_git(), *_QUIET, f"--git-dir={git_dir}", *words], {**kept, **_OURS, **_ALWAYS}
 
 
-def run_in_store(
-    *words: str, git_dir: str, data: bytes = b"", cwd: str | None = None, good: Sequence[int] = (0,)
-) -> bytes:
+def run_in_store(*words: str, git_dir: str, cwd: str | None = None) -> bytes:
     """Run git on a store of ours, or on a clone that nobody but us has touched yet; return its output."""
     line, env = build_command(*words, git_dir=git_dir)
-    return _run(line, env, data, cwd or git_dir, good)
+    return _run_git(line, env, cwd or git_dir)
 
 
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
     """Run a git command that only reads in the user's repository, under the user's settings; return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return _run([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, b"", project, good)
+    return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good)
 
 
-def _run(line: list[str], env: dict[str, str], data: bytes, cwd: str, good: Sequence[int]) -> bytes:
+def _run_git(line: list[str], env: dict[str, str], cwd: str, good: Sequence[int] = (0,)) -> bytes:
     try:
-        done = run_program(line, env=env, cwd=cwd, input_data=data, seconds=SECONDS)
+        done = run_program(line, env=env, cwd=cwd, seconds=SECONDS)
     except subprocess.TimeoutExpired:
         raise RetinueError(f"git {_name_command(line)} did not end within {SECONDS:g} s") from None
     except OSError as error:

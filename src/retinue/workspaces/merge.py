@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
 from retinue.workspaces import git
-from retinue.workspaces.capture import read_current
+from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
 from retinue.workspaces.walk import display_path, is_reserved_name
 
@@ -60,15 +60,15 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     """Plan the changes of some runs, one after the other, onto a folder. A step is the first and the last state of a
     workspace."""
     made = Plan(target)
-    touched = sorted({path for base, end in steps for path in _list_changed(base, end)})
-    now = _CurrentFolder(target, gone={path for path in touched if all(path not in end for _, end in steps)})
+    touched = sorted({path for base, end in steps for path in list_changed_paths(base, end)})
+    removed = {path for path in touched if all(path not in end for _, end in steps)}
     with Import(store) as into:
-        before = {path: now.read(path, into, made) for path in touched}
+        before = {path: _read_file(path, into, made, removed) for path in touched}
     result, lost = dict(before), {conflict.path for conflict in made.conflicts}
     with Import(store) as into:
         merger = _Merger(store, into)
         for base, end in steps:
-            for path in _list_changed(base, end):
+            for path in list_changed_paths(base, end):
                 if path in lost:
                     continue
                 merged = merger.merge(base.get(path), result[path], end.get(path))
@@ -91,39 +91,25 @@ def plan_changes(target: str, steps: Sequence[tuple[Files, Files]], store: Store
     return made
 
 
-def _list_changed(base: Mapping[str, StoredFile], end: Mapping[str, StoredFile]) -> Iterator[str]:
-    return (path for path in sorted(base.keys() | end.keys()) if base.get(path) != end.get(path))
-
-
-class _CurrentFolder:
-    """The folder as it is now. `gone` are the files that the plan removes."""
-
-    def __init__(self, root: str, *, gone: set[str]) -> None:
-        self._root = root
-        self._gone = gone
-
-    def read(self, path: str, into: Import, made: Plan) -> StoredFile | None:
-        """Store a file of the folder; None if there is none, or something in its place, which is a conflict."""
-        try:
-            return read_current(self._root, path, into)
-        except RefusedFile as error:
-            if error.reason != "folder" or self._keeps(path):
-                what = "a folder" if error.reason == "folder" else "neither a file nor a folder"
-                made.conflicts.append(Conflict(path, f"is {what} here"))
-        except OSError as error:
-            above = [path[:at] for at, char in enumerate(path) if char == "/"]
-            if not any(folder in self._gone for folder in above):
-                made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
-        return None
-
-    def _keeps(self, path: str) -> bool:
-        """Tell whether a folder will still have something in it."""
-        top = Path(self._root, path)
-        return any(
-            f"{Path(above, name).relative_to(self._root)}" not in self._gone
-            for above, _, names in os.walk(top)
+def _read_file(path: str, into: Import, made: Plan, removed: set[str]) -> StoredFile | None:
+    """Store a file of the target as it is now; None if there is none, or something in its place, which is a conflict.
+    `removed` are the files that the plan removes."""
+    try:
+        return read_current(made.target, path, into)
+    except RefusedFile as error:
+        if error.reason != "folder":
+            made.conflicts.append(Conflict(path, "is neither a file nor a folder here"))
+        elif any(
+            f"{Path(above, name).relative_to(made.target)}" not in removed
+            for above, _, names in os.walk(Path(made.target, path))
             for name in names
-        )
+        ):
+            made.conflicts.append(Conflict(path, "is a folder here"))
+    except OSError as error:
+        above = [path[:at] for at, char in enumerate(path) if char == "/"]
+        if removed.isdisjoint(above):
+            made.conflicts.append(Conflict(path, f"cannot be reached: {error.strerror or error}"))
+    return None
 
 
 class _Merger:
@@ -148,14 +134,14 @@ class _Merger:
             return "was added here and by the run, with different content"
         if "120000" in (base.mode, here.mode, end.mode):
             return "is a link, and both changed it"
-        oid = self._content(base.oid, here.oid, end.oid)
+        oid = self._merge_content(base.oid, here.oid, end.oid)
         if oid is None:
             return "was changed here and by the run, in the same lines"
         if not oid:
             return "was changed here and by the run, and is binary or too large to merge"
         return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
-    def _content(self, base: str, here: str, end: str) -> str | None:
+    def _merge_content(self, base: str, here: str, end: str) -> str | None:
         """Return the name of the merged content; None for a conflict, "" for content without lines."""
         if end in (base, here):
             return here

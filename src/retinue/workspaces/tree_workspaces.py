@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import RetinueError
+from retinue.core.errors import Failed, RetinueError
+from retinue.core.events import Warned
 from retinue.core.limits import WORKSPACE_MIB
-from retinue.files.content import read_up_to
+from retinue.core.plans import Job
+from retinue.core.ports import Link
 from retinue.files.private import make_private_folder
-from retinue.files.trees import remove_tree
+from retinue.files.trees import give_folder, remove_tree
 from retinue.workspaces import git
-from retinue.workspaces.capture import capture_folder, list_changes
+from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
+from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.store import Files, Import, Store
-from retinue.workspaces.walk import Skipped, Walker, open_entry
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.store import ContentNames, Files, Import, Store
+from retinue.workspaces.walk import Skipped, Walker
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
@@ -34,8 +41,11 @@ LISTED = 200
 REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
 STORE = "workspaces.git"
+NO_SNAPSHOT = "no snapshot of the workspace for other runs: it {why}"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 CLOSE_SECONDS = 10.0
+STOP_SECONDS = 2.0
+T = TypeVar("T")
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
@@ -45,17 +55,51 @@ def find_store(own: str) -> Store:
 
 
 class Workspaces:
-    """The workspaces of a process. Remembers the trees' stores, so that eight copies of a project are stored once."""
+    """The copied workspaces of a process, each made once, beside the event loop. Remembers the trees' stores, so that
+    eight copies of a project are stored once."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self.tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+        self._making: dict[str, _Making] = {}
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+
+    def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
+        """Run work on a workspace in a thread. `close` waits for it, so that nothing is written in a folder that is
+        gone."""
+        return self._tasks.start_thread(work)
 
     async def close(self) -> None:
         """Wait for work that still copies or looks; nobody else does if its run was killed."""
-        await self.tasks.wait(CLOSE_SECONDS)
+        await self._tasks.wait(CLOSE_SECONDS)
+
+    async def make_above(self, job: Job, link: Link) -> None:
+        """Make the workspaces of the runs above one, which it may read."""
+        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
+            await self.make(job.folders.parent, link)
+
+    async def make(self, folders: RunFolders, link: Link) -> None:
+        """Make a run's workspace, after those of the runs above it. Raises Failed."""
+        if folders.parent is not None:
+            await self.make(folders.parent, link)
+        copy = folders.workspace_copy
+        if copy is None or folders.is_made:
+            return
+        making = self._making.get(copy.own)
+        if making is None:
+            making = self._making[copy.own] = _Making(copy, self)
+        try:
+            made = await making.wait()
+        except (RetinueError, OSError) as error:
+            raise Failed(str(error)) from None
+        finally:
+            if making.is_over and self._making.get(copy.own) is making:  # else others wait for it, or for the next one
+                del self._making[copy.own]
+        if not folders.is_made:
+            folders.is_made = True
+            if made.skipped.count:
+                link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Make the workspace and store its first state.
@@ -80,17 +124,7 @@ class Workspaces:
         source = workspace.source_workspace
         known = None if source is None else store.list_files(source.base)
         with store.hold(stop):
-            made = create_workspace(
-                workspace.path,
-                kind=workspace.kind,
-                source=workspace.source,
-                project=workspace.project,
-                store=store,
-                ref=workspace.base,
-                known=known,
-                limit=self._limit,
-                stop=stop,
-            )
+            made = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
         record = WorkspaceRecord(
             kind=workspace.kind,
             path=workspace.path,
@@ -102,6 +136,31 @@ class Workspaces:
         return made
 
 
+class _Making:
+    """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
+
+    def __init__(self, workspace: Workspace, workspaces: Workspaces) -> None:
+        self._stop = threading.Event()
+        self._task = workspaces.start_thread(lambda: workspaces.prepare(workspace, self._stop))
+        self._waiting = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done() or self._stop.is_set()
+
+    async def wait(self) -> CreatedWorkspace:
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self._stop.set()
+                await asyncio.wait([self._task], timeout=STOP_SECONDS)
+            raise
+        finally:
+            self._waiting -= 1
+
+
 def _is_empty(folder: str) -> bool:
     try:
         return not any(Path(folder).iterdir())
@@ -109,41 +168,29 @@ def _is_empty(folder: str) -> bool:
         return True
 
 
-def record_changes(workspace: Workspace, *, stop: threading.Event | None = None) -> tuple[ChangesRecord, set[str]]:
+def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
     """Store what a run left; return the record of its changes, and the new and changed files by name. Nothing of the
     workspace's own `.git` is read."""
     store = find_store(workspace.own)
     base = store.list_files(workspace.base)
-    end, skipped = record_files(workspace, store, base, ref=workspace.end, stop=stop)
-    files = list_changes(base, end)
-    record = ChangesRecord(files=tuple(files[:LISTED]), count=len(files), skipped=str(skipped))
+    end, skipped = record_files(workspace, store, base, ref=workspace.end)
+    changed = list_changed_paths(base, end)
+    listed = tuple(describe_change(path, base, end) for path in changed[:LISTED])
+    record = ChangesRecord(files=listed, count=len(changed), skipped=str(skipped))
     write_record(workspace.own, CHANGES_FILE, record)
-    return record, {path for path in end if base.get(path) != end[path]}
+    return record, {path for path in changed if path in end}
 
 
-def record_files(
-    workspace: Workspace, store: Store, base: Files, *, ref: str, stop: threading.Event | None = None
-) -> tuple[Files, Skipped]:
+def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -> tuple[Files, Skipped]:
     """Store the workspace as it is now under `ref`; return its files and what was left out."""
     store.add_known(stored.oid for stored in base.values())
     with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
-        walker = Walker(workspace.path, ignored=ignores, foreign=True, stop=stop)
+        walker = Walker(workspace.path, ignored=ignores, foreign=True)
         files = capture_folder(walker, into, base).files
         if ignores.gave_up:
             walker.skipped.add(".gitignore", "git gave up on its patterns")
         into.add_tree(ref, files)
     return files, walker.skipped
-
-
-def _share_with_group(folder: Path) -> None:
-    """Let the group of the folder above read a folder: the runs of a tree, where they are users of their own."""
-    gid = folder.parent.stat().st_gid
-    for _, folders, files, at in os.fwalk(folder):
-        os.fchmod(at, 0o750)
-        if os.geteuid() == 0:
-            os.fchown(at, -1, gid)
-            for name in (*folders, *files):
-                os.chown(name, -1, gid, dir_fd=at, follow_symlinks=False)
 
 
 def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
@@ -154,33 +201,18 @@ def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, on
     if os.path.lexists(target):
         target = target.with_name(f"{name}-{run}")
     partial = target.with_name(f".{target.name}.new")
-    walker = Walker(workspace, foreign=True)
-    left, copied = SNAPSHOT_BYTES, 0
+    wanted = None if only is None else {*only, *(str(above) for path in only for above in PurePath(path).parents)}
+    walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
+    budget = CopyBudget(SNAPSHOT_BYTES)
     try:
-        for entry in walker.walk_entries():
-            if entry.is_folder or (only is not None and entry.path not in only):
-                continue
-            place = partial / entry.path
-            make_private_folder(place.parent)
-            if entry.is_link:
-                place.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
-            else:
-                left -= entry.status.st_size
-                if left < 0:
-                    raise RetinueError(f"is larger than {SNAPSHOT_BYTES // MIB} MiB")
-                fd = open_entry(entry)
-                try:
-                    place.write_bytes(read_up_to(fd, SNAPSHOT_BYTES))
-                finally:
-                    os.close(fd)
-                place.chmod(0o750 if entry.mode == "100755" else 0o640)
-            copied += 1
-        for path in walker.list_hard_linked():
-            (partial / path).unlink(missing_ok=True)
-        if copied:
-            _share_with_group(partial)
+        make_private_folder(partial)
+        if FolderCopier(str(partial), ContentNames(), budget).copy(walker):
+            if os.geteuid() == 0:  # the runs of a tree may be users of their own, with a group in common
+                give_folder(str(partial), -1, partial.parent.stat().st_gid)
             partial.rename(target)
     except (OSError, RetinueError) as error:
+        large = isinstance(error, BudgetExceeded)
+        return NO_SNAPSHOT.format(why=f"is larger than {SNAPSHOT_BYTES // MIB} MiB" if large else error)
+    finally:
         remove_tree(partial)
-        return f"no snapshot of the workspace for other runs: it {error}"
     return ""

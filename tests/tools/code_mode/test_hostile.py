@@ -12,7 +12,7 @@ from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.core.events import Delta, Event, RunEnded, ToolCall, ToolResult
 from retinue.core.profiles import Profile, Task
-from retinue.sandbox.isolated import Isolated
+from retinue.sandbox.tool_server_session import ToolServerSandbox
 from retinue.testing import scripted
 from tests.sandbox.test_hostile import CALLED, NoProtection, use_sandbox
 from tests.supervisor.tree.kit import bodies, call
@@ -27,7 +27,7 @@ async def played(script: str, *tools: Any, reply: dict[str, Any] | None = None) 
     model = scripted({"main": [reply or program("1"), {"text": "x"}]})
     listed = [NAME, "shell", "list_agents", *TOOLS, *tools]
     profile = Profile("main", model=model, runtime="isolated", workspace="scratch", tools=listed)
-    with use_sandbox(Isolated(NoProtection(script))):
+    with use_sandbox(ToolServerSandbox(NoProtection(script))):
         node = owner.spawner.spawn_primary(profile, Task("go"))
         events = [event async for event in owner.watch(node.ref.tree) if not isinstance(event, Delta)]
         await owner.close()

@@ -12,7 +12,7 @@ import pytest
 from retinue import ToolError
 from retinue.core.network import parse_hosts
 from retinue.tools.dialer import Streams, SystemDialer
-from retinue.tools.http_fetch import fetch_page
+from retinue.tools.web import fetch_page
 from tests.models.certificates import self_signed
 from tests.tools.web.kit import PUBLIC, answer
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from retinue import ConfigError, ToolError
 from retinue.core.network import Host, allows_host, canonicalize_name, intersect_hosts, parse_host, parse_hosts
-from retinue.tools import http_fetch as fetching
+from retinue.tools import web as fetching
 from retinue.tools.dialer import is_public_address
-from retinue.tools.http_fetch import fetch_page
 from retinue.tools.pages import extract_html_text, extract_text
+from retinue.tools.web import fetch_page
 from tests.tools.web.kit import PUBLIC, Web, answer, moved
 
 

@@ -32,7 +32,7 @@ from retinue.tools.mcp.calls import CallsInFlight, ServerCall
 from retinue.tools.mcp.server_output import ServerOutput
 from retinue.tools.mcp.server_program import EXIT_SECONDS, MAX_LINE_BYTES, ServerProgram, StartFailed
 from retinue.tools.mcp.server_text import describe_error, to_line
-from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, OfferedTool, make_listed_tools
+from retinue.tools.mcp.tool_listing import MAX_TOOLS, ListedTool, make_listed_tools
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -254,17 +254,12 @@ class Connection:
                     self._mark_stale()
 
     async def _list_tools(self, client: Client) -> None:
-        offered: list[OfferedTool] = []
+        offered: list[types.Tool] = []
         cursor: str | None = None
         if client.server_capabilities.tools is not None:
             for _ in range(MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
-                offered += [
-                    OfferedTool(
-                        tool.name, tool.title or "", tool.description or "", tool.input_schema, tool.output_schema or {}
-                    )
-                    for tool in page.tools
-                ]
+                offered += page.tools
                 cursor = page.next_cursor
                 if cursor is None or len(offered) > MAX_TOOLS:
                     break

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import mcp_types as types
 import msgspec
 from jsonschema.exceptions import SchemaError, best_match
 from jsonschema.validators import extend, validator_for
@@ -28,17 +29,6 @@ MAX_NAME = 64
 MAX_TOOLS = 512
 SCHEMA_BYTES = 128 * 1024
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
-
-
-@dataclass(frozen=True)
-class OfferedTool:
-    """A tool as its server offers it. `output` is the schema of its structured content, where it has one."""
-
-    name: str
-    title: str
-    description: str
-    schema: dict[str, Any]
-    output: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ class ListedTool:
 
 
 def make_listed_tools(
-    server: str, offered: Sequence[OfferedTool], wanted: Sequence[str] | None
+    server: str, offered: Sequence[types.Tool], wanted: Sequence[str] | None
 ) -> tuple[dict[str, ListedTool], list[str]]:
     """Return the tools by their names for models, and a text for each that was left out or is missing."""
     found: dict[str, ListedTool] = {}
@@ -102,30 +92,32 @@ def make_listed_tools(
     return found, left_out
 
 
-def _describe_missing(server: str, offered: Sequence[OfferedTool], wanted: Sequence[str] | None) -> Iterator[str]:
+def _describe_missing(server: str, offered: Sequence[types.Tool], wanted: Sequence[str] | None) -> Iterator[str]:
     for pattern in wanted or ():
         if not any(fnmatchcase(tool.name, pattern) for tool in offered):
             yield f"it has no tool '{pattern}', which mcp_servers.{server}.tools names"
 
 
-def _make_listed_tool(server: str, tool: OfferedTool) -> ListedTool:
-    raw = msgspec.json.encode(tool.schema)
+def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
+    raw = msgspec.json.encode(tool.input_schema)
     if len(raw) > SCHEMA_BYTES:
         raise ValueError(f"its schema is larger than {SCHEMA_BYTES // 1024} KiB")
-    schema = clean_value(tool.schema)
+    schema = clean_value(tool.input_schema)
     if schema.setdefault("type", "object") != "object":
         raise ValueError("its arguments are no object")
     runs_agents = _wants_run_id(schema)
     if runs_agents:
         schema = _remove_property(schema, RUN_ID)
-    output = tool.output if len(msgspec.json.encode(tool.output)) <= SCHEMA_BYTES else {}  # it only helps programs
+    output = tool.output_schema or {}
+    if len(msgspec.json.encode(output)) > SCHEMA_BYTES:
+        output = {}  # it only helps programs
     kind = validator_for(schema)
     kind.check_schema(schema)
     # Patterns are left to the server, because matching one can take forever. References stay inside the schema.
     lenient: Any = extend(kind, {"pattern": _accept_anything, "patternProperties": _accept_anything})  # type: ignore[no-untyped-call]
     spec = ToolSpec(
         make_model_name(server, tool.name),
-        cap_text(tool.description),
+        cap_text(tool.description or ""),
         schema,
         display_name=to_line(tool.title or tool.name, 80),
         server=server,
@@ -147,9 +139,9 @@ def make_model_name(server: str, tool: str) -> str:
     return f"{name[: MAX_NAME - 9]}_{hashlib.sha256(tool.encode()).hexdigest()[:8]}"
 
 
-def compute_seal(tool: OfferedTool) -> str:
+def compute_seal(tool: types.Tool) -> str:
     """Hash what the server says about the tool. An approval of the tool holds for just this description."""
-    said = [tool.name, tool.title, tool.description, tool.schema]
+    said = [tool.name, tool.title or "", tool.description or "", tool.input_schema]
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()[:32]
 
 
