@@ -30,11 +30,6 @@ from retinue.workspaces.create import Workspaces
 from retinue.workspaces.run_folders import StateFolder
 
 
-def make_clock() -> SystemClock:
-    """Return the clock of the running event loop."""
-    return SystemClock()
-
-
 def make_supervisor(parts: Parts) -> Supervisor:
     """Build a supervisor. Must be called in the event loop that the runs will live in."""
     secrets.learn_secrets(os.environ)
