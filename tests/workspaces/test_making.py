@@ -13,9 +13,10 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
+from retinue.workspaces.create import Workspaces
 from retinue.workspaces.git import find_git
+from retinue.workspaces.recording import record_changes
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Workspaces, record_changes
 from retinue.workspaces.workspace import Workspace
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, spawn
@@ -339,11 +340,11 @@ def test_making_one_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_what_a_run_gets_when_nobody_says() -> None:
-    """Behind walls nobody works in the project itself."""
+    """In a sandbox nobody works in the project itself."""
     state = StateFolder(None, project=Path("/nonexistent"))
     kinds = [
-        default_workspace(state, sandboxed=walled, primary=primary)
-        for walled in (False, True)
+        default_workspace(state, sandboxed=sandboxed, primary=primary)
+        for sandboxed in (False, True)
         for primary in (True, False)
     ]
     assert kinds == ["shared", "scratch", "copy", "scratch"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.local_tools import make_local_tool, offer_tools_to_programs
+from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
@@ -40,6 +40,9 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
+_LOGGED_FIELDS = (
+    "name", "instructions", "description", "workspace", "limits", "skills", "leaf", "nickname", "source",
+)  # fmt: skip
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
@@ -101,13 +104,9 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
         tools, host = self._make_tools(profile, parent, given=given)
-        parse = None
-        if profile.output is not None and profile.call is None:
-            output = answer.make_output(profile.output)
-            parse = output.parse
+        output = None if profile.output is None else answer.make_output(profile.output)
+        if output is not None and profile.call is None:
             tools[answer.NAME] = answer.FinalAnswer(output)
-        elif profile.output is not None:
-            parse = answer.make_output(profile.output).parse
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = intersect_hosts(network, parse_hosts(profile.network))
@@ -130,18 +129,17 @@ class ProfilePlanner:
             system=system,
             model=model,
             model_name=model_name,
-            tools=tuple(tools.values()),
             specs=specs,
-            by_name=tools,
+            tools=tools,
             host=host,
-            children=self._list_children(profile, parent, tools),
+            children=self._list_children(tools),
             profile_json=secrets.clean_value(
                 msgspec.Raw(msgspec.json.encode(_describe_profile(profile, system, runtime.name)))
             ),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             runtime=runtime,
             floor=floor,
-            parse=parse,
+            parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
         )
@@ -168,14 +166,15 @@ class ProfilePlanner:
         host: dict[str, HostTool] = {}
         tools: dict[str, Tool] = {}
         if profile.tools is None:
-            tools |= {name: make_local_tool(name) for name in LOCAL}
+            tools |= {name: SandboxedTool(LOCAL[name]()) for name in LOCAL}
             tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
-            tools |= self._make_spawn_tools()
+            tools |= {name: make() for name, make in SPAWNING.items()}
+            tools |= {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
             if parent is None:
                 self._add_server_tools(None, tools, host)
             else:
                 host |= parent.host
-                tools |= {name: parent.by_name[name] for name in parent.host}
+                tools |= {name: parent.tools[name] for name in parent.host}
         for entry in profile.tools or ():
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
@@ -198,7 +197,7 @@ class ProfilePlanner:
         elif entry in WEB:
             tools[entry] = HostedTool(WEB[entry])
         elif entry in LOCAL:
-            tools[entry] = make_local_tool(entry)
+            tools[entry] = SandboxedTool(LOCAL[entry]())
         elif entry in SPAWNING:
             tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
@@ -240,11 +239,7 @@ class ProfilePlanner:
             notes.append(NONE_OF.format(tools=" nor ".join(profile.wants)))
         return tuple(notes)
 
-    def _make_spawn_tools(self) -> dict[str, Tool]:
-        tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
-        return tools | {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
-
-    def _list_children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
+    def _list_children(self, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """The profiles `spawn_subagents` may name: the active ones and those given by value."""
         if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
             return ()
@@ -269,34 +264,21 @@ def _narrow_to_parent(
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
         if _is_web(tool):
-            if name in parent.by_name and _is_web(parent.by_name[name]):
+            if name in parent.tools and _is_web(parent.tools[name]):
                 kept[name] = tool
         elif name in host:
             if name in parent.host:
-                kept[name] = parent.by_name[name]
-        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
+                kept[name] = parent.tools[name]
+        elif name not in LOCAL or (name in parent.tools and name not in parent.host):
             kept[name] = tool
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe_network(said: Sequence[str]) -> Any:
-    return said if isinstance(said, str) else list(said)
-
-
 def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
     """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
-    return {
-        "name": profile.name,
-        "instructions": profile.instructions,
-        "description": profile.description,
-        "runtime": runtime,
-        "workspace": profile.workspace,
-        "limits": profile.limits,
-        "skills": list(profile.skills),
-        "leaf": profile.leaf,
-        "nickname": profile.nickname,
-        "source": profile.source,
-        **({} if profile.approvals is None else {"approvals": profile.approvals}),
-        **({} if system == profile.instructions else {"system": system}),
-        **({} if profile.network is None else {"network": _describe_network(profile.network)}),
-    }
+    described = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
+    if profile.approvals is not None:
+        described["approvals"] = profile.approvals
+    if profile.network is not None:
+        described["network"] = profile.network
+    return described if system == profile.instructions else described | {"system": system}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
-from retinue.build.models import LatePrices
+from retinue.build.models import make_prices
 from retinue.build.parts import Parts
 from retinue.concurrency import SystemClock
 from retinue.core.limits import Timeouts
@@ -35,7 +35,7 @@ def make_replay(
     planner = ProfilePlanner(
         parts.profiles,
         models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: IN_PROCESS), mode="inherited"),
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
         default_model=model,
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),
@@ -55,7 +55,7 @@ def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Superviso
         approver=replay,
         limits=replay.limits,
         timeouts=Timeouts(),
-        prices=LatePrices(),
+        prices=make_prices(),
     )
     supervisor = Supervisor(ports)
     replay.answer = supervisor.approvals.answer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.build.logs import open_observed_log
-from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
+from retinue.build.models import ModelSource, make_prices, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
@@ -26,13 +26,8 @@ from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
+from retinue.workspaces.create import Workspaces
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Workspaces
-
-
-def make_clock() -> SystemClock:
-    """Return the clock of the running event loop."""
-    return SystemClock()
 
 
 def make_supervisor(parts: Parts) -> Supervisor:
@@ -74,7 +69,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         book=book,
         limits=parts.limits,
         timeouts=parts.timeouts,
-        prices=parts.prices or LatePrices(),
+        prices=parts.prices or make_prices(),
         caller=read_process_limits(os.environ),
         servers=servers,
         hook=reporting.hook,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -50,13 +51,13 @@ TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
 RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier of their calls
 
 
+@dataclass(eq=False)
 class _Server:
     """One server that was started, and the run ids of calls on it that have not come back, the newest last."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.secret = secrets.token_urlsafe(24)
-        self.open: dict[str, _ReportedRun] = {}
+    name: str
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    open: dict[str, _ReportedRun] = field(default_factory=dict)
 
 
 class _ReportedRun:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,16 +51,14 @@ ANSWER_BYTES = 64 * 1024
 WHAT = f"{ADDRESS}: the address to report to"
 
 
+@dataclass(slots=True, eq=False)
 class _Line:
     """One reported run: the sender of its events, the last of its posts, and why it had to fail."""
 
-    __slots__ = ("failure", "last", "parent", "sender")
-
-    def __init__(self, sender: Sender, parent: _Line | None) -> None:
-        self.sender = sender
-        self.parent = parent
-        self.last: asyncio.Task[None] | None = None
-        self.failure = ""
+    sender: Sender
+    parent: _Line | None
+    last: asyncio.Task[None] | None = None
+    failure: str = ""
 
 
 class Publisher:
@@ -191,23 +190,21 @@ class Publisher:
         self._poster.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Reported:
     """Done when an event is written and reported. Not awaiting it is no mistake. `line` is that of a run which fails
     without it."""
 
-    __slots__ = ("_line", "_sent", "_written")
-
-    def __init__(self, written: Awaitable[None] | None, sent: asyncio.Task[None], line: _Line | None) -> None:
-        self._written = written
-        self._sent = sent
-        self._line = line
+    written: Awaitable[None] | None
+    sent: asyncio.Task[None]
+    line: _Line | None
 
     def __await__(self) -> Generator[Any, None, None]:
-        if self._written is not None:
-            yield from self._written.__await__()
-        yield from asyncio.shield(self._sent).__await__()
-        if self._line is not None and self._line.failure:
-            raise PostFailed(self._line.failure)
+        if self.written is not None:
+            yield from self.written.__await__()
+        yield from asyncio.shield(self.sent).__await__()
+        if self.line is not None and self.line.failure:
+            raise PostFailed(self.line.failure)
 
 
 class HookedLog(ForwardingLog):

@@ -53,6 +53,11 @@ class Made(msgspec.Struct, frozen=True, gc=False):
 Preview = Callable[[], Awaitable[str]]
 
 
+async def skip_preview() -> str:
+    """Show nothing beside the arguments of a call. A Preview."""
+    return ""
+
+
 class Model(Protocol):
     """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
     `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""

@@ -38,8 +38,8 @@ from retinue.sandbox.builder import (
     make_environment,
     make_probe_box,
 )
+from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE
 from retinue.sandbox.container_image import NAME, PYTHON
-from retinue.sandbox.container_init import OUT_OF_MEMORY as MEMORY_CODE
 from retinue.sandbox.hints import find_image_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 
@@ -108,7 +108,7 @@ class Engine:
         try:
             return subprocess.run(
                 [*self.argv, *arguments],
-                env=make_client_environment(os.environ),
+                env=make_client_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -120,8 +120,8 @@ class Engine:
             raise SandboxUnavailable(f"{self.argv[0]} cannot be used: {error}") from None
 
 
-def make_client_environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
+def make_client_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
 
 
 class ContainerProcess(Process):
@@ -131,7 +131,7 @@ class ContainerProcess(Process):
     _killing: asyncio.Task[None] | None = None
 
     def _describe_end(self) -> str:
-        return OUT_OF_MEMORY if self._group.returncode == MEMORY_CODE else super()._describe_end()
+        return OUT_OF_MEMORY if self._group.returncode == OUT_OF_MEMORY_CODE else super()._describe_end()
 
     def _list_processes(self) -> Iterator[int]:
         yield self._group.pid
@@ -181,7 +181,7 @@ class Containers(SandboxBuilder):
 
     def _prepare_program(self, box: Box, code: Sequence[str], *options: str) -> PreparedSandbox:
         user = self._give_to_user(box)
-        environment = make_environment(box, os.environ, ())
+        environment = make_environment(box)
         argv = [
             *[*self._engine.argv, "run", *self._flags, *options],
             *["--name", f"retinue-{os.getpid()}-{secrets.token_hex(6)}"],
@@ -197,7 +197,7 @@ class Containers(SandboxBuilder):
         ]
         return PreparedSandbox(
             argv,
-            make_client_environment(os.environ),
+            make_client_environment(),
             user=user,
             kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
             cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up

@@ -87,10 +87,5 @@ def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
 
 def _deadline(run: Run, clock: Clock) -> float | None:
     """Return the second since 1970 at which the first of the run and those above it is out of time."""
-    found: list[float] = []
-    above: Run | None = run
-    while above is not None:
-        if above.deadline is not None:
-            found.append(above.deadline.seconds_left)
-        above = above.parent
+    found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
     return clock.wall() + max(0.0, min(found)) if found else None

@@ -48,7 +48,7 @@ from retinue.log.threads import (
 )
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import Approvals, judge_call, write_started
@@ -373,7 +373,7 @@ class TreeRestorer:
         run.folders.resume_spilling()
         history, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
-            tool = run.plan.by_name.get(call.name)
+            tool = run.plan.tools.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
                 text, outcome = (
@@ -410,7 +410,7 @@ class TreeRestorer:
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
-                inbox.notify_parent(tree, child)
+                tree.notify_parent(child)
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
         """Give slots to runs that were at work before those that never had one."""
@@ -424,10 +424,8 @@ def is_driven_remotely(run: Run) -> bool:
 
 def _will_be_reported(run: AdoptedRun) -> bool:
     """Say whether the peer of a run is attached to again: one that we had started the run at, or a run above it."""
-    above: Run | None = run
-    while isinstance(above, AdoptedRun):
-        above = above.parent
-    return not run.view.spawned.server and above is not None and not above.ended and is_driven_remotely(above)
+    above = next(each for each in run.lineage if not isinstance(each, AdoptedRun))
+    return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
 
 
 def _runtime_of(view: RunView) -> object:

@@ -357,13 +357,11 @@ def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> 
 
 def _find_source(state: StateFolder, parent: Run | None, kind: str) -> tuple[Workspace | None, str]:
     """Return the folder a copy starts from: the parent's. A worktree starts from the nearest that is the project's."""
-    above = parent
-    while above is not None:
+    for above in () if parent is None else parent.lineage:
         copy, folders = above.folders.workspace_copy, above.folders
         if copy is not None:
             return copy, copy.path
         is_scratch = folders.path == f"{folders.own}/workspace"
         if is_scratch and kind == "copy":
             return None, folders.path
-        above = above.parent
     return None, state.project

@@ -10,26 +10,19 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import Caller
 from retinue.core.control import (
-    NO_OVERRIDES,
     Changes,
-    ClientHandle,
-    ClientOptions,
-    ResumeOverrides,
-    RunHandle,
-    SpawnBelow,
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt, Row
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.runs import Runs, RunView, describe_view
@@ -46,6 +39,15 @@ from retinue.workspaces.copies import (
 from retinue.workspaces.merge import Plan
 
 NO_PROCESS = "no process runs this: {what} needs one"
+
+
+def _refuse_command(what: str) -> Callable[..., Any]:
+    """Return a command that raises ConfigError, because it needs a process that runs the tree."""
+
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise ConfigError(NO_PROCESS.format(what=what))
+
+    return refuse
 
 
 class StoredControl:
@@ -81,9 +83,7 @@ class StoredControl:
         return found
 
     async def find_run(self, name: str) -> RunRef:
-        found = await lookup.find_run(self._log, name)
-        view = await self._find_view(found.tree, found.run)
-        return RunRef(found.tree, found.run, view.path, view.label, view.agent, view.spawned.subagent_id)
+        return await lookup.find_run(self._log, name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield what is written: that is all there will be."""
@@ -162,31 +162,13 @@ class StoredControl:
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Do nothing: no run is started here."""
 
-    async def spawn(
-        self,
-        profile: Profile | str,
-        task: Task,
-        *,
-        limits: Limits | None = None,
-        narrow: Limits | None = None,
-        below: SpawnBelow | None = None,
-        caller: Caller | None = None,
-    ) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="a new run"))
-
-    async def open_client(self, options: ClientOptions) -> ClientHandle:
-        raise ConfigError(NO_PROCESS.format(what="a client"))
+    spawn = _refuse_command("a new run")
+    open_client = _refuse_command("a client")
+    resume = _refuse_command("resuming a tree")
+    continue_run = _refuse_command("continuing a run")
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
         raise ConfigError(NO_PROCESS.format(what="serving a caller"))
-
-    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="resuming a tree"))
-
-    async def continue_run(
-        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
-    ) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="continuing a run"))
 
     async def send(self, tree: str, run: int, text: str) -> Receipt:
         return Receipt("too_late", why="no such run is at work here")

@@ -48,7 +48,7 @@ from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.validator import Bounds
-from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import Adoption, Peer
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.driver import Driver
@@ -60,7 +60,7 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import StoredControl, describe_tree
-from retinue.supervisor.tree import TreeRegistry
+from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
 
@@ -178,8 +178,9 @@ class Supervisor:
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
-        return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+    async def send(self, tree: str, run: int, text: str, *, source: str = USER) -> Receipt:
+        message, found = check_message(text), self.trees.get(tree)
+        return NOT_AT_WORK if found is None else await found.send_message(run, message, source=source)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)
@@ -207,9 +208,8 @@ class Supervisor:
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
         found = self.trees.find_run(tree, run)
-        if found is not None and not found.is_stopping:
-            found.set_failure(failure)
-            found.stop(status)
+        if found is not None:
+            found.stop(status, failure=failure)
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
         """Write a warning to a run; False if it has ended."""
@@ -305,14 +305,14 @@ class LocalClientHandle(ClientHandle):
     ) -> Outcome:
         self._check_rules(call, rules_of or call.name)
         if work is None:
-            work = partial(self._run.plan.by_name[call.name], call, self._run.folders, self._services)
+            work = partial(self._run.plan.tools[call.name], call, self._run.folders, self._services)
         return await self._record_call(call, work)
 
     def _check_rules(self, call: Call, tool: str) -> None:
         run = self._run
-        if tool not in run.plan.by_name:
+        if tool not in run.plan.tools:
             raise ToolError(f"{run.ref.path} has no tool '{tool}'")
-        verdict = run.policy.judge(run.plan.by_name[tool].spec, call.args, primary=True, workspace=run.folders.path)
+        verdict = run.policy.judge(run.plan.tools[tool].spec, call.args, primary=True, workspace=run.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
 
@@ -336,7 +336,7 @@ class LocalClientHandle(ClientHandle):
             self._services.emit(result)
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
-        spawn_tool: Any = self._run.plan.by_name[tool]
+        spawn_tool: Any = self._run.plan.tools[tool]
         outcome: Outcome = spawn_tool.reply(results, self._run.folders)
         return outcome
 

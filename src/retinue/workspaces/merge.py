@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
+from retinue.files.reserved import is_reserved_name
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
-from retinue.workspaces.walk import display_path, is_reserved_name
+from retinue.workspaces.walk import display_path
 
 MERGE_BYTES = 16 * 1024 * 1024
 SNIFF_BYTES = 8000
@@ -134,14 +135,14 @@ class _Merger:
             return "was added here and by the run, with different content"
         if "120000" in (base.mode, here.mode, end.mode):
             return "is a link, and both changed it"
-        oid = self._content(base.oid, here.oid, end.oid)
+        oid = self._merge_content(base.oid, here.oid, end.oid)
         if oid is None:
             return "was changed here and by the run, in the same lines"
         if not oid:
             return "was changed here and by the run, and is binary or too large to merge"
         return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
-    def _content(self, base: str, here: str, end: str) -> str | None:
+    def _merge_content(self, base: str, here: str, end: str) -> str | None:
         """Return the name of the merged content; None for a conflict, "" for content without lines."""
         if end in (base, here):
             return here

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,17 +13,14 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import is_temporary_name
 from retinue.files.opening import FileId, open_folder, open_regular_file
+from retinue.files.reserved import is_reserved_name
 
 DEEPEST = 256
 MOST = 1_000_000
 LISTED = 20
-STATE = ".retinue"
 LINK_MODE = "120000"
 HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-_IGNORABLE = frozenset(
-    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-)
 
 
 class Entry(NamedTuple):
@@ -72,13 +68,6 @@ def display_path(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def is_reserved_name(name: str) -> bool:
-    """Tell whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
-    plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
-    plain = plain.rstrip(" .").split(":")[0]
-    return plain in (".git", "git~1", STATE)
-
-
 class Walker:
     """One walk through a folder, given as a path or a descriptor.
 
@@ -117,7 +106,7 @@ class Walker:
             raise RetinueError(f"cannot look into {self._name}: {error.strerror or error}") from None
         try:
             self._device = os.fstat(top).st_dev
-            yield from self._inside(top, "", 0, False)
+            yield from self._walk_folder(top, "", 0, False)
         finally:
             os.close(top)
 
@@ -134,7 +123,7 @@ class Walker:
         """Return the files that have a second name outside the folder; complete after the walk."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
-    def _inside(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
+    def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
         names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
         for name in names:
             if self._stop is not None and self._stop.is_set():
@@ -150,7 +139,7 @@ class Walker:
             if self._seen > MOST:
                 raise RetinueError(f"{self._name} holds more than {MOST:,} files and folders")
             entry = Entry(path, status, folder, name, ignored)
-            if not self._wanted(entry):
+            if not self._is_wanted(entry):
                 continue
             if not ignored and self._ignored(entry):
                 entry = entry._replace(ignored=True)
@@ -158,9 +147,9 @@ class Walker:
                 continue
             yield entry
             if entry.is_folder:
-                yield from self._below(entry, depth)
+                yield from self._walk_subfolder(entry, depth)
 
-    def _wanted(self, entry: Entry) -> bool:
+    def _is_wanted(self, entry: Entry) -> bool:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
             self.skip(entry.path, _KINDS[kind])
@@ -179,7 +168,7 @@ class Walker:
             self._links.setdefault(key, (entry.status.st_nlink, []))[1].append(entry.path)
         return True
 
-    def _below(self, entry: Entry, depth: int) -> Iterator[Entry]:
+    def _walk_subfolder(self, entry: Entry, depth: int) -> Iterator[Entry]:
         if depth >= DEEPEST:
             self.skip(entry.path, "nested too deeply")
             return
@@ -192,7 +181,7 @@ class Walker:
             if not os.path.samestat(os.fstat(inner), entry.status):
                 self.skip(entry.path, "changed while it was looked at")
                 return
-            yield from self._inside(inner, f"{entry.path}/", depth + 1, entry.ignored)
+            yield from self._walk_folder(inner, f"{entry.path}/", depth + 1, entry.ignored)
         finally:
             os.close(inner)
 

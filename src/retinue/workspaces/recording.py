@@ -1,103 +1,28 @@
-"""The copied workspaces of trees: prepared for a run, recorded when it has ended."""
+"""Recording what a run left in its workspace: its changes in the store of its tree, its files as a snapshot for other
+runs."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path, PurePath
 
-from retinue.concurrency import TaskOwner
 from retinue.core.errors import RetinueError
-from retinue.core.limits import WORKSPACE_MIB
+from retinue.core.limits import MIB
 from retinue.files.private import make_private_folder
 from retinue.files.trees import give_folder, remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
-from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.store import ContentNames, Files, Import, Store
+from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker
-from retinue.workspaces.workspace import (
-    APPLIED_FILE,
-    CHANGES_FILE,
-    WORKSPACE_FILE,
-    ChangesRecord,
-    Workspace,
-    WorkspaceRecord,
-    read_record,
-    write_record,
-)
+from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, write_record
 
 LISTED = 200
-REMEMBERED = 64
 SNAPSHOT_BYTES = 64 * MIB
-STORE = "workspaces.git"
 NO_SNAPSHOT = "no snapshot of the workspace for other runs: it {why}"
-GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
-CLOSE_SECONDS = 10.0
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
-
-
-def find_store(own: str) -> Store:
-    """Return the store of the tree that a run's folder belongs to."""
-    return Store(str(Path(own).parent / STORE))
-
-
-class Workspaces:
-    """The workspaces of a process. Remembers the trees' stores, so that eight copies of a project are stored once."""
-
-    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
-        self._limit = max_mib * MIB
-        self._stores: dict[str, Store] = {}
-        self._lock = threading.Lock()
-        self.tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
-
-    async def close(self) -> None:
-        """Wait for work that still copies or looks; nobody else does if its run was killed."""
-        await self.tasks.wait(CLOSE_SECONDS)
-
-    def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
-        """Make the workspace and store its first state.
-
-        A workspace that an earlier process made is used as it is; one that was half made is made anew; one that was
-        removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
-        are made one after the other, so that what they have in common is stored once."""
-        if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
-            if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
-                raise RetinueError(GONE.format(path=workspace.path))
-            for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
-                Path(workspace.own, name).unlink(missing_ok=True)
-            return CreatedWorkspace()
-        if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
-            remove_tree(workspace.path)
-        with self._lock:
-            if workspace.tree not in self._stores and len(self._stores) >= REMEMBERED:
-                self._stores.clear()
-            store = self._stores.setdefault(workspace.tree, find_store(workspace.own))
-        make_private_folder(workspace.own)
-        store.ensure_created()
-        source = workspace.source_workspace
-        known = None if source is None else store.list_files(source.base)
-        with store.hold(stop):
-            made = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
-        record = WorkspaceRecord(
-            kind=workspace.kind,
-            path=workspace.path,
-            source=workspace.source,
-            project=workspace.project,
-            objects=made.objects,
-        )
-        write_record(workspace.own, WORKSPACE_FILE, record)
-        return made
-
-
-def _is_empty(folder: str) -> bool:
-    try:
-        return not any(Path(folder).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return True
 
 
 def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
