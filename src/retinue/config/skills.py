@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders
-from retinue.config.frontmatter import read_document
+from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.location import show_text, suggest
+from retinue.config.yaml import parse_frontmatter
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 
@@ -60,7 +60,7 @@ def _read_folder(folder: Path) -> dict[str, Skill]:
     for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
-        keys = read_document(path).keys
+        keys, _ = parse_frontmatter(read_text(path, follow=False), str(path))
         name = keys.require("name")
         skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
         other = found.setdefault(skill.name.casefold(), skill)

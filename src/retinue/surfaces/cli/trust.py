@@ -16,27 +16,26 @@ from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
-(`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
-`retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you name with
---config is trusted for that command.
 
-examples:
-  retinue trust               shows what it would allow, and asks
-  retinue trust --yes         trusts it without asking, such as in CI
-  retinue trust --revoke      from now on it is ignored again"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Let this project's retinue.yaml loosen what agents may do."
-    parser.epilog = EPILOG
+def configure_trust(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--yes", action="store_true", help="do not ask")
     what.add_argument("--revoke", action="store_true", help="take it back")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_trust(args: argparse.Namespace) -> int:
+    """Let this project's retinue.yaml loosen what agents may do.
+
+    A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
+    (`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
+    `retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you
+    name with --config is trusted for that command.
+
+    examples:
+      retinue trust               shows what it would allow, and asks
+      retinue trust --yes         trusts it without asking, such as in CI
+      retinue trust --revoke      from now on it is ignored again
+    """
     file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
