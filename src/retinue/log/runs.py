@@ -89,11 +89,9 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        if self.ended is not None:
+        if self.ended is not None or type(event.body) is TurnEnded:  # the end of a turn changes nothing
             return
         match event.body:  # the most frequent first: each case costs every event that comes after it
-            case TurnEnded():
-                pass
             case TurnStarted(turn=turn):
                 self.turns = turn
             case UsageReported() as reported:
