@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retinue.workspaces import copies
-from retinue.workspaces.atomic_apply import recover_folder
+from retinue.workspaces.atomic_apply import find_interrupted, recover_folder
 from retinue.workspaces.copies import CopiedWorkspace, explain_missing_copy, is_unmade, list_unapplied
 from retinue.workspaces.merge import Plan
 
@@ -35,7 +35,11 @@ class ProjectChanges:
 
     def recover(self) -> bool:
         """Undo what an interrupted apply had done to the project; True if there was something."""
-        return recover_folder(self._aside)
+        return recover_folder(self._aside, self._project)
+
+    def find_interrupted(self) -> list[str]:
+        """Return the files that `recover` would put back."""
+        return find_interrupted(self._aside, self._project)
 
     def plan_apply(self, runs: Sequence[CopiedWorkspace]) -> Plan:
         """Return what applying the changes of these runs, one after the other, would do to the project."""
