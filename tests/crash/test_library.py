@@ -213,7 +213,7 @@ async def test_a_run_has_the_time_that_was_left() -> None:
 async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: Path) -> None:
     clock = ManualClock()
     agents = {"main": [{**call("list_agents"), "delay": 40}, {"hang": True}]}
-    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock)
+    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock, project=tmp_path)
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go")
         await clock.advance(45)
