@@ -14,6 +14,7 @@ from retinue.config.files import exists, list_subfolders
 from retinue.config.frontmatter import parse_document, read_document
 from retinue.config.located import Node, Section
 from retinue.config.location import Place, show_text, suggest
+from retinue.config.ownership import check_owners_between
 from retinue.core.profiles import Profile, check_name
 
 BUILT_IN = "built in"
@@ -97,6 +98,8 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
+        if project is not None:
+            check_owners_between(project, path)
         definition = load_profile(path, source=BUILT_IN if project is None else path.relative_to(project).as_posix())
         other = found.setdefault(definition.profile.name.casefold(), definition)
         if other is not definition:

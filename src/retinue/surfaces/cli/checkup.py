@@ -29,11 +29,12 @@ from retinue.config.models import PROVIDERS, Provider, find_default_model, find_
 from retinue.config.project import SETTINGS_FILE, Project
 from retinue.config.settings import find_unsandboxed
 from retinue.control import address_files
-from retinue.core.errors import LogError, RetinueError
+from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, RuntimeName
 from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
+from retinue.files.state_owner import verify_state_folder
 from retinue.log.opening import open_reader
 from retinue.surfaces.cli.main import get_version
 from retinue.telemetry import providers
@@ -250,7 +251,10 @@ def check_authority(look: Look) -> Iterator[Check]:
 
 def check_logs(look: Look) -> Iterator[Check]:
     """Check that each log can be read, is whole and has our version."""
-    log = open_reader(look.state)
+    try:
+        log = open_reader(look.state)
+    except ConfigError:
+        return  # another check reports what is wrong with the state folder
     problems: list[LogError] = []
     try:
         found = asyncio.run(log.check_health(problems.append))
@@ -266,6 +270,10 @@ def check_logs(look: Look) -> Iterator[Check]:
 
 def _check_state(state: Path) -> Check:
     """Check that the state folder can be written, without making it: the first run does."""
+    try:
+        verify_state_folder(state)
+    except ConfigError as error:
+        return Check("state", "fail", str(error))
     there = next(folder for folder in (state, *state.parents) if os.path.lexists(folder))
     if not there.is_dir():
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.build.sandboxes import build_image
-from retinue.config.project import find_project, load_project
+from retinue.config.project import find_project_folder, load_project
 from retinue.config.settings import settings_schema
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.surfaces.cli import checkup
@@ -65,7 +65,7 @@ def run_command(args: argparse.Namespace) -> int:
     if args.build_image:
         print(build_image())
         return 0
-    checks = list(_run_checks(_load_look(find_project(Path.cwd()))))
+    checks = list(_run_checks(_load_look(find_project_folder(Path.cwd()))))
     if args.json:
         screen.print_json([_to_json(section, check) for section, check in checks])
     else:
