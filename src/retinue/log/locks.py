@@ -26,7 +26,7 @@ class Holder(NamedTuple):
 def try_lock(file: Path) -> int | None:
     """Take the lock of a log file and return its descriptor, which holds it until closed; None if another has it."""
     try:
-        lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
     if not take_file_lock(lock):
@@ -58,7 +58,7 @@ def read_holder(file: Path) -> Holder | None:
 
     Looking takes a free lock for a moment: a process that wants it just then takes another file."""
     try:
-        lock = os.open(file.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(file.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

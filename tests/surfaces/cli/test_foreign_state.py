@@ -246,3 +246,39 @@ def test_git_ignores_state_and_a_link_in_its_place_is_not_written_through(projec
     git(repository(project.folder), "status")
     assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.finding("X1")
+@pytest.mark.parametrize("how", ["file", "journal"])
+def test_a_log_that_a_pull_brings_into_our_own_state_is_not_read(project: Project, tmp_path: Path, how: str) -> None:
+    """A repository can track files below `.retinue`: a log of its own, or a journal of SQLite beside ours, which SQLite
+    would play into it."""
+    marker = tmp_path / "marker"
+    home = {"XDG_STATE_HOME": str(tmp_path / "their-home")}
+    agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}
+    theirs = Project(tmp_path / "theirs")
+    assert theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn_started:2", **home).returncode == -signal.SIGKILL
+    assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
+    ours = project.folder / ".retinue/logs"
+    if how == "file":
+        for file in (theirs.folder / ".retinue/logs").iterdir():
+            shutil.copy(file, ours / file.name.replace("0001", "0002"))
+    else:
+        shutil.copy(theirs.folder / ".retinue/logs/0001.db-wal", ours / "0001.db-wal")
+    done = project.retinue("resume", "--yes")
+    assert done.returncode != 0 and "holds events that you did not write" in done.stderr
+    assert not marker.exists()
+    assert "fail  logs" in project.retinue("doctor").stdout
+
+
+@pytest.mark.finding("X1")
+def test_a_link_in_the_place_of_a_log_or_its_lock_is_not_written_through(project: Project, tmp_path: Path) -> None:
+    assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
+    precious = tmp_path / "precious"
+    precious.write_text("mine\n")
+    lock = project.folder / ".retinue/logs/0001.lock"
+    lock.unlink()
+    lock.symlink_to(precious)
+    done = project.run("--yes", agents={"main": ["end"]})
+    assert done.returncode != 0 and "cannot write the log" in done.stderr
+    assert precious.read_text() == "mine\n"

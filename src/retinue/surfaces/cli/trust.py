@@ -17,7 +17,8 @@ from retinue.config.ownership import find_other_owners
 from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
-from retinue.files.state_owner import adopt_state_folder, is_adoptable, name_user
+from retinue.files.state_owner import is_adoptable, name_user
+from retinue.log.opening import take_over_state
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
@@ -93,7 +94,7 @@ def _take_over_state(state: Path, *, yes: bool) -> int:
 
     if not _confirm(f"{state} was not made here by you; to take it over", yes=yes, ask=ask):
         return 1
-    adopt_state_folder(state)
+    take_over_state(state)
     print(f"{safe.escape_line(str(state))} is yours.")
     return 0
 
