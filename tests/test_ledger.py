@@ -196,13 +196,13 @@ def test_a_citation_must_be_a_plain_string() -> None:
 def test_the_pairing_reports_every_kind_of_mistake() -> None:
     ledger = (
         Requirement("A-1", "Owed.", "here"),
-        Requirement("A-2", "Waiting.", "here", waits_for="walls"),
+        Requirement("A-2", "Waiting.", "here", waits_for="sandboxes"),
         Requirement("A-3", "Gone.", "here", superseded="nobody wants it"),
     )
     cited = [Citation("A-2", "t.py:1"), Citation("A-3", "t.py:2"), Citation("A-4", "t.py:3")]
     assert without_a_test(ledger, cited) == ["A-1: Owed."]
     assert wrongly_cited(ledger, cited) == [
-        "t.py:1: A-2 is cited, but the ledger still says it waits for walls",
+        "t.py:1: A-2 is cited, but the ledger still says it waits for sandboxes",
         "t.py:2: A-3 is cited, but the ledger says it is superseded: nobody wants it",
         "t.py:3: A-4 is not in the ledger",
     ]

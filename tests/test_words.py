@@ -8,6 +8,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -32,23 +33,33 @@ def load_shape() -> ModuleType:
 
 
 SHAPE = load_shape()
-MODULES = SHAPE.load_modules(REPO / "src/retinue")
 
 
+@cache
+def load_modules() -> list[Any]:
+    return list(SHAPE.load_modules(REPO / "src/retinue"))
+
+
+@cache
+def measure_words() -> dict[str, Any]:
+    return dict(SHAPE.measure_words(load_modules()))
+
+
+@cache
 def list_exceptions() -> dict[str, list[str]]:
     """List what breaks each rule now, as `module:name`."""
     return {"relative docstrings": sorted(find_relative()), "participle names": sorted(find_participles())}
 
 
 def find_relative() -> Iterator[str]:
-    for module in MODULES:
+    for module in load_modules():
         for node, text in SHAPE.find_docstrings(module.tree):
             if text.split()[0].strip(",.:;") in SHAPE.RELATIVE:
                 yield f"{module.name}:{getattr(node, 'name', '')}"
 
 
 def find_participles() -> Iterator[str]:
-    for module in MODULES:
+    for module in load_modules():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and SHAPE.is_participle(node.name):
                 yield f"{module.name}:{node.name}"
@@ -65,12 +76,11 @@ def test_no_new_exception(rule: str) -> None:
 
 @pytest.mark.parametrize("figure", MOST_PERCENT)
 def test_names_of_one_word_get_fewer(figure: str) -> None:
-    figures: dict[str, Any] = SHAPE.measure_words(MODULES)
-    assert figures[figure] <= MOST_PERCENT[figure]
+    assert measure_words()[figure] <= MOST_PERCENT[figure]
 
 
 def test_sibling_modules_form_no_cycle() -> None:
-    assert SHAPE.measure_imports(MODULES)["sibling_cycle_members"] == []
+    assert SHAPE.measure_imports(load_modules())["sibling_cycle_members"] == []
 
 
 if __name__ == "__main__":

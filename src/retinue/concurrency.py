@@ -89,18 +89,16 @@ class TaskOwner:
             self._on_error(error)
 
 
-async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]], *, seconds: float | None = None) -> int | None:
+async def run_until_first(works: Iterable[Coroutine[Any, Any, Any]]) -> int:
     """Run coroutines at once until one of them ends, and end the others; return the number of the one that ended.
 
-    Raises the exception of that one. None means that the time was up first."""
+    Raises the exception of that one."""
     async with TaskOwner() as owner:
         tasks = [owner.start(work) for work in works]
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for number, task in enumerate(tasks):
-            if task.done():
-                task.result()
-                return number
-    return None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        number, first = next((number, task) for number, task in enumerate(tasks) if task.done())
+        first.result()
+        return number
 
 
 async def finish_despite_cancel(
@@ -135,11 +133,11 @@ async def finish_despite_cancel(
     return task.result()
 
 
-async def run_in_thread(work: Callable[[threading.Event], T], *, owner: TaskOwner | None = None) -> T:
+async def run_in_thread(work: Callable[[threading.Event], T]) -> T:
     """Run blocking work in a thread. When the caller is cancelled, set the work's event and wait a little for it to
-    stop, so that a write is over before its run is. `owner` keeps work that goes on longer."""
+    stop, so that a write is over before its run is."""
     stop = threading.Event()
-    task = (owner or TaskOwner()).start_thread(lambda: work(stop))
+    task = TaskOwner().start_thread(lambda: work(stop))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -24,16 +24,19 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.concurrency import TaskOwner
+from retinue.core import events
 from retinue.core.context import CURRENT, METADATA_MAX_SUBAGENT_DEPTH, METADATA_SUBAGENT_DEPTH, Context
 from retinue.core.control import ClientHandle, ClientOptions, RunHandle, SpawnBelow
 from retinue.core.errors import NoSlot, RetinueError, SpawnRefused, ToolError
+from retinue.core.events import Event, ToolCall, decode_raw
 from retinue.core.limits import Limits
 from retinue.core.ports import Model
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.core.results import ToolLog as ToolCallLog
 from retinue.core.usage import Usage
-from retinue.log.progress import Progress, SubagentProgress
+from retinue.log.runs import Runs, RunView
+from retinue.log.summaries import describe_call
 from retinue.surfaces import library
 from retinue.surfaces.library import Retinue
 from retinue.tools import spawn
@@ -50,8 +53,9 @@ __all__ = [
     "ToolResult",
 ]
 
-Hooks = Callable[[SubagentProgress], Any]
 Store = Callable[[], str | Path | None]
+U32_MAX = 2**32 - 1
+U64_MAX = 2**64 - 1
 _NO_DEADLINE = Limits(seconds=None)
 
 _log = logging.getLogger("retinue.subagent")
@@ -141,6 +145,82 @@ class ToolResult(msgspec.Struct, frozen=True):
     output: str
     data: dict[str, Any] | None
     duration_ms: int
+
+
+class SubagentProgress(msgspec.Struct, frozen=True):
+    """The state of a subagent at the start (`completed` False) or end of one tool call.
+
+    `child_thread_id` is the run as `TREE/N`, `child_root_task_id` the primary above it; `subagent_task_id` is for
+    runs that are tasks of another system, which a local one is not."""
+
+    subagent_id: str
+    subagent_name: str
+    nickname: str | None
+    child_thread_id: str
+    child_root_task_id: str
+    subagent_task_id: str | None
+    max_turns: int | None
+    current_turn: int
+    model: str | None
+    tool_name: str
+    tool_context: str
+    completed: bool
+    success: bool
+    tool_count: int
+    total_tokens: int
+
+
+class Progress:
+    """The fold of a tree's events into progress of one run, or without `run` of all its subagents: one value when a
+    tool starts, one when it ends. The primary is nobody's subagent. Stands on the fold of runs, so its counts are those
+    of the result."""
+
+    def __init__(self, tree: str, *, run: int | None = None) -> None:
+        self._run = run
+        self.runs = Runs(tree)
+
+    def apply(self, event: Event) -> SubagentProgress | None:
+        """Fold one event; return the progress it means, if any."""
+        if event.run == 0 or (self._run is not None and event.run != self._run):
+            return None
+        body = event.body
+        run = self.runs.runs.get(event.run)
+        is_live = run is not None and run.ended is None
+        self.runs.apply(event)
+        if run is None or not is_live:
+            return None
+        match body:
+            case ToolCall(name=name, args=args):
+                return self._make_progress(run, name, describe_call(name, args), completed=False, success=False)
+            case events.ToolResult(name=name, success=success):
+                return self._make_progress(run, name, run.tool_logs[-1].context, completed=True, success=success)
+        return None
+
+    def _make_progress(
+        self, run: RunView, tool: str, about: str, *, completed: bool, success: bool
+    ) -> SubagentProgress:
+        tree, spawned = self.runs.tree, run.spawned
+        nickname = decode_raw(spawned.profile).get("nickname")
+        return SubagentProgress(
+            subagent_id=spawned.subagent_id,
+            subagent_name=run.agent,
+            nickname=nickname if isinstance(nickname, str) else None,
+            child_thread_id=f"{tree}/{run.number}",
+            child_root_task_id=f"{tree}/0",
+            subagent_task_id=None,
+            max_turns=None if spawned.max_turns is None else min(spawned.max_turns, U32_MAX),
+            current_turn=min(run.turns, U32_MAX),
+            model=spawned.model or None,
+            tool_name=tool,
+            tool_context=about,
+            completed=completed,
+            success=success,
+            tool_count=min(run.tool_count, U32_MAX),
+            total_tokens=min(run.usage.total_tokens, U64_MAX),
+        )
+
+
+Hooks = Callable[[SubagentProgress], Any]
 
 
 class SubagentTool:

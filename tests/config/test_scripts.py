@@ -188,13 +188,15 @@ def test_any_bytes_are_a_script_or_a_config_error(tmp_path: Path, data: bytes) -
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
-        st.lists(inner) | st.dictionaries(st.sampled_from(("text", "tools", "name", "args", "error", "hang")), inner)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("text", "tools", "name", "args", "error", "hang")), inner, max_size=3)
     ),
+    max_leaves=8,
 )
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.text(max_size=5), st.lists(JSON, max_size=4)))
+@given(st.dictionaries(st.text(max_size=5), st.lists(JSON, max_size=3), max_size=3))
 def test_any_values_are_a_script_or_a_config_error(agents: dict[str, Any]) -> None:
     try:
         parse_script({"agents": agents})

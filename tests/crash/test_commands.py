@@ -30,7 +30,7 @@ TWO = {
 
 
 def interrupted(project: Project) -> str:
-    died = project.run("--yes", agents=TWO, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", agents=TWO, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     return str(project.rows()[0]["tree"])
 
@@ -75,7 +75,7 @@ async def test_what_was_made_in_python_is_resumed_in_python(project: Project) ->
         "retinue.run_sync(profile, 'go', path='.retinue', mode='yes')\n"
     )
     died = subprocess.run(
-        [sys.executable, "-c", code], cwd=project.folder, env=environment(RETINUE_FAILPOINT="turn_started"), check=False
+        [sys.executable, "-c", code], cwd=project.folder, env=environment(RETINUE_FAILPOINT="turn.started"), check=False
     )
     assert died.returncode == -signal.SIGKILL
     tree = project.rows()[0]["tree"]

@@ -59,7 +59,7 @@ def test_two_hundred_crashes(seed: int, project: Project) -> None:
 @needs_bubblewrap
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(300, 350))
-def test_crashes_of_runs_behind_walls(seed: int, project: Project, tmp_path: Path) -> None:
+def test_crashes_of_runs_in_sandboxes(seed: int, project: Project, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     project.runtime = "isolated"
     survive(project, seed, span=WALLED_SPAN)

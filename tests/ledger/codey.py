@@ -10,7 +10,7 @@ REQUIREMENTS = [
     Requirement("CODEY-3", "Agents can be listed and fetched as background tasks are.", "seed 002, Overview"),
     Requirement("CODEY-4", "A run's result is its last message and nothing else.", "seed 002, Overview and 7"),
     Requirement("CODEY-5", "A subagent's writes are not approved by themselves.", "seed 002, Problems"),
-    Requirement("CODEY-6", "A host-side effect asked by a subagent is carried out, also from depth 3 behind a wall.", "seed 002, Problems"),
+    Requirement("CODEY-6", "A host-side effect asked by a subagent is carried out, also from depth 3 in a sandbox.", "seed 002, Problems"),
     Requirement("CODEY-7", "All agents of a tree are driven together; the primary is number 0 and its descendants are 1, 2 and on.", "seed 002, Proposed"),
     Requirement("CODEY-8", "A tool request carries the number of the agent that made it, all the way.", "seed 002, Proposed"),
     Requirement("CODEY-9", "A completed call is routed to the agent that made it.", "seed 002, Proposed"),

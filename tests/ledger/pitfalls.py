@@ -35,7 +35,7 @@ PITFALLS = (
     Requirement("P28", "A limit of zero means zero, and a negative one is an error, never unlimited.", "ml-commons #4820"),
     Requirement("P29", "A worker gets its environment and folder explicitly and nothing of another project.", "Claude Code 2.1.169, 2.1.172, 2.1.203"),
     Requirement("P30", "A run's own background processes are accounted for when its turn or the run ends.", "Claude Code #77578 and #76461"),
-    Requirement("P31", "A worktree is held by walls, not by the current folder, against git tricks, links and stale reuse.", "Claude Code 2.1.119 to 2.1.222, #87643"),
+    Requirement("P31", "A worktree is held by sandboxes, not by the current folder, against git tricks, links and stale reuse.", "Claude Code 2.1.119 to 2.1.222, #87643"),
     Requirement("P32", "Delegating never widens what an agent may do.", "opencode #20549, openfox #333, continue #13289"),
     Requirement("P33", "The mailbox is one file per message, written beside its place, synced and renamed, found by polling, with ids that may repeat.", "Claude Code #53896, genie #547, sutando #3956, career-ops #3118, Lobster #60"),
     Requirement("P34", "The host trusts nothing of a container's request but task text and checked parameters.", "MassGen watcher"),

@@ -19,7 +19,7 @@ from retinue.core.events import Delta, Event, Message, RunSpawned, ToolCall, Unk
 from retinue.core.ports import Log, LogReader
 from retinue.core.usage import Usage
 from retinue.log import feed
-from retinue.log.reading import follow_lines, iterate_events, wait_for_event
+from retinue.log.reading import follow_lines, iterate_lines, wait_for_event
 from retinue.log.runs import Runs
 from tests.log.kit import fill, make_ended, make_event, make_spawned, write
 
@@ -116,7 +116,7 @@ class LogContract:
             expected = list(range(max(after, 0) + 1, 1501))
             assert seqs(await log.read("t1", after=after)) == expected
             assert seqs(await log.read("t1", after=after, limit=400)) == expected[:400]
-            assert seqs([event async for event in iterate_events(log, "t1", after=after)]) == expected
+            assert [stored.seq async for stored in iterate_lines(log, "t1", after=after)] == expected
             lines = await log.read_lines("t1", after=after, limit=2)
             assert [stored.seq for stored in lines] == expected[:2]
             assert all(stored.line == encode_event(make_event(stored.seq)) for stored in lines if stored.seq > 1)

@@ -48,7 +48,7 @@ def test_an_image_that_is_not_here_is_not_pulled() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--privileged", "--cap-add=SYS_ADMIN", "--network=host", "--user=0", "--pid=host"])
-def test_flags_of_the_host_do_not_open_the_wall(flag: str) -> None:
+def test_flags_of_the_host_do_not_open_the_sandbox(flag: str) -> None:
     """Refused, or without effect."""
     make_image()
     try:

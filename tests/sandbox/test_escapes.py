@@ -19,12 +19,12 @@ async def test_no_way_out(place: Place) -> None:
     assert told == {"escaped": dict.fromkeys(TRIES, False), "left": []}
 
 
-async def test_the_tries_are_never_run_without_a_wall() -> None:
+async def test_the_tries_are_never_run_without_a_sandbox() -> None:
     with pytest.raises(NotTried, match="is no sandbox"):
         await try_all("inherited")
 
 
-async def test_nothing_is_tried_when_the_first_look_does_not_see_the_wall(tmp_path: Path) -> None:
+async def test_nothing_is_tried_when_the_first_look_does_not_see_the_sandbox(tmp_path: Path) -> None:
     with plant_targets("isolated") as made:
         model = OneByOne([made.model.commands[0], "echo tried"])
         result = await play(Parts(tmp_path, mode="yes", runtime="inherited"), model)

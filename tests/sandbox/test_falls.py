@@ -162,7 +162,7 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path: Path, runtime: s
 
 @needs_bubblewrap
 @pytest.mark.requirement("P19")
-def test_a_wall_whose_host_is_killed_while_it_begins_comes_to_an_end(tmp_path: Path) -> None:
+def test_a_sandbox_whose_host_is_killed_while_it_starts_comes_to_an_end(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     paths = [tmp_path / name for name in ("workspace", "outputs", "host_outputs", "hidden")]
     for path in paths:

@@ -111,7 +111,7 @@ async def test_the_full_network_is_the_host_s_and_said_plainly(tmp_path: Path, r
 
 
 @needs_bubblewrap
-async def test_in_mode_walled_a_run_with_the_full_network_is_asked_about(tmp_path: Path) -> None:
+async def test_in_mode_sandboxed_a_run_with_the_full_network_is_asked_about(tmp_path: Path) -> None:
     asked: list[str] = []
 
     async def person(question: Approval) -> Allow:
@@ -138,7 +138,7 @@ async def test_in_mode_walled_a_run_with_the_full_network_is_asked_about(tmp_pat
         (["a.com"], {"tools": ["read"]}, False),
     ],
 )
-async def test_without_a_wall_the_setting_cannot_hold_and_that_is_said(
+async def test_without_a_sandbox_the_setting_cannot_hold_and_that_is_said(
     tmp_path: Path, network: Any, fields: dict[str, Any], warned: bool
 ) -> None:
     async with Web({}) as web:

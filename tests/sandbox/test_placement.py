@@ -38,18 +38,20 @@ class Sandboxed(InProcess):
     started = RunStarted("isolated", ("paper",))
 
 
-def no_sandbox() -> Sandboxed:
+def no_sandbox(_: object) -> Sandboxed:
     raise SandboxUnavailable("install paper")
 
 
 def placed(mode: RuntimeName = "inherited", fallback: RuntimeName | None = None, *, sandbox: bool = True) -> Placement:
     return Placement(
-        {"inherited": InProcess, "isolated": Sandboxed if sandbox else no_sandbox}, mode=mode, fallback=fallback
+        {"inherited": lambda _: InProcess(), "isolated": (lambda _: Sandboxed()) if sandbox else no_sandbox},
+        mode=mode,
+        fallback=fallback,
     )
 
 
 @pytest.mark.requirement("MASS-6", "P32")
-def test_a_child_never_has_less_of_a_wall_than_its_parent() -> None:
+def test_a_child_is_never_sandboxed_less_than_its_parent() -> None:
     place = placed()
     strict, floor, _ = place(Profile("a", runtime="isolated"), None)
     parent = Plan(profile=Profile("main"), runtime=IN_PROCESS, floor=floor)
@@ -68,7 +70,7 @@ def test_a_callable_stays_with_the_host_and_its_children_do_not() -> None:
 
 
 @pytest.mark.requirement("MASS-4")
-def test_a_wall_that_cannot_be_built_refuses() -> None:
+def test_a_sandbox_that_cannot_be_built_refuses() -> None:
     with pytest.raises(ConfigError, match="install paper"):
         placed("isolated", sandbox=False)(Profile("a"), None)
 
@@ -153,7 +155,9 @@ async def test_an_exposed_path_is_read_and_not_written(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-async def test_a_command_that_the_wall_does_not_show_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_the_sandbox_does_not_show_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mytool").write_text("#!/bin/sh\necho here\n")
     (tmp_path / "mytool").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{tmp_path}")
@@ -166,7 +170,7 @@ async def test_a_command_that_the_wall_does_not_show_says_so(tmp_path: Path, mon
 
 @needs_bubblewrap
 @pytest.mark.requirement("MASS-3")
-async def test_a_launch_prefix_stands_before_the_command_of_every_walled_run(tmp_path: Path) -> None:
+async def test_a_launch_prefix_stands_before_the_command_of_every_sandboxed_run(tmp_path: Path) -> None:
     config = tmp_path / "retinue.yaml"
     config.write_text("orchestrator: {coordination: {subagent_host_launch_prefix: [nice, -n, '7']}}\n")
     agents = {"main": [call("shell", command="nice"), {"text": "x"}]}
@@ -179,7 +183,7 @@ async def test_a_launch_prefix_stands_before_the_command_of_every_walled_run(tmp
 
 
 @needs_bubblewrap
-async def test_an_inherited_parent_may_have_a_walled_child() -> None:
+async def test_an_inherited_parent_may_have_a_sandboxed_child() -> None:
     child = Profile("child", model=scripted({"child": [{"text": "in"}]}), runtime="isolated")
     result, events = await _with_child(child)
     started = {event.run: event.body.runtime for event in events if isinstance(event.body, RunStarted)}

@@ -98,7 +98,7 @@ X
 
 @needs_bubblewrap
 @pytest.mark.requirement("P31")
-async def test_a_worktree_is_held_by_the_wall_whatever_git_or_a_link_is_told(tmp_path: Path) -> None:
+async def test_a_worktree_is_held_by_the_sandbox_whatever_git_or_a_link_is_told(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path.parent):
         folder.chmod(0o755)
     project = repository(tmp_path / "p")

@@ -184,7 +184,7 @@ def test_an_apply_that_died_is_undone_first(project: Project) -> None:
 def test_a_copy_stays_a_copy_when_a_run_goes_on(project: Project) -> None:
     before = hashed(project.folder)
     agents = {"main": [shell("echo 1 > one"), shell("echo 2 > two"), {"text": "end"}]}
-    died = project.run("--yes", "--workspace", "worktree", agents=agents, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", "--workspace", "worktree", agents=agents, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     result = json.loads(project.retinue("resume", "--yes", "--json").stdout)
     assert [file["path"] for file in result["changed_files"]][:1] == ["one"]

@@ -1,4 +1,4 @@
-"""A worktree is held by its wall and not by the current folder: git, links and leftovers lead to no other."""
+"""A worktree is held by its sandbox and not by the current folder: git, links and leftovers lead to no other."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import retinue
 from retinue import Profile
+from retinue.build.stored import open_stored_control
 from retinue.log.opening import open_reader
 from retinue.log.retention import remove_old_trees
 from retinue.testing import scripted
-from retinue.workspaces.copies import list_unapplied
 from tests.workspaces.kit import repository, shell
 
 
@@ -21,13 +21,17 @@ async def test_what_a_tree_with_changes_continues_stays_too(tmp_path: Path) -> N
         first = await r.run(plain, "go")
         second = await (await r.continue_run(first, "more", profiles=[coder])).result()
     later = time.time() + 60
-    report = await remove_old_trees(open_reader(state), state / "runs", before=later, find_unapplied=list_unapplied)
+    report = await remove_old_trees(
+        open_reader(state), state / "runs", before=later, find_unapplied=open_stored_control(state).list_unapplied
+    )
     assert (report.removed, report.kept) == ([], {second.tree: [f"{second.tree}/0"]})
     async with retinue.open(state, mode="yes") as r:
         third = await (await r.continue_run(second, "again", profiles=[plain])).result()
         assert third.status == "done"
     (state / "runs" / second.tree / "0/workspace.json").write_text("{")
-    report = await remove_old_trees(open_reader(state), state / "runs", before=later, find_unapplied=list_unapplied)
+    report = await remove_old_trees(
+        open_reader(state), state / "runs", before=later, find_unapplied=open_stored_control(state).list_unapplied
+    )
     assert (report.removed, report.kept) == ([third.tree], {second.tree: [second.tree]}), "what cannot be told stays"
     report = await remove_old_trees(open_reader(state), state / "runs", before=later)
     assert sorted(report.removed) == sorted([first.tree, second.tree])

@@ -339,11 +339,11 @@ def test_making_one_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_what_a_run_gets_when_nobody_says() -> None:
-    """Behind walls nobody works in the project itself."""
+    """In a sandbox nobody works in the project itself."""
     state = StateFolder(None, project=Path("/nonexistent"))
     kinds = [
-        default_workspace(state, sandboxed=walled, primary=primary)
-        for walled in (False, True)
+        default_workspace(state, sandboxed=sandboxed, primary=primary)
+        for sandboxed in (False, True)
         for primary in (True, False)
     ]
     assert kinds == ["shared", "scratch", "copy", "scratch"]

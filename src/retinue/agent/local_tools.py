@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -44,9 +44,6 @@ class SandboxedTool:
         self.spec: ToolSpec = tool.spec
         self._session = session
 
-    def bind(self, session: SandboxSession) -> SandboxedTool:
-        return SandboxedTool(self.tool, session)
-
     async def preview(self, call: Call, folders: Folders) -> str:
         return await self._session.preview(self.tool, call, folders)
 
@@ -84,39 +81,16 @@ def _choose_program_tools(tools: Mapping[str, Tool], host: Mapping[str, HostTool
     return tuple(found)
 
 
-class BoundTools(Mapping[str, Tool]):
-    """The tools of one run: those of its sandbox execute there, functions of the host find their workspace made.
-
-    Each is bound when it is first called: most runs call few of them, and many call none."""
-
-    def __init__(self, plan: Plan, session: RunSession) -> None:
-        self._plan, self._session = plan, session
-        self._bound: dict[str, Tool] = {}
-
-    def __getitem__(self, name: str) -> Tool:
-        tool = self._bound.get(name)
-        if tool is None:
-            tool = self._bound[name] = self._bind(name, self._plan.by_name[name])
+def bind_tool(tool: Tool, plan: Plan, session: RunSession | None) -> Tool:
+    """Bind a tool of the plan to the run's session: those of its sandbox execute there, functions of the host find
+    their workspace made. Done for each call, because most runs call few of their tools and many call none."""
+    name = tool.spec.name
+    if session is None:
         return tool
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._plan.by_name
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.by_name)
-
-    def __len__(self) -> int:
-        return len(self._plan.by_name)
-
-    def _bind(self, name: str, tool: Tool) -> Tool:
-        if isinstance(tool, SandboxedTool):
-            return tool.bind(self._session) if self._session.runs_tool(name) else tool
-        return PreparedTool(tool, self._session) if _uses_workspace(name, tool, self._plan) else tool
-
-
-def _uses_workspace(name: str, tool: Tool, plan: Plan) -> bool:
-    """Tell whether a tool of the host may look into the run's workspace: a Python function, or `apply_subagent`."""
-    return not tool.spec.server and (name == "apply_subagent" or (name in plan.host and name != "web_fetch"))
+    if isinstance(tool, SandboxedTool):
+        return SandboxedTool(tool.tool, session) if session.runs_tool(name) else tool
+    is_function = name in plan.host and name != "web_fetch" and not tool.spec.server
+    return PreparedTool(tool, session) if is_function or name == "apply_subagent" else tool
 
 
 class PreparedTool:
@@ -135,7 +109,11 @@ class PreparedTool:
 
 
 class HostExecution:
-    """One call of a local tool, seen from the host: keeps its clock and makes the calls of its program."""
+    """One call of a local tool, seen from the host: keeps its clock and makes the calls of its program.
+
+    Each of those is a call of the run, with an id of ours, and has the same life as any other. A program can name only
+    the MCP tools it was given; all else it says is data. Whoever runs the program awaits the calls, and cancels those
+    that are open when it has ended."""
 
     def __init__(self, tool: LocalTool, call: Call, folders: Folders, link: Link) -> None:
         self.folders = folders
@@ -144,8 +122,10 @@ class HostExecution:
         self._seconds = tool.time_limit(call)
         self._clock: CallClock | None = None
         self._waits_for_people = tool.spec.name == CODE_MODE
-        program_tools = tool.program_tools if isinstance(tool, ExecutePython) else ()
-        self._program = ProgramCalls(call, {spec.name: HostedTool(spec) for spec in program_tools}, folders, link)
+        self._call_id = call.id
+        offered = tool.program_tools if isinstance(tool, ExecutePython) else ()
+        self._program_tools = {spec.name: spec for spec in offered}
+        self._program_calls = 0
         self._secrets = secrets.Stream()
         self._shown_at = 0.0
 
@@ -157,7 +137,23 @@ class HostExecution:
         await self._clock.over.wait()
 
     async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
-        return await self._program.call_tool(name, args)
+        spec = self._program_tools.get(name)
+        if spec is None:
+            return Made(error=UNKNOWN_TOOL.format(name=name[:200]))
+        if self._program_calls >= MAX_PROGRAM_CALLS:
+            return Made(error=TOO_MANY_CALLS)
+        if _is_deep(args):
+            return Made(error=TOO_DEEP)
+        self._program_calls += 1
+        call_id = self._link.claim_call_id(f"{self._call_id}.{self._program_calls}")
+        call = Call(call_id, name, args, within=self._call_id)
+        written = msgspec.structs.replace(spec, host=True)
+        try:
+            done = await run_tool_call(call, HostedTool(spec), self.folders, self._link, written)
+        except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
+            self._link.withdraw(call)
+            raise
+        return _to_made(name, done)
 
     def show_output(self, data: bytes) -> None:
         """Show the end of a piece of output; those that come too fast for a screen are dropped."""
@@ -206,39 +202,6 @@ class CallClock:
             self._timer.cancel()
             self._timer = None
             self._left -= self._loop.time() - self._since
-
-
-class ProgramCalls:
-    """Makes the calls of the program that the call `outer` runs, of these tools.
-
-    Each is a call of the run, with an id of ours, and has the same life as any other. A program can name only the MCP
-    tools it was given; all else it says is data. Whoever runs the program awaits the calls, and cancels those that are
-    open when it has ended."""
-
-    def __init__(self, outer: Call, tools: Mapping[str, Tool], folders: Folders, link: Link) -> None:
-        self._outer, self._tools = outer, tools
-        self._folders, self._link = folders, link
-        self._count = 0
-
-    async def call_tool(self, name: str, args: dict[str, Any]) -> Made:
-        """Make one call. Raises what ends the run, and nothing else."""
-        tool = self._tools.get(name)
-        if tool is None:
-            return Made(error=UNKNOWN_TOOL.format(name=name[:200]))
-        if self._count >= MAX_PROGRAM_CALLS:
-            return Made(error=TOO_MANY_CALLS)
-        if _is_deep(args):
-            return Made(error=TOO_DEEP)
-        self._count += 1
-        call_id = self._link.claim_call_id(f"{self._outer.id}.{self._count}")
-        call = Call(call_id, name, args, within=self._outer.id)
-        spec = msgspec.structs.replace(tool.spec, host=True)
-        try:
-            done = await run_tool_call(call, tool, self._folders, self._link, spec)
-        except asyncio.CancelledError:  # the program ended before it, or the run is being stopped
-            self._link.withdraw(call)
-            raise
-        return _to_made(name, done)
 
 
 def _is_deep(args: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from retinue.agent.local_tools import bind_tool
 from retinue.agent.tool_calls import refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
@@ -71,7 +72,7 @@ async def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Rep
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
     """Return the ending of a run whose model calls no more tools; None if it is reminded, once, to give its answer."""
-    if answer.NAME not in job.tools:
+    if answer.NAME not in job.plan.tools:
         return Ending("done", last_text(thread) or "")
     sources = [turn.source for turn in thread if isinstance(turn, UserTurn)]
     newest = next((source for source in reversed(sources) if source in ("task", REMINDER)), "task")
@@ -101,17 +102,18 @@ async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: J
 
 
 async def _run_call(call: Call, job: Job, link: Link, known: Outcome | None = None) -> Outcome:
-    tool = job.tools.get(call.name)
+    tool = job.plan.tools.get(call.name)
     if known is not None:
         if call.name == answer.NAME and known.success and tool is not None:
             return await tool(call, job.folders, link)  # checked again: the log has only its words
         return known
     if tool is None:
-        problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.tools) or "none")
+        problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
         return await refuse_call(call, problem, link)
     if call.problem:
         return await refuse_call(call, call.problem, link)
-    return (await run_tool_call(call, tool, job.folders, link)).shown
+    bound = bind_tool(tool, job.plan, job.session)
+    return (await run_tool_call(call, bound, job.folders, link)).shown
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:

@@ -40,6 +40,9 @@ SPAWNING: dict[str, Callable[[], Tool]] = {
 }  # fmt: skip
 WEB = {web.FETCH.name: web.FETCH, web.SEARCH.name: web.SEARCH}
 CACHED_PLANS = 4096
+_LOGGED_FIELDS = (
+    "name", "instructions", "description", "workspace", "limits", "skills", "leaf", "nickname", "source",
+)  # fmt: skip
 NO_HOSTS = "{tool} is not available: no host may be fetched (`network:` in retinue.yaml names them)."
 NO_SEARCH = "web_search is not available: the provider of this model has none that can be bound to the allowed hosts."
 NOT_BOUND = (
@@ -130,9 +133,8 @@ class ProfilePlanner:
             system=system,
             model=model,
             model_name=model_name,
-            tools=tuple(tools.values()),
             specs=specs,
-            by_name=tools,
+            tools=tools,
             host=host,
             children=self._list_children(profile, parent, tools),
             profile_json=secrets.clean_value(
@@ -175,7 +177,7 @@ class ProfilePlanner:
                 self._add_server_tools(None, tools, host)
             else:
                 host |= parent.host
-                tools |= {name: parent.by_name[name] for name in parent.host}
+                tools |= {name: parent.tools[name] for name in parent.host}
         for entry in profile.tools or ():
             self._add_tool(profile, entry, tools, host)
         if parent is not None and not given:
@@ -269,34 +271,21 @@ def _narrow_to_parent(
     kept: dict[str, Tool] = {}
     for name, tool in tools.items():
         if _is_web(tool):
-            if name in parent.by_name and _is_web(parent.by_name[name]):
+            if name in parent.tools and _is_web(parent.tools[name]):
                 kept[name] = tool
         elif name in host:
             if name in parent.host:
-                kept[name] = parent.by_name[name]
-        elif name not in LOCAL or (name in parent.by_name and name not in parent.host):
+                kept[name] = parent.tools[name]
+        elif name not in LOCAL or (name in parent.tools and name not in parent.host):
             kept[name] = tool
     return kept, {name: parent.host[name] for name in kept if name in host}
 
 
-def _describe_network(said: Sequence[str]) -> Any:
-    return said if isinstance(said, str) else list(said)
-
-
 def _describe_profile(profile: Profile, system: str, runtime: str) -> dict[str, Any]:
     """Return what the log keeps of a profile, with its system prompt where that is more than its instructions."""
-    return {
-        "name": profile.name,
-        "instructions": profile.instructions,
-        "description": profile.description,
-        "runtime": runtime,
-        "workspace": profile.workspace,
-        "limits": profile.limits,
-        "skills": list(profile.skills),
-        "leaf": profile.leaf,
-        "nickname": profile.nickname,
-        "source": profile.source,
-        **({} if profile.approvals is None else {"approvals": profile.approvals}),
-        **({} if system == profile.instructions else {"system": system}),
-        **({} if profile.network is None else {"network": _describe_network(profile.network)}),
-    }
+    described = {name: getattr(profile, name) for name in _LOGGED_FIELDS} | {"runtime": runtime}
+    if profile.approvals is not None:
+        described["approvals"] = profile.approvals
+    if profile.network is not None:
+        described["network"] = profile.network
+    return described if system == profile.instructions else described | {"system": system}

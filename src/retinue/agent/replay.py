@@ -22,7 +22,7 @@ from retinue.core.events import Inbox, Message, RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.messages import REMINDER, Call, Reply, Request, ToolSpec, UserTurn
 from retinue.core.plans import Job, Plan, Planner
-from retinue.core.ports import Folders, Link, Order, Outcome, Preview
+from retinue.core.ports import Folders, Link, Order, Outcome, Preview, skip_preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.records import CallRecord, Difference, EndOfRecord, RunRecord, Step, diff_lines
 from retinue.core.results import Ending, ending_texts
@@ -78,9 +78,8 @@ class Replay:
             system=system,
             model=ReplayModel(record, self.report) if record.spawned.model else None,
             model_name=record.spawned.model,
-            tools=tuple(tools.values()),
             specs=specs,
-            by_name=tools,
+            tools=tools,
             host={},
             children=(),
             profile_json=(
@@ -247,7 +246,7 @@ class ReplayedRun:
     async def _play_question(self, step: CallRecord, link: Link) -> None:
         body = step.body
         call = Call(body.call_id, body.name, body.args, within=body.within)
-        await link.begin(call, ToolSpec(body.name, "", {}, tier=body.tier, host=True), _no_preview)
+        await link.begin(call, ToolSpec(body.name, "", {}, tier=body.tier, host=True), skip_preview)
         if step.result is not None:
             link.finish(call, Outcome(step.result.text, step.result.success), 0)
 
@@ -356,10 +355,6 @@ class SilentModel:
 
     async def complete(self, request: Request, on_delta: Callable[[str, str], None]) -> Reply:
         raise EndOfRecord
-
-
-async def _no_preview() -> str:
-    return ""
 
 
 def _find_verdict(record: CallRecord) -> Verdict:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.agent.local_tools import BoundTools, SandboxedTool
+from retinue.agent.local_tools import SandboxedTool
 from retinue.agent.loop import run_loop
 from retinue.agent.tool_calls import run_tool_call
 from retinue.core.errors import RetinueError
@@ -34,7 +34,7 @@ async def run_job(job: Job, link: Link) -> Ending:
     if session is None:
         return await run_agent(job, link)
     try:
-        job = msgspec.structs.replace(job, tools=BoundTools(job.plan, session), folders=session.folders)
+        job = msgspec.structs.replace(job, session=session, folders=session.folders)
         if session.setup is not None:
             await _run_setup(session.setup, session, job, link)
         if job.plan.profile.call is not None:

@@ -15,7 +15,7 @@ from retinue.core.approvals import Allow, Decision, Deny, describe_denial, descr
 from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Folders, Link, Outcome, Tool
+from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
 from retinue.tools.truncate import truncate_text
 
 
@@ -53,7 +53,7 @@ async def run_tool_call(
 
 async def refuse_call(call: Call, problem: str, link: Link) -> Outcome:
     """Write a call that names no tool, or that cannot be read, and its problem as the result. Nothing runs."""
-    await link.begin(call, ToolSpec(call.name, "", {}, tier="none"), _no_preview)
+    await link.begin(call, ToolSpec(call.name, "", {}, tier="none"), skip_preview)
     outcome = Outcome(problem, success=False)
     link.finish(call, outcome, 0)
     return outcome
@@ -80,7 +80,3 @@ def fit_inline(outcome: Outcome, call: Call, folders: Folders) -> Outcome:
         return outcome
     text, file = truncate_text(outcome.text, spill=lambda: folders.spill(f"{call.name}.txt"))
     return msgspec.structs.replace(outcome, text=text, file=str(file or ""))
-
-
-async def _no_preview() -> str:
-    return ""

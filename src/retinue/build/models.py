@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.messages import RunRef
 from retinue.core.ports import Clock, Model, Prices
-from retinue.core.usage import NoPrices, Usage
 
 if TYPE_CHECKING:
     from retinue.models.cassettes import Cassette
@@ -47,25 +45,11 @@ class ModelSource:
                 await model.aclose()
 
 
-class LatePrices:
-    """Prices of the price library, loaded at the first question about a model it could know.
+def make_prices() -> Prices:
+    """Return the prices of the price library."""
+    from retinue.models.prices import LibraryPrices
 
-    Without the library no price is known."""
-
-    def __init__(self) -> None:
-        self._prices: Prices | None = None
-
-    def price(self, model: str, usage: Usage) -> Decimal | None:
-        if ":" not in model or model.startswith("scripted:"):
-            return None
-        if self._prices is None:
-            try:
-                from retinue.models.prices import LibraryPrices
-
-                self._prices = LibraryPrices()
-            except ModuleNotFoundError:
-                self._prices = NoPrices()
-        return self._prices.price(model, usage)
+    return LibraryPrices()
 
 
 @contextmanager

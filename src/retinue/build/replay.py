@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.agent.replay import Replay, SilentModel
-from retinue.build.models import LatePrices
+from retinue.build.models import make_prices
 from retinue.build.parts import Parts
 from retinue.concurrency import SystemClock
 from retinue.core.limits import Timeouts
@@ -16,7 +16,7 @@ from retinue.core.profiles import RUNTIMES, Profile
 from retinue.core.records import RunRecord
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement
-from retinue.supervisor.approvals import ApprovalTerms
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
@@ -35,7 +35,7 @@ def make_replay(
     planner = ProfilePlanner(
         parts.profiles,
         models=lambda _: model,
-        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda *_: IN_PROCESS), mode="inherited"),
+        runtimes=Placement(dict.fromkeys(RUNTIMES, lambda _: IN_PROCESS), mode="inherited"),
         default_model=model,
         skills=parts.skills,
         network=parse_hosts(parts.network or ()),
@@ -46,18 +46,17 @@ def make_replay(
 
 def make_replay_supervisor(replay: Replay, log: Log, project: Path) -> Supervisor:
     """Build the supervisor of a replay, which calls no model and no tool."""
-    supervisor = Supervisor(
-        log,
+    ports = SupervisorPorts(
+        log=log,
         planner=replay,
         state=StateFolder(None, project=project),
         clock=SystemClock(),
         policy=replay,
         approver=replay,
-        terms=ApprovalTerms(),
-        book=None,
         limits=replay.limits,
         timeouts=Timeouts(),
-        prices=LatePrices(),
+        prices=make_prices(),
     )
+    supervisor = Supervisor(ports)
     replay.answer = supervisor.approvals.answer
     return supervisor

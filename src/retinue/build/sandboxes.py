@@ -14,8 +14,8 @@ from retinue.core.plans import Runtime, Sandbox
 from retinue.core.profiles import RuntimeName
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.sandbox.placement import Placement
-from retinue.sandbox.workspace_sandbox import WorkspaceMaker, WorkspaceSandbox
+from retinue.sandbox.placement import Placement, Reach
+from retinue.sandbox.workspace_sandbox import WorkspaceSandbox
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.tree_workspaces import Workspaces
 
@@ -36,10 +36,10 @@ NO_OUTBOX = (
 def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placement:
     """Return the runtimes that runs can be placed in. A sandbox is probed when the first run wants it, before any model
     is called."""
-    maker = WorkspaceMaker(workspaces or Workspaces())
-    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, maker=maker)
+    workspaces = workspaces or Workspaces()
+    add_workspaces = partial(WorkspaceSandbox, setup=parts.setup, workspaces=workspaces)
 
-    def delegated() -> RemoteRuntime:
+    def make_delegated(_: Reach) -> RemoteRuntime:
         from retinue.remote.outbox import NAME, OutboxAdapter
 
         adapter = parts.adapter
@@ -47,18 +47,18 @@ def make_placement(parts: Parts, workspaces: Workspaces | None = None) -> Placem
             if parts.outbox is None:
                 raise ConfigError(NO_OUTBOX)
             adapter = OutboxAdapter(parts.outbox)
-        return RemoteRuntime(name=NAME, adapter=adapter, prepare=maker.make_above)
+        return RemoteRuntime(name=NAME, adapter=adapter, prepare=workspaces.make_above)
 
-    makers: dict[RuntimeName, Callable[..., Runtime]] = {
-        "inherited": lambda: add_workspaces(IN_PROCESS),
-        "isolated": lambda reach="none": add_workspaces(_make_bubblewrap(parts, reach)),
-        "container": lambda reach="none": add_workspaces(_make_container(parts, reach)),
-        "delegated": delegated,
+    makers: dict[RuntimeName, Callable[[Reach], Runtime]] = {
+        "inherited": lambda _: add_workspaces(IN_PROCESS),
+        "isolated": lambda reach: add_workspaces(_make_bubblewrap(parts, reach)),
+        "container": lambda reach: add_workspaces(_make_container(parts, reach)),
+        "delegated": make_delegated,
     }
     return Placement(makers, mode=parts.runtime, fallback=parts.fallback)
 
 
-def _make_bubblewrap(parts: Parts, reach: str) -> Sandbox:
+def _make_bubblewrap(parts: Parts, reach: Reach) -> Sandbox:
     """Probe bubblewrap and return its sandbox; raises ConfigError with what to install or set.
 
     `reach` is what its runs have of the network: none, some hosts through a proxy, or the full network."""
@@ -71,7 +71,7 @@ def _make_bubblewrap(parts: Parts, reach: str) -> Sandbox:
     return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
 
 
-def _make_container(parts: Parts, reach: str) -> Sandbox:
+def _make_container(parts: Parts, reach: Reach) -> Sandbox:
     """Probe podman or docker and return the sandbox of its containers; otherwise like `_make_bubblewrap`."""
     from retinue.sandbox.container import probe_containers
     from retinue.sandbox.container_image import NAME
@@ -86,7 +86,7 @@ def _make_container(parts: Parts, reach: str) -> Sandbox:
     return ToolServerSandbox(builder, caps=parts.caps, make_proxy=_choose_proxy(parts, reach))
 
 
-def _choose_proxy(parts: Parts, reach: str) -> Callable[[Path, Hosts, Link], RunProxy] | None:
+def _choose_proxy(parts: Parts, reach: Reach) -> Callable[[Path, Hosts, Link], RunProxy] | None:
     """Return the factory of network proxies, for runs that may reach some hosts."""
     if reach != "hosts":
         return None

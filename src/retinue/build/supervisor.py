@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
 from retinue.build.logs import open_observed_log
-from retinue.build.models import LatePrices, ModelSource, wrap_with_cassette
+from retinue.build.models import ModelSource, make_prices, wrap_with_cassette
 from retinue.build.parts import Parts
 from retinue.build.sandboxes import make_placement
 from retinue.build.servers import make_reporting, make_tool_servers
@@ -25,6 +25,7 @@ from retinue.protocol.inherited_limits import read_process_limits
 from retinue.sandbox.process_privacy import hide_process
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.policy import RulePolicy
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
 from retinue.workspaces.run_folders import StateFolder
@@ -57,8 +58,8 @@ def make_supervisor(parts: Parts) -> Supervisor:
             if each is not None:
                 await each.close()
 
-    supervisor = Supervisor(
-        reporting.hook_log(log),
+    ports = SupervisorPorts(
+        log=reporting.hook_log(log),
         planner=ProfilePlanner(
             parts.profiles,
             models=models,
@@ -77,13 +78,14 @@ def make_supervisor(parts: Parts) -> Supervisor:
         book=book,
         limits=parts.limits,
         timeouts=parts.timeouts,
-        prices=parts.prices or LatePrices(),
+        prices=parts.prices or make_prices(),
         caller=read_process_limits(os.environ),
         servers=servers,
         hook=reporting.hook,
         trace=trace,
         on_close=close,
     )
+    supervisor = Supervisor(ports)
     reporting.attach(supervisor)
 
     def name_run(ref: RunRef) -> str:

@@ -2,32 +2,41 @@
 
 Each server gets an address of its own, with a path nobody can guess. The collector decides which run ids a server may
 report and where in our trees they belong; the supervisor's adoption checks and writes what is reported. Nothing is kept
-or printed here. Host, Origin, path, method, type and size of a request are checked before its body is read.
+or printed here. Servers speak the format of CPE (`protocol.reports`): calls may come without ids, an ending without a
+status, and the first event of a run may be any. The limits of the calling run travel down. Host, Origin, path, method,
+type and size of a request are checked before its body is read.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from retinue.control.server_limits import Downward, mint
+import msgspec
+
 from retinue.core.approvals import Decision
+from retinue.core.caller import Caller, narrow_caller
+from retinue.core.events import Body, RunEnded, Thinking, ToolCall, ToolResult, UsageReported
+from retinue.core.limits import DEFAULT_DEPTH, Limits
 from retinue.core.messages import RunRef
-from retinue.core.ports import Outcome
+from retinue.core.ports import Clock, Outcome
 from retinue.core.results import Ending
 from retinue.core.secrets import forget_secret, hide_secret
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.protocol import inherited_limits as travel
 from retinue.protocol import reports as collected
-from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported
+from retinue.protocol.reports import ADDRESS, CPE_ADDRESS, ROUTE, Reported, read_arguments
 from retinue.protocol.strict_json import InvalidBody
-from retinue.remote.port import Capabilities, Report, Undelivered
-from retinue.remote.server_reports import RUNTIME, ServerReports
-from retinue.remote.validator import Bounds, Rejected, cut_text
+from retinue.remote.port import Capabilities, RemoteSpawned, Report, Undelivered
+from retinue.remote.validator import Bounds, Rejected, clean_name, cut_text
 from retinue.supervisor.adoption import AdoptedRun, Adoption, Peer
+from retinue.supervisor.caller_limits import left_to
+from retinue.supervisor.supervisor import Supervisor
 
 MOST_CONNECTIONS = 1024
 BOUNDS = Bounds()
@@ -39,15 +48,16 @@ NOT_YOURS = "run '{run}' is not below a call that was made on this server"
 HAS_ENDED = "run '{run}' has ended{how}: it is not wanted any more"
 CALLER_ENDED = "the run that made the call of '{run}' has ended: it is not wanted any more"
 TOO_DEEP = f"runs are nested deeper than {BOUNDS.depth}"
+RUNTIME = "foreign"  # the runtime of runs that a server reports, and the tier of their calls
 
 
+@dataclass(eq=False)
 class _Server:
     """One server that was started, and the run ids of calls on it that have not come back, the newest last."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.secret = secrets.token_urlsafe(24)
-        self.open: dict[str, _ReportedRun] = {}
+    name: str
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    open: dict[str, _ReportedRun] = field(default_factory=dict)
 
 
 class _ReportedRun:
@@ -129,7 +139,7 @@ class Collector(Listener):
             self._sweep()
             anchor = self._anchors[place] = f"{ref.tree}-{ref.run}-{secrets.token_hex(8)}"
             self._anchored[anchor] = place
-        return travel.to_meta(self._down.left(ref, parent_id=anchor))
+        return travel.to_meta(self._down.find_remaining(ref, parent_id=anchor))
 
     def returned(self, run_id: str, outcome: Outcome | None) -> None:
         run = self._runs.get(run_id)
@@ -284,3 +294,115 @@ def _adopt(adoption: Adoption, report: Report) -> None:
                 raise HttpError(409, HAS_ENDED.format(run=report.run, how="")) from None
             case "unknown":
                 raise HttpError(403, NOT_YOURS.format(run=report.run)) from None
+
+
+class ServerReports:
+    """Turns the events of one run into reports. `parent` is the key of the run above it; `now` is a monotonic clock."""
+
+    def __init__(self, server: str, parent: str, now: Callable[[], float]) -> None:
+        self.parent = parent
+        self._server = server
+        self._now = now
+        self._open: list[tuple[str, str, float]] = []
+        self._calls = 0
+
+    def spawn_report(self, event: Reported, *, size: int) -> Report:
+        """Return the report that makes the run, from the first event that a server posts about it."""
+        is_start = event.type == "subagent_start"
+        body = RemoteSpawned(
+            parent=self.parent,
+            agent=event.subagent_name,
+            task=event.payload or "" if is_start else "",
+            label=clean_name(event.run_id),
+            subagent_id=event.run_id,
+            is_at_work=True,
+        )
+        return Report(event.run_id, body, seq=event.seq if is_start else None, size=size if is_start else 0)
+
+    def body_report(self, event: Reported, *, size: int) -> Report | None:
+        """Return the report of what an event says beside that the run has begun."""
+        usage = event.usage
+        spent = None if usage is None else UsageReported(f"mcp:{self._server}", usage, event.spent)
+        body = self._body_of(event)
+        if body is None:
+            return None if spent is None else Report(event.run_id, spent)
+        return Report(event.run_id, body, seq=event.seq, size=size, spent=spent)
+
+    def _body_of(self, event: Reported) -> Body | None:
+        payload = event.payload or ""
+        match event.type:
+            case "thought_trace":
+                return Thinking(payload, event.reasoning_type or "")
+            case "tool_call":
+                return self._call_of(event, payload)
+            case "tool_result":
+                name = event.tool_name or ""
+                call_id, milliseconds = self._close_call(event.call_id, name)
+                return ToolResult(call_id, name, payload, event.success, milliseconds)
+            case "subagent_end":
+                return _ending_of(event.status, payload)
+            case _:
+                return None
+
+    def _call_of(self, event: Reported, payload: str) -> ToolCall:
+        name = event.tool_name or ""
+        self._calls += 1
+        call_id = event.call_id or f"call-{self._calls}"
+        self._open.append((call_id, name, self._now()))
+        args, raw = read_arguments(payload)
+        timeout = event.execution_timeout_seconds
+        return ToolCall(call_id, name, args, RUNTIME, timeout_seconds=timeout or None, raw=raw)
+
+    def _close_call(self, call_id: str | None, name: str) -> tuple[str, int]:
+        """Return the id of the call that a result belongs to, and its milliseconds: the call that the result names, or
+        the oldest open one of the tool."""
+        for call in self._open:
+            if call[0] == call_id or (not call_id and call[1] == name):
+                self._open.remove(call)
+                return call[0], round((self._now() - call[2]) * 1000)
+        return call_id or "", 0
+
+
+def _ending_of(status: str | None, payload: str) -> RunEnded:
+    """Return the ending. CPE processes give no status: words at the end are those of an error."""
+    if status is None:
+        status = "failed" if payload else "done"
+    text = payload if status in ("done", "failed") else ""
+    return RunEnded(status, text, 0, payload or None)
+
+
+class Downward:
+    """The limits that travel down from one supervisor, which is set once it is made."""
+
+    supervisor: Supervisor
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self._clock = clock
+        self._limits = limits if isinstance(limits.depth, int) else Limits(depth=DEFAULT_DEPTH).override(limits)
+
+    def variables(self) -> dict[str, str]:
+        """Return the limits of all calls on a server, whichever run makes them, as environment variables."""
+        above = self.supervisor.caller
+        own = above.narrow(self._limits)
+        tokens = own.tokens if isinstance(own.tokens, int) else None
+        cost = own.cost if own.cost is not msgspec.UNSET else None
+        depth = own.depth if isinstance(own.depth, int) else 0
+        holds = Caller(
+            depth=depth, deadline=above.deadline, tokens=tokens, cost=cost, traceparent=os.environ.get(travel.TRACE, "")
+        )
+        return travel.to_environment(holds)
+
+    def find_remaining(self, ref: RunRef, *, parent_id: str, root_id: str = "") -> Caller:
+        """Return what is left to a run that is reported as `parent_id`; nothing for one that is not at work."""
+        tree = self.supervisor.trees.get(ref.tree)
+        if tree is None or not 0 <= ref.run < len(tree.runs):
+            return Caller(depth=0, deadline=0.0, parent_id=parent_id, root_id=root_id)
+        found = left_to(tree, tree.runs[ref.run], self._clock)
+        above = self.supervisor.caller
+        bound = Caller(deadline=above.deadline)
+        return narrow_caller(bound, msgspec.structs.replace(found, parent_id=parent_id, root_id=root_id))
+
+
+def mint(name: str) -> str:
+    """Return a new run id that a person can tell from others: the tool's name and some letters."""
+    return f"{clean_name(name) or 'run'}-{secrets.token_hex(6)}"

@@ -146,21 +146,18 @@ class DelegationRequest:
 
     def _copy_in(self, request: wire.Request) -> list[tuple[str, str]]:
         """Copy the workspace and the context paths; return each context path with the path of its copy."""
+        found = []
         try:
-            return self._copy_folders(request)
+            self._stage.mkdir(mode=0o700)
+            with self._roots.open_path(request.workspace, what="workspace") as fd:
+                self._copies.copy_workspace(fd)
+            for index, path in enumerate(request.context_paths):
+                what = f"context_paths[{index}]"
+                name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
+                with self._roots.open_path(path, what=what, file=True) as fd:
+                    found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         except OSError as error:
             raise RefusedPath(f"its files could not be copied: {error.strerror or error}") from None
-
-    def _copy_folders(self, request: wire.Request) -> list[tuple[str, str]]:
-        found = []
-        self._stage.mkdir(mode=0o700)
-        with self._roots.open_path(request.workspace, what="workspace") as fd:
-            self._copies.copy_workspace(fd)
-        for index, path in enumerate(request.context_paths):
-            what = f"context_paths[{index}]"
-            name = f"{index}-{os.path.basename(path)}"  # noqa: PTH119 - a plain path of theirs
-            with self._roots.open_path(path, what=what, file=True) as fd:
-                found.append((path, str(self._copies.copy_context(fd, name, what=what))))
         return found
 
     async def _spawn(

@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Coroutine
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec import UNSET
 
@@ -125,7 +122,7 @@ class Watcher:
                 continue
             if most is None or len(self._serving) < max(most, 1):
                 task = self._serving[name] = self._commands.start(self._serve(name))
-                task.add_done_callback(partial(self._forget_task, name))
+                task.add_done_callback(lambda _, name=name: self._serving.pop(name, None))  # type: ignore[misc]
             elif self._box.has_entry(wire.cancel_name(name)) and self._kept_answer(name) is None:
                 self._answer(failure_response(name, STOPPED, "cancelled"))
         awaited = {*asked, *self._serving}
@@ -139,9 +136,6 @@ class Watcher:
         if text not in self._said:
             self._said.add(text)
             self._host.say(text)
-
-    def _forget_task(self, name: str, _: asyncio.Task[None]) -> None:
-        self._serving.pop(name, None)
 
     def _take_lock(self) -> bool:
         try:
@@ -187,7 +181,7 @@ class Watcher:
         tree = self._trees.get(name)
         if tree is not None and self._box.has_entry(wire.cancel_name(name)):
             reach_failpoint("cancel_seen")
-            self._start_command(self._cancel(name, tree))
+            self._commands.start(self._cancel(name, tree))
 
     async def _cancel(self, name: str, tree: str) -> None:
         if await self._control.cancel(tree):
@@ -212,16 +206,13 @@ class Watcher:
             self._box.remove_entry(file)
             return
         if self._box.remove_entry(file):
-            self._start_command(self._send(self._trees[name], run, text))
+            self._commands.start(self._send(self._trees[name], run, text))
 
     async def _send(self, tree: str, run: int, text: str) -> None:
         try:
             await self._control.send(tree, run, text, source=wire.ASKER)
         except RetinueError as error:
             self._complain(f"{tree}: words for it are not read: {error}")
-
-    def _start_command(self, command: Coroutine[Any, Any, None]) -> None:
-        self._commands.start(command)
 
     async def _serve(self, name: str) -> None:
         """Serve one request and answer it, whatever happens."""
@@ -276,9 +267,10 @@ class Watcher:
             reader = self._box.owner if owner is None else owner
             self._box.put_message(file, data, reader=reader, failpoint="response_half_written")
         reach_failpoint("response_written")
-        self._box.remove_entry(wire.request_name(name))
+        request = wire.request_name(name)
+        # Looked at right here: the client may ask again as soon as its request is gone.
+        if not self._box.remove_entry(request) and self._box.has_entry(request):
+            self._odd.add(name)
         reach_failpoint("request_removed")
         for mark in (wire.claim_name(name), wire.cancel_name(name)):
             self._box.remove_entry(mark)
-        if self._box.has_entry(wire.request_name(name)):
-            self._odd.add(name)

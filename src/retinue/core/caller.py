@@ -35,15 +35,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     def narrow(self, own: Limits) -> Limits:
         """Return the limits of a tree that this call makes, whose primary takes one of the levels that are left."""
-        return Limits(
-            turns=own.turns,
-            seconds=own.seconds,
-            depth=own.depth if self.depth is None else max(0, _pick_smaller(own.depth, self.depth - 1)),
-            concurrent=own.concurrent,
-            tokens=_pick_smaller(own.tokens, self.tokens),
-            cost=_pick_smaller(own.cost, self.cost),
-            stall=own.stall,
-        )
+        depth = own.depth if self.depth is None else max(0, _pick_smaller(own.depth, self.depth - 1))
+        tokens, cost = _pick_smaller(own.tokens, self.tokens), _pick_smaller(own.cost, self.cost)
+        return msgspec.structs.replace(own, depth=depth, tokens=tokens, cost=cost)
 
     def keep_limits(self, given: Limits | None, narrowed: Limits) -> Limits:
         """Return the limits that a tree was given with its task, so that it stays within these also when it goes on

@@ -12,7 +12,7 @@ from retinue.core.approvals import Deny, describe_denial, describe_edit
 from retinue.core.control import RunHandle
 from retinue.core.events import Body, Message, Warned
 from retinue.core.messages import Call, ToolSpec
-from retinue.core.ports import Link, Order, Outcome
+from retinue.core.ports import Link, Order, Outcome, skip_preview
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 
@@ -69,7 +69,7 @@ class Context:
         """Ask the user. False means no, also to just these arguments; without an approver the run ends."""
         self._asked += 1
         call = Call(f"ctx_{action}_{self._asked}", action, args)
-        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), _no_preview)
+        decision = await self.link.begin(call, ToolSpec(action, "", {}, tier="confirm", host=True), skip_preview)
         if isinstance(decision, Deny):
             said = describe_denial(decision)
         elif decision.args is not None and decision.args != args:
@@ -90,7 +90,3 @@ class Context:
 async def _wait_for_child(link: Link, run: int) -> Result[Any]:
     [result] = await link.wait([run])
     return result
-
-
-async def _no_preview() -> str:
-    return ""

@@ -7,7 +7,7 @@ pass new facts on untouched. Deltas are not events: they are shown at once, have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -259,7 +259,8 @@ class RunEnded(Body, frozen=True, tag="run.ended"):
 
 
 class Unknown:
-    """A kind this version does not know; `fields` has everything the line said."""
+    """A kind this version does not know; `fields` has everything the line said. No dataclass: the encoder would not
+    leave it to our hook."""
 
     __slots__ = ("fields", "kind")
 
@@ -371,13 +372,16 @@ def _encode_stored(event: Event) -> bytes:
 
 def replace_half_characters(value: Any) -> Any:
     """Return the value with every half of a character pair in it replaced."""
+    return map_texts(value, lambda text: text.encode("utf-8", "replace").decode())
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text in it changed, keys included."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return change(value)
     if isinstance(value, dict):
-        return {replace_half_characters(key): replace_half_characters(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_half_characters(inner) for inner in value]
-    return value
+        return {map_texts(key, change): map_texts(inner, change) for key, inner in value.items()}
+    return [map_texts(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def decode_raw(value: msgspec.Raw | Any) -> Any:

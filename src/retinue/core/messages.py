@@ -12,7 +12,7 @@ from retinue.core.usage import NO_USAGE, Usage
 
 
 class RunRef(msgspec.Struct, frozen=True, gc=False):
-    """The names of one run; made by the supervisor."""
+    """The names of one run; made by the supervisor, and read from the log."""
 
     tree: str
     run: int
@@ -20,6 +20,11 @@ class RunRef(msgspec.Struct, frozen=True, gc=False):
     label: str
     agent: str
     subagent_id: str
+
+    @property
+    def name(self) -> str:
+        """The run as `TREE/N`."""
+        return f"{self.tree}/{self.run}"
 
 
 class Call(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

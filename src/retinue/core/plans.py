@@ -31,9 +31,8 @@ class Plan:
     system: str = ""
     model: Model | None = None
     model_name: str = ""
-    tools: tuple[Tool, ...] = ()
     specs: tuple[ToolSpec, ...] = ()
-    by_name: Mapping[str, Tool] = field(default_factory=dict)
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     host: Mapping[str, HostTool] = field(default_factory=dict)
     children: Sequence[Profile] = ()
     profile_json: msgspec.Raw = field(default_factory=partial(msgspec.Raw, b"null"))
@@ -65,8 +64,8 @@ SETUP = "workspace_setup"
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """One run as the loop, or whoever runs it elsewhere, gets it. `tools` are the plan's, bound to the run's
-    sandbox."""
+    """One run as the loop, or whoever runs it elsewhere, gets it. Its calls are bound to the `session` that its sandbox
+    has opened, if it needs one."""
 
     ref: RunRef
     plan: Plan
@@ -75,9 +74,9 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     max_turns: int | None
     thread: tuple[Turn, ...]
     folders: Folders
-    tools: Mapping[str, Tool]
     context: Context | None
     past: Past | None = None
+    session: RunSession | None = None
 
 
 class Runtime(Protocol):

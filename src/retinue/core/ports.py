@@ -53,6 +53,11 @@ class Made(msgspec.Struct, frozen=True, gc=False):
 Preview = Callable[[], Awaitable[str]]
 
 
+async def skip_preview() -> str:
+    """Show nothing beside the arguments of a call. A Preview."""
+    return ""
+
+
 class Model(Protocol):
     """Answers one request. `on_delta(kind, text)` is called as text arrives; it never blocks. The kind is `text`,
     `thinking`, or `retry`: words for a person, when the provider failed and will be asked again."""
@@ -159,7 +164,7 @@ class RunSession(SandboxSession, Protocol):
 class Order(msgspec.Struct, frozen=True, gc=False):
     """A wish for a child run. `queue` waits for a free slot; without it a full tree refuses. `files` keeps the
     run's log and status as files too, for callers whose replies name them. `continues` is the run whose thread it goes
-    on with, of the tree `origin` where that is another one; `limits` are those a primary was given with its task."""
+    on with, in a replay; `limits` are those a primary was given with its task."""
 
     profile: str | Profile
     task: Task
@@ -169,7 +174,6 @@ class Order(msgspec.Struct, frozen=True, gc=False):
     files: bool = False
     asked_by_model: bool = True
     continues: int | None = None
-    origin: str = ""
     limits: Limits | None = None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import msgspec
 
 
@@ -31,10 +29,3 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_USAGE = Usage()
-
-
-class NoPrices:
-    """Knows no price, and says so."""
-
-    def price(self, model: str, usage: Usage) -> Decimal | None:
-        return None

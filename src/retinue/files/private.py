@@ -20,20 +20,20 @@ def make_private_folder(path: AnyPath) -> Path:
     Raises RetinueError if that cannot be done or something else stands there."""
     folder = Path(path)
     try:
-        _make(folder)
+        _make_folders(folder)
     except OSError as error:
         raise RetinueError(f"cannot make {folder}: {error.strerror or error}") from None
     return folder
 
 
-def _make(folder: Path) -> None:
+def _make_folders(folder: Path) -> None:
     try:
         folder.mkdir(FOLDER_MODE)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
-        _make(folder.parent)
-        _make(folder)
+        _make_folders(folder.parent)
+        _make_folders(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise

@@ -1,7 +1,8 @@
-"""Points at which this process kills itself, for tests of crashes: RETINUE_FAILPOINT=NAME[:N], the N-th time.
+"""Points at which this process kills itself, for tests of crashes: RETINUE_FAILPOINT=POINT[:N], the N-th time.
 
-Loaded only when that is set: a log around the log, since everything that matters passes through it. A point is right
-after an event of that kind is on disk (nobody has been told yet), or right before one is written.
+Loaded only when that is set: a log around the log, since everything that matters passes through it. A point is an
+event kind, right after such an event is on disk (nobody has been told yet); `before-KIND`, right before one is written;
+or `cleanup`, before the log is closed.
 """
 
 from __future__ import annotations
@@ -9,50 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import NoReturn
 
 from retinue.core.errors import ConfigError
-from retinue.core.events import (
-    ApprovalAsked,
-    ApprovalDecided,
-    Event,
-    Message,
-    RunEnded,
-    RunResumed,
-    RunSpawned,
-    RunStarted,
-    ToolCall,
-    ToolResult,
-    ToolStarted,
-    TurnEnded,
-    TurnStarted,
-    UsageReported,
-)
+from retinue.core.events import KINDS, Event
 from retinue.core.ports import Log
 from retinue.log.forwarding_log import ForwardingLog
 
-AFTER: dict[str, type] = {
-    "spawn_logged": RunSpawned,
-    "run_started": RunStarted,
-    "run_resumed": RunResumed,
-    "turn_started": TurnStarted,
-    "message_logged": Message,
-    "reply_logged": UsageReported,
-    "tool_call_logged": ToolCall,
-    "tool_started": ToolStarted,
-    "result_logged": ToolResult,
-    "turn_ended": TurnEnded,
-    "approval_asked": ApprovalAsked,
-    "approval_answered": ApprovalDecided,
-    "run_ended": RunEnded,
-}
-BEFORE: dict[str, Callable[[Event], bool]] = {
-    "tool_done": lambda event: type(event.body) is ToolResult,
-    "cancel_sent": lambda event: isinstance(event.body, RunEnded) and event.body.status == "cancelled",
-}
+BEFORE = "before-"
 CLEANUP = "cleanup"
-POINTS = (*AFTER, *BEFORE, CLEANUP)
 
 
 class FailingLog(ForwardingLog):
@@ -60,26 +27,25 @@ class FailingLog(ForwardingLog):
 
     def __init__(self, log: Log, point: str) -> None:
         super().__init__(log)
-        name, _, times = point.partition(":")
-        if name not in POINTS:
-            raise ConfigError(f"RETINUE_FAILPOINT: there is no point '{name}'; there is {', '.join(POINTS)}")
-        self._point = name
+        self._point, _, times = point.partition(":")
         self._left = int(times or 1)
+        if self._point != CLEANUP and self._point.removeprefix(BEFORE) not in KINDS:
+            kinds = ", ".join(KINDS)
+            raise ConfigError(
+                f"RETINUE_FAILPOINT: there is no point '{self._point}'; there is {CLEANUP}, {BEFORE}KIND, {kinds}"
+            )
 
     def append(self, event: Event, wait: bool = False, /) -> Awaitable[None] | None:
-        if self._point in BEFORE and BEFORE[self._point](event) and self._reached():
-            _die()
-        if type(event.body) is AFTER.get(self._point) and self._reached():
-            written = self._log.append(event, True)
-            if written is None:
-                _die()
-            asyncio.ensure_future(written).add_done_callback(lambda _: _die())
-            return asyncio.get_running_loop().create_future() if wait else None
-        return self._log.append(event, wait)
-
-    def _reached(self) -> bool:
+        if self._point not in (event.kind, BEFORE + event.kind):
+            return self._log.append(event, wait)
         self._left -= 1
-        return self._left == 0
+        if self._left:
+            return self._log.append(event, wait)
+        written = self._log.append(event, True) if self._point == event.kind else None
+        if written is None:
+            _die()
+        asyncio.ensure_future(written).add_done_callback(lambda _: _die())
+        return asyncio.get_running_loop().create_future() if wait else None
 
     async def close(self) -> None:
         if self._point == CLEANUP:

@@ -7,32 +7,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from retinue.core.errors import ConfigError, LogError, NotFound
 from retinue.core.events import Event, RunSpawned
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, OnProblem, StoredTree, ignore_problem
 from retinue.log.reading import is_at_work, iterate_events
 
 MOST_CANDIDATES = 10
 MOST_NAMES = 1000
 _MOST_DIGITS = 9  # int() refuses thousands of them
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    """A run in the log. `continues` names the run it continues, if any."""
-
-    tree: str
-    run: int
-    path: str
-    label: str
-    agent: str
-    continues: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.tree}/{self.run}"
 
 
 def read_run_number(text: str) -> int | None:
@@ -47,7 +31,7 @@ async def find_run(
     *,
     everything: bool = False,
     live: bool = False,
-) -> FoundRun:
+) -> RunRef:
     """Find the run of that name; without one the newest tree's primary. Trees that another process shows are looked at
     when no other has the name, or at once with `everything`. With `live`, runs that take commands come first."""
     problems: list[LogError] = []
@@ -62,7 +46,7 @@ async def find_run(
     if not name:
         if not own:
             raise NotFound("there are only runs that another process shows: --all takes those too")
-        return _to_found(own[0].first)
+        return _make_ref(own[0].first)
     names = _Names(log)
     found = await names.find(own, name) or await names.find(trees, name)
     if not found:
@@ -75,7 +59,7 @@ async def find_run(
     return found[0]
 
 
-async def find_reported_run(log: LogReader, agent: str, run_id: str) -> FoundRun | None:
+async def find_reported_run(log: LogReader, agent: str, run_id: str) -> RunRef | None:
     """Find a run that an MCP server reports to us in the server's own tree; None if that is in another project."""
     tree, _, number = run_id.rpartition("-")
     for stored in await log.list_trees():
@@ -83,7 +67,7 @@ async def find_reported_run(log: LogReader, agent: str, run_id: str) -> FoundRun
         if not isinstance(body, RunSpawned) or not body.reported:
             continue
         if body.reported == run_id and stored.first.agent == agent:
-            return _to_found(stored.first)
+            return _make_ref(stored.first)
         if stored.tree == tree:
             return next((run for run in await _list_runs(log, tree) if str(run.run) == number), None)
     return None
@@ -96,23 +80,22 @@ class _Names:
         self._log = log
         self._spawned: list[Event] | None = None
 
-    async def find(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
+    async def find(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
         return (
             await self._find_by_number(trees, name)
-            or [_to_found(stored.first) for stored in trees if stored.tree == name]
+            or [_make_ref(stored.first) for stored in trees if stored.tree == name]
             or await self._find_by_words(trees, name)
         )
 
     async def find_similar(self, trees: Sequence[StoredTree], name: str) -> str:
         words = {stored.tree: None for stored in trees}
         for event in await self._list_spawned(trees):
-            if isinstance(event.body, RunSpawned):
-                run = f"{event.tree}/{event.run}"
-                words |= dict.fromkeys((run, event.path, event.body.label, event.body.subagent_id))
+            run = _make_ref(event)
+            words |= dict.fromkeys((run.name, run.path, run.label, run.subagent_id))
         close = difflib.get_close_matches(name, list(words)[:MOST_NAMES], n=3)
         return "; near are " + ", ".join(f"'{word}'" for word in close) if close else ""
 
-    async def _find_by_number(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
+    async def _find_by_number(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
         """Find TREE/N, where the beginning of TREE is enough."""
         tree, slash, number = name.rpartition("/")
         wanted = read_run_number(number)
@@ -122,18 +105,20 @@ class _Names:
         matching = exact or [stored.tree for stored in trees if stored.tree.startswith(tree)]
         return [run for each in matching for run in await _list_runs(self._log, each) if run.run == wanted]
 
-    async def _find_by_words(self, trees: Sequence[StoredTree], name: str) -> list[FoundRun]:
-        exact: list[FoundRun] = []
-        begun = [_to_found(stored.first) for stored in trees if stored.tree.startswith(name)]
+    async def _find_by_words(self, trees: Sequence[StoredTree], name: str) -> list[RunRef]:
+        exact: list[RunRef] = []
+        begun = [_make_ref(stored.first) for stored in trees if stored.tree.startswith(name)]
+        continued: set[str] = set()  # by runs that are found too: a subagent_id names the newest
         for event in await self._list_spawned(trees):
-            body = event.body
-            if not isinstance(body, RunSpawned):
-                continue
-            if name in (event.path, body.label, body.subagent_id):
-                exact.append(_to_found(event))
-            elif _begins_path(name, event.path) or body.label.startswith(name) or body.subagent_id.startswith(name):
-                begun.append(_to_found(event))
-        return _drop_continued(exact) or list({run.name: run for run in begun}.values())
+            run = _make_ref(event)
+            if name in (run.path, run.label, run.subagent_id):
+                exact.append(run)
+                if isinstance(event.body, RunSpawned) and event.body.continues is not None:
+                    continued.add(f"{event.body.origin or event.tree}/{event.body.continues}")
+            elif _begins_path(name, run.path) or run.label.startswith(name) or run.subagent_id.startswith(name):
+                begun.append(run)
+        newest = [run for run in exact if run.name not in continued]
+        return newest or list({run.name: run for run in begun}.values())
 
     async def _list_spawned(self, trees: Sequence[StoredTree]) -> list[Event]:
         """Return the first events of all runs of these trees, in the order of the trees."""
@@ -143,15 +128,8 @@ class _Names:
         return sorted((event for event in self._spawned if event.tree in places), key=lambda event: places[event.tree])
 
 
-async def _list_runs(log: LogReader, tree: str) -> list[FoundRun]:
-    events = [event async for event in iterate_events(log, tree) if isinstance(event.body, RunSpawned)]
-    return [_to_found(event) for event in events]
-
-
-def _drop_continued(found: list[FoundRun]) -> list[FoundRun]:
-    """Drop the runs that others of them continue: a subagent_id names the newest."""
-    continued = {run.continues for run in found}
-    return [run for run in found if run.name not in continued]
+async def _list_runs(log: LogReader, tree: str) -> list[RunRef]:
+    return [_make_ref(event) async for event in iterate_events(log, tree) if isinstance(event.body, RunSpawned)]
 
 
 def _begins_path(name: str, path: str) -> bool:
@@ -159,15 +137,13 @@ def _begins_path(name: str, path: str) -> bool:
     return path.startswith(name) and "/" not in path[len(name) :]
 
 
-def _list_candidates(found: list[FoundRun]) -> str:
+def _list_candidates(found: list[RunRef]) -> str:
     shown = [f"{run.name} ({run.path}, '{run.label}')" for run in found[:MOST_CANDIDATES]]
     more = len(found) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _to_found(event: Event) -> FoundRun:
-    body, continues = event.body, ""
-    if isinstance(body, RunSpawned) and body.continues is not None:
-        continues = f"{body.origin or event.tree}/{body.continues}"
-    label = body.label if isinstance(body, RunSpawned) else ""
-    return FoundRun(event.tree, event.run, event.path, label, event.agent, continues)
+def _make_ref(event: Event) -> RunRef:
+    body = event.body
+    label, subagent_id = (body.label, body.subagent_id) if isinstance(body, RunSpawned) else ("", "")
+    return RunRef(event.tree, event.run, event.path, label, event.agent, subagent_id)

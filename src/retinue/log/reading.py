@@ -23,8 +23,9 @@ def decode_stored(line: bytes, log: LogReader) -> Event:
         raise LogError(f"{log.location} holds a line that is not an event: {' '.join(str(error).split())}") from None
 
 
-async def iterate_events(log: LogReader, tree: str, *, after: int = 0) -> AsyncIterator[Event]:
+async def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
     """Yield the events of a tree, a page in memory at a time."""
+    after = 0
     while page := await log.read(tree, after=after, limit=PAGE):
         for event in page:
             yield event

@@ -16,7 +16,7 @@ from retinue.core.errors import LogError, LogVersionError, RetinueError
 from retinue.core.ports import LogReader, StoredTree
 
 _TREE = re.compile(r"[0-9a-z]+")  # as we make them; a name that a log claims must not lead anywhere else
-Unapplied = Callable[[Path], list[str]]
+Unapplied = Callable[[str], list[str]]
 
 
 @dataclass
@@ -65,12 +65,12 @@ async def remove_old_trees(
             old[stored.tree] = status.last_seq
         else:
             report.interrupted.append(stored.tree)
-    unapplied = {tree: found for tree in old if (found := _find_unapplied(runs, tree, find_unapplied))}
+    unapplied = {tree: found for tree in old if (found := _find_unapplied(tree, find_unapplied))}
     origins = _find_origins(trees, {tree for tree in old if tree not in unapplied})
 
     def discard(tree: str) -> bool:
         """Remove the folder of a tree that nobody writes, if nothing in it has become wanted meanwhile."""
-        if found := _find_unapplied(runs, tree, find_unapplied):
+        if found := _find_unapplied(tree, find_unapplied):
             report.kept[tree] = found
             return False
         return _remove_folder(runs, tree, report, dry_run=dry_run)
@@ -94,10 +94,10 @@ def _find_origins(trees: list[StoredTree], going: set[str]) -> set[str]:
     return found
 
 
-def _find_unapplied(runs: Path, tree: str, find_unapplied: Unapplied) -> list[str]:
+def _find_unapplied(tree: str, find_unapplied: Unapplied) -> list[str]:
     """Name what in a tree's folder must stay; the tree itself if that cannot be told."""
     try:
-        return find_unapplied(runs / tree) if _TREE.fullmatch(tree) else []
+        return find_unapplied(tree) if _TREE.fullmatch(tree) else []
     except RetinueError:
         return [tree]
 

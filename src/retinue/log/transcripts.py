@@ -1,12 +1,26 @@
-"""The fold of one run's events into a page of Markdown a person reads afterwards."""
+"""The folds of events into what a person reads afterwards: a run as a page of Markdown, and its tool calls with the
+arguments, the preview, the permission and the result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
-from retinue.core.events import Event, Inbox, Message, RunEnded, RunSpawned, Thinking, ToolCall, ToolResult, Warned
+from retinue.core.events import (
+    ApprovalAsked,
+    ApprovalDecided,
+    Event,
+    Inbox,
+    Message,
+    RunEnded,
+    RunSpawned,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    Warned,
+)
 
 
 def format_transcript(events: Iterable[Event]) -> str:
@@ -52,3 +66,65 @@ def _fence_text(text: str, language: str = "") -> str:
     while ticks in text:
         ticks += "`"
     return f"{ticks}{language}\n{text}\n{ticks}"
+
+
+EVERY_TOOL = "*"
+
+
+class Action(msgspec.Struct):
+    """One tool call. `asked` says that a person was asked; `allowed` is None while nobody has answered, and for a
+    call that neither a person nor a rule decided; `success` is None until there is a result."""
+
+    run: int
+    path: str
+    at: float
+    call_id: str
+    tool: str
+    args: dict[str, Any]
+    tier: str
+    asked: bool = False
+    preview: str = ""
+    allowed: bool | None = None
+    by: str = ""
+    reason: str = ""
+    success: bool | None = None
+    text: str = ""
+    duration_ms: int = 0
+    file: str = ""
+
+    @property
+    def permission(self) -> str:
+        """The person or rule that approved, in words."""
+        if self.allowed is None:
+            return "nobody has answered" if self.asked else "nobody was asked"
+        words = f"{'approved' if self.allowed else 'denied'} by {self.by or 'somebody'}"
+        return f"{words}: {self.reason}" if self.reason else words
+
+
+def fold_actions(events: Iterable[Event], *, path: str, tools: Collection[str]) -> list[Action]:
+    """Fold events into the calls of these tools by the run of that path and those below it, in order."""
+    found: dict[tuple[int, str], Action] = {}
+    for event in events:
+        body = event.body
+        if not (event.path == path or event.path.startswith(path + "/")):
+            continue
+        if isinstance(body, ToolCall) and (body.name in tools or EVERY_TOOL in tools):
+            key = event.run, body.call_id
+            found[key] = Action(event.run, event.path, event.at, body.call_id, body.name, body.args, body.tier)
+        elif isinstance(body, ApprovalAsked | ApprovalDecided | ToolResult):
+            action = found.get((event.run, body.call_id))
+            if action is not None:
+                _apply_body(action, body)
+    return list(found.values())
+
+
+def _apply_body(action: Action, body: ApprovalAsked | ApprovalDecided | ToolResult) -> None:
+    match body:
+        case ApprovalAsked(preview=preview):
+            action.asked, action.preview = True, preview
+        case ApprovalDecided(allowed=allowed, by=by, reason=reason, args=args):
+            action.allowed, action.by, action.reason = allowed, by, reason
+            if args is not None:  # what runs is the call as it was edited, and no longer what was shown
+                action.args, action.preview = args, ""
+        case ToolResult(success=success, text=text, duration_ms=took, file=file):
+            action.success, action.text, action.duration_ms, action.file = success, text, took, file

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from retinue.core.errors import ModelError
+from retinue.core.events import map_texts
 from retinue.core.messages import Reply, Request, RunRef, ToolSpec, Turn
 from retinue.core.ports import Model
 from retinue.core.records import Exchange, RecordedRequest
@@ -109,7 +110,7 @@ class Cassette:
         return asked, recorded
 
     def add_reply(self, asked: Exchange, reply: Reply) -> None:
-        clean = msgspec.convert(_clean_value(msgspec.to_builtins(reply), self.clean_text), Reply)
+        clean = msgspec.convert(map_texts(msgspec.to_builtins(reply), self.clean_text), Reply)
         self.played[asked.key] = replace(asked, reply=clean)
         self.new_count += 1
 
@@ -138,8 +139,8 @@ class Cassette:
         cleaned = RecordedRequest(
             model=clean(plain.model),
             system=clean(plain.system),
-            thread=msgspec.convert(_clean_value(msgspec.to_builtins(plain.thread), clean), tuple[Turn, ...]),
-            tools=msgspec.convert(_clean_value(msgspec.to_builtins(plain.tools), clean), tuple[ToolSpec, ...]),
+            thread=msgspec.convert(map_texts(msgspec.to_builtins(plain.thread), clean), tuple[Turn, ...]),
+            tools=msgspec.convert(map_texts(msgspec.to_builtins(plain.tools), clean), tuple[ToolSpec, ...]),
         )
         return Exchange(run=names.name_run(ref), turn=request.turn, agent=ref.agent, request=cleaned)
 
@@ -235,12 +236,3 @@ def sort_exchanges(exchanges: Iterable[Exchange]) -> list[Exchange]:
         return [(int(number) if number.isdigit() else 0, name) for name, _, number in parts]
 
     return sorted(exchanges, key=lambda each: (each.tree, rank_path(each.run), each.turn))
-
-
-def _clean_value(value: Any, clean: CleanText) -> Any:
-    """Return a JSON value with every text in it cleaned."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, dict):
-        return {key: _clean_value(inner, clean) for key, inner in value.items()}
-    return [_clean_value(inner, clean) for inner in value] if isinstance(value, list | tuple) else value

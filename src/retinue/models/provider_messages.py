@@ -199,18 +199,9 @@ def _parse_native(part: NativeToolCallPart, back: NativeToolReturnPart | None, o
     content = None if back is None else back.content
     found = content.get("sources", []) if isinstance(content, dict) else content if isinstance(content, list) else []
     lines = [f"{one.get('title') or ''} {one.get('url') or ''}".strip() for one in found if isinstance(one, dict)]
-    failed = content.get("error_code") if isinstance(content, dict) else None
-    if back is None or failed:
-        return Native(
-            part.tool_call_id,
-            part.tool_name,
-            _parse_args(part),
-            f"failed: {failed or 'no result came'}",
-            False,
-            content,
-            origin,
-        )
-    return Native(part.tool_call_id, part.tool_name, _parse_args(part), "\n".join(lines), True, content, origin)
+    failed = "no result came" if back is None else content.get("error_code") if isinstance(content, dict) else None
+    result = f"failed: {failed}" if failed else "\n".join(lines)
+    return Native(part.tool_call_id, part.tool_name, _parse_args(part), result, not failed, content, origin)
 
 
 def _parse_args(part: NativeToolCallPart) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import check_name
 from retinue.core.results import STATUSES, Ending, ending_texts, make_unconfirmed_ending
 from retinue.protocol.inherited_limits import KEYS, TRACE_KEY, from_meta
+from retinue.protocol.strict_json import InvalidBody, decode_body
 
 VERSION = 1
 REQUEST_BYTES = 1024 * 1024
@@ -252,57 +253,9 @@ def _name_subagent(text: str) -> str:
 
 def _decode_object(data: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_refuse_twin_keys,
-            parse_constant=_refuse_constant,
-            parse_int=_parse_int,
-        )
-    except UnicodeDecodeError:
-        raise RequestError("the request is not UTF-8") from None
-    except RecursionError:
-        raise RequestError("the request is nested too deeply") from None
-    except ValueError as error:
-        raise RequestError(f"the request is not JSON: {str(error)[:200]}") from None
-    if not isinstance(fields, dict):
-        raise RequestError("the request is not a JSON object")
-    _check_text(fields)
-    return fields
-
-
-def _refuse_twin_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise RequestError("the request has a key twice")
-    return found
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise RequestError(f"the request has {word}, which is not JSON")
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > 20:
-        raise RequestError("the request has a number that is too long")
-    return int(digits)
-
-
-def _check_text(value: Any) -> None:
-    """Half a character pair, or NUL, is in no text of ours."""
-    stack = [value]
-    while stack:
-        each = stack.pop()
-        if isinstance(each, dict):
-            stack += [*each.keys(), *each.values()]
-        elif isinstance(each, list):
-            stack += each
-        elif isinstance(each, str):
-            try:
-                each.encode()
-            except UnicodeEncodeError:
-                raise RequestError("the request has half a character in it") from None
-            if "\0" in each:
-                raise RequestError("the request has a NUL character in it")
+        return decode_body(data, dict[str, Any])
+    except InvalidBody as error:
+        raise RequestError(f"the request cannot be read: {error}") from None
 
 
 def _is_launch(key: str) -> bool:
@@ -327,6 +280,8 @@ def _read_text(fields: dict[str, Any], key: str) -> str:
     value = fields.get(key)
     if not isinstance(value, str) or not value.strip():
         raise RequestError(f"{key!r} must be a text that is not empty")
+    if "\0" in value:
+        raise RequestError(f"{key!r} has a NUL character in it")
     return value
 
 
@@ -337,7 +292,7 @@ def _read_paths(value: object) -> tuple[str, ...]:
 
 
 def _read_path(path: object, key: str) -> str:
-    if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_CHARACTERS:
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or len(path) > PATH_CHARACTERS:
         raise RequestError(f"{key!r} must be an absolute path")
     parts = path.split("/")[1:]
     if path != "/" and any(part in ("", ".", "..") for part in parts):

@@ -54,7 +54,7 @@ SPAWN_SCHEMA: dict[str, Any] = {
 
 
 def read_tasks(args: dict[str, Any]) -> list[tuple[str | None, Task]]:
-    """The tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
+    """Return the tasks of a call with the type each asks for; raises ToolError with the words the caller relies on."""
     if args.get("refine"):
         raise ToolError(REFINE_REFUSED)
     raw = args.get("tasks")
@@ -120,16 +120,16 @@ def _name_type(value: Any) -> str:
     return type(value).__name__
 
 
-def no_such_path(index: int, path: str) -> str:
+def describe_missing_path(index: int, path: str) -> str:
     return f"Task at index {index} has non-existent context_path: '{path}'"
 
 
-def unknown_type(name: str, task: str, known: Sequence[str]) -> str:
+def describe_unknown_type(name: str, task: str, known: Sequence[str]) -> str:
     return f"Unknown subagent_type '{name}' for task '{task}'. Available subagent types: {', '.join(known) or 'none'}"
 
 
-def status_word(result: Result[Any]) -> str:
-    """The status as this surface says it; salvaged text makes a difference."""
+def describe_status(result: Result[Any]) -> str:
+    """Return the status as this surface says it; salvaged text makes a difference."""
     match result.status:
         case "done":
             return "completed"
@@ -141,12 +141,12 @@ def status_word(result: Result[Any]) -> str:
             return "partial" if result.partial else "error"
 
 
-def result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
-    """One result of a blocking reply. `answer` is the text as far as it goes inline."""
+def make_result_entry(result: Result[Any], *, answer: str, log_path: str) -> dict[str, Any]:
+    """Make one result of a blocking reply. `answer` is the text as far as it goes inline."""
     usage = result.usage
     return {
         "subagent_id": result.subagent_id,
-        "status": status_word(result),
+        "status": describe_status(result),
         "success": result.success,
         "answer": answer,
         "workspace": result.workspace,
@@ -167,8 +167,8 @@ def _describe_changes(result: Result[Any]) -> dict[str, Any]:
     return {"changed_files": listed, "changed_count": result.changed_count}
 
 
-def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The reply when all have ended; every result is counted once."""
+def make_blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make the reply when all have ended; every result is counted once."""
     words = [entry["status"] for entry in entries]
     timeout = sum(word in ("timeout", "completed_but_timeout") for word in words)
     completed, cancelled = words.count("completed"), words.count("cancelled")
@@ -187,8 +187,8 @@ def blocking_reply(entries: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
-    """The reply when they have been made and go on."""
+def make_background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
+    """Make the reply when they have been made and go on."""
     return {
         "success": True,
         "operation": OPERATION,
@@ -208,5 +208,5 @@ def background_reply(tickets: Sequence[Ticket]) -> dict[str, Any]:
     }
 
 
-def error_reply(text: str) -> dict[str, Any]:
+def make_error_reply(text: str) -> dict[str, Any]:
     return {"success": False, "operation": OPERATION, "error": text}

@@ -7,6 +7,7 @@ twice counts once, what is missing leaves a gap, and a flood ends in a gap. Pure
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -69,18 +70,16 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 32
 
 
+@dataclass(slots=True, eq=False)
 class _PeerRun:
     """State of one run of the peer. `depth` is that of the run in our tree."""
 
-    __slots__ = ("depth", "ended", "has_started", "is_cut", "seq", "turn")
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.seq = 0
-        self.turn = 0
-        self.has_started = False
-        self.ended = False
-        self.is_cut = False
+    depth: int
+    seq: int = 0
+    turn: int = 0
+    has_started: bool = False
+    ended: bool = False
+    is_cut: bool = False
 
 
 class ReportValidator:

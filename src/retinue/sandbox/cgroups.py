@@ -18,6 +18,7 @@ from retinue.core.limits import Caps
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "retinue-"
 REMOVE_SECONDS = 2.0
+OUT_OF_MEMORY_CODE = 86  # the exit code of a container whose tool server the kernel ended for want of memory
 _numbers = itertools.count(1)
 
 

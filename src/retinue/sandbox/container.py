@@ -38,8 +38,8 @@ from retinue.sandbox.builder import (
     make_environment,
     make_probe_box,
 )
+from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE
 from retinue.sandbox.container_image import NAME, PYTHON
-from retinue.sandbox.container_init import OUT_OF_MEMORY as MEMORY_CODE
 from retinue.sandbox.hints import find_image_hint
 from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox, Process
 
@@ -130,7 +130,7 @@ class ContainerProcess(Process):
     _killing: asyncio.Task[None] | None = None
 
     def _describe_end(self) -> str:
-        return OUT_OF_MEMORY if self._group.returncode == MEMORY_CODE else super()._describe_end()
+        return OUT_OF_MEMORY if self._group.returncode == OUT_OF_MEMORY_CODE else super()._describe_end()
 
     def _list_processes(self) -> Iterator[int]:
         yield self._group.pid

@@ -14,10 +14,9 @@ import signal
 from contextlib import suppress
 
 from retinue.sandbox import seccomp
-from retinue.sandbox.cgroups import ROOT, Group
+from retinue.sandbox.cgroups import OUT_OF_MEMORY_CODE, ROOT, Group
 from retinue.sandbox.process_privacy import hide_process
 
-OUT_OF_MEMORY = 86  # its exit code when the tool server fell for want of memory
 _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
 
 
@@ -60,7 +59,7 @@ def _reap_children(server: int) -> None:
             if pid == server:
                 code = os.waitstatus_to_exitcode(status)
                 if code == -signal.SIGKILL and Group([ROOT, ROOT / "memory"]).count_memory_kills():
-                    os._exit(OUT_OF_MEMORY)
+                    os._exit(OUT_OF_MEMORY_CODE)
                 os._exit(code if code >= 0 else 128 - code)
 
 

@@ -7,7 +7,7 @@ set a fallback, the run says in its result that it had none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from retinue.core.errors import ConfigError
 from retinue.core.events import Warned
@@ -21,12 +21,12 @@ FELL_BACK = "'{wanted}' is not possible here, and subagent_runtime_fallback_mode
 
 
 class Placement:
-    """Chooses and makes runtimes. `makers` make them by name; one that cannot be made raises ConfigError with what to
-    do about it. Those of sandboxes are told how far the run may reach, where that is farther than nowhere."""
+    """Chooses and makes runtimes. `makers` make them by name, for runs that may reach so much of the network; one that
+    cannot be made raises ConfigError with what to do about it."""
 
     def __init__(
         self,
-        makers: Mapping[RuntimeName, Callable[..., Runtime]],
+        makers: Mapping[RuntimeName, Callable[[Reach], Runtime]],
         *,
         mode: RuntimeName,
         fallback: RuntimeName | None = None,
@@ -34,7 +34,7 @@ class Placement:
         self._makers = makers
         self._mode = mode
         self._fallback = fallback
-        self._made: dict[str, tuple[Runtime, tuple[Warned, ...]]] = {}
+        self._made: dict[tuple[RuntimeName, Reach], tuple[Runtime, tuple[Warned, ...]]] = {}
 
     def __call__(
         self, profile: Profile, parent: Plan | None, network: Hosts = ()
@@ -56,15 +56,15 @@ class Placement:
         return self._find_runtime(name, reach)[0]
 
     def _find_runtime(self, name: RuntimeName, reach: Reach) -> tuple[Runtime, tuple[Warned, ...]]:
-        options: tuple[Any, ...] = () if reach == "none" or name not in SANDBOXED else (reach,)
-        key = ":".join((name, *options))
-        if key not in self._made:
-            self._made[key] = self._make_runtime(name, options)
-        return self._made[key]
+        if name not in SANDBOXED:
+            reach = "none"
+        if (name, reach) not in self._made:
+            self._made[name, reach] = self._make_runtime(name, reach)
+        return self._made[name, reach]
 
-    def _make_runtime(self, name: RuntimeName, options: tuple[Any, ...]) -> tuple[Runtime, tuple[Warned, ...]]:
+    def _make_runtime(self, name: RuntimeName, reach: Reach) -> tuple[Runtime, tuple[Warned, ...]]:
         try:
-            return self._makers[name](*options), ()
+            return self._makers[name](reach), ()
         except ConfigError as error:
             if self._fallback is None or RUNTIMES.index(self._fallback) >= RUNTIMES.index(name):
                 raise

@@ -115,7 +115,7 @@ class Connection:
         self._ending: asyncio.Task[None] | None = None
         self.error: BaseException | None = None  # why it can be used no more
         self._channel = Channel(
-            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._end
+            process.reading, process.writing, sender="server", on_frame=self._handle_frame, on_end=self._handle_end
         )
         self._channel.send(start)
 
@@ -130,9 +130,9 @@ class Connection:
             raise RetinueError(f"the tool server did not start: {lost}") from None
 
     async def preview(self, tool: str, call: Call) -> frames.Previewed:
-        request = _Request(tool, asyncio.get_running_loop().create_future())
-        number = self._send(request, lambda number: frames.Preview(number, tool, call.name, call.args))
+        number, request = self._open_request(tool, None)
         try:
+            self._channel.send(frames.Preview(number, tool, call.name, call.args))
             answer: frames.Previewed = await asyncio.wait_for(asyncio.shield(request.answer), CANCEL_ASK_SECONDS)
             return answer
         except TimeoutError:
@@ -145,10 +145,10 @@ class Connection:
     async def execute(self, tool: str, call: Call, execution: Execution, *, is_timed: bool) -> frames.Result:
         """Run a call in the sandbox. The clock is ours: at its end the tool server gets a while to answer with what it
         has, and is killed if it does not. Raises SandboxLost."""
-        request = _Request(tool, asyncio.get_running_loop().create_future(), execution)
-        number = self._send(request, lambda number: frames.Call(number, tool, call.name, call.args))
+        number, request = self._open_request(tool, execution)
         expiry = self._tasks.start(execution.wait_for_expiry())
         try:
+            self._channel.send(frames.Call(number, tool, call.name, call.args))
             seconds = None if is_timed else FILE_SECONDS
             await asyncio.wait((request.answer, expiry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not request.answer.done():
@@ -170,7 +170,7 @@ class Connection:
     def fail(self, error: Stop | SandboxLost) -> None:
         """End all calls with an error, and the tool server."""
         self._fail(error)
-        self._collect()
+        self._start_ending()
 
     async def stop(self, answer: asyncio.Future[Any] | None = None) -> None:
         """End the tool server and all it started: at once, or after it had time to give this answer."""
@@ -180,22 +180,23 @@ class Connection:
             self._channel.close()
             self._fail(SandboxLost("it was stopped"))
 
-    def _send(self, request: _Request, frame: Callable[[int], frames.Frame]) -> int:
+    def _open_request(self, tool: str, execution: Execution | None) -> tuple[int, _Request]:
+        """Return a request that waits for its answer, and its number."""
         if self.error is not None:
             raise self.error
+        answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._numbers += 1
-        self._requests[self._numbers] = request
-        request.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._channel.send(frame(self._numbers))
-        return self._numbers
+        request = self._requests[self._numbers] = _Request(tool, answer, execution)
+        return self._numbers, request
 
-    def _end(self, error: ProtocolError | None) -> None:
-        """The channel has closed."""
+    def _handle_end(self, error: ProtocolError | None) -> None:
+        """End the process behind a channel that has closed."""
         if error is not None:
             self._fail(Failed(f"the tool server broke the protocol: {error}"))
-        self._collect()
+        self._start_ending()
 
-    def _collect(self) -> None:
+    def _start_ending(self) -> None:
         if self._ending is None:
             self._ending = self._tasks.start(self._end_process())
 
@@ -295,7 +296,7 @@ class ToolServerSession:
         """The tools that run in the sandbox. What is shared with the user is only read there."""
         plan, edits = self._job.plan, has_own_workspace(self._own)
         return tuple(
-            name for name in plan.by_name if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
+            name for name in plan.tools if name in LOCAL and name not in plan.host and (edits or name not in EDITING)
         )
 
     async def make_workspace(self) -> None:
@@ -410,7 +411,7 @@ class ToolServerSession:
         return _RunningServer(connection, box, prepared, proxy)
 
     def _start_frame(self, box: Box) -> frames.Start:
-        code_mode = self._job.plan.by_name.get(CODE_MODE) if CODE_MODE in self._tools else None
+        code_mode = self._job.plan.tools.get(CODE_MODE) if CODE_MODE in self._tools else None
         local = getattr(code_mode, "tool", None)
         return frames.Start(
             version=frames.VERSION,

@@ -8,8 +8,6 @@ but for one thing: what a spawned run left in a folder of its own is put where i
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from retinue.core.errors import Failed, RetinueError
@@ -18,81 +16,16 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job, Sandbox
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome, RunSession, SandboxSession, Setup
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.workspaces.create import CreatedWorkspace
 from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.tree_workspaces import Workspaces, publish_snapshot, record_changes
-from retinue.workspaces.workspace import WORKSPACE_FILE, ChangesRecord, Workspace, WorkspaceRecord, read_record
-
-STOP_SECONDS = 2.0
-
-
-class WorkspaceMaker:
-    """Makes the copied workspaces of one process, each once, beside the event loop."""
-
-    def __init__(self, workspaces: Workspaces) -> None:
-        self._workspaces = workspaces
-        self._making: dict[str, _Making] = {}
-
-    async def make(self, folders: RunFolders, link: Link) -> None:
-        """Make a run's workspace, after those of the runs above it. Raises Failed."""
-        if folders.parent is not None:
-            await self.make(folders.parent, link)
-        copy = folders.workspace_copy
-        if copy is None or folders.is_made:
-            return
-        making = self._making.get(copy.own)
-        if making is None:
-            making = self._making[copy.own] = _Making(copy, self._workspaces)
-        try:
-            made = await making.wait()
-        except (RetinueError, OSError) as error:
-            self._making.pop(copy.own, None)
-            raise Failed(str(error)) from None
-        except asyncio.CancelledError:
-            self._making.pop(copy.own, None)
-            raise
-        if not folders.is_made:
-            folders.is_made = True
-            self._making.pop(copy.own, None)
-            if made.skipped.count:
-                link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
-
-    async def make_above(self, job: Job, link: Link) -> None:
-        """Make the workspaces of the runs above one, which it may read."""
-        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
-            await self.make(job.folders.parent, link)
-
-    def run_beside(self, work: Callable[[], list[str]]) -> asyncio.Future[list[str]]:
-        """Run it in a thread. Whoever closes waits for it, so that nothing is written in a folder that is gone."""
-        return self._workspaces.tasks.start_thread(work)
-
-
-class _Making:
-    """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
-
-    def __init__(self, copy: Workspace, workspaces: Workspaces) -> None:
-        self._stop = threading.Event()
-        self._task = workspaces.tasks.start_thread(lambda: workspaces.prepare(copy, self._stop))
-        self._waiting = 0
-
-    async def wait(self) -> CreatedWorkspace:
-        self._waiting += 1
-        try:
-            return await asyncio.shield(self._task)
-        except asyncio.CancelledError:
-            if self._waiting == 1:
-                self._stop.set()
-                await asyncio.wait([self._task], timeout=STOP_SECONDS)
-            raise
-        finally:
-            self._waiting -= 1
+from retinue.workspaces.workspace import WORKSPACE_FILE, ChangesRecord, WorkspaceRecord, read_record
 
 
 class WorkspaceSandbox:
     """Wraps a sandbox. `setup` is a command that is run in each new copy."""
 
-    def __init__(self, inner: Sandbox, *, setup: Setup | None, maker: WorkspaceMaker) -> None:
-        self._inner, self._setup, self._maker = inner, setup, maker
+    def __init__(self, inner: Sandbox, *, setup: Setup | None, workspaces: Workspaces) -> None:
+        self._inner, self._setup, self._workspaces = inner, setup, workspaces
         self.name, self.grace = inner.name, inner.grace
         self.started: RunStarted = inner.started
 
@@ -103,7 +36,7 @@ class WorkspaceSandbox:
             return inner
         is_set_up = job.past is not None and job.past.set_up
         setup = None if folders.workspace_copy is None or is_set_up else self._setup
-        return _WorkspaceSession(inner, folders, job, link, setup=setup, maker=self._maker)
+        return _WorkspaceSession(inner, folders, job, link, setup=setup, workspaces=self._workspaces)
 
 
 def _has_copy(folders: RunFolders | None) -> bool:
@@ -126,10 +59,10 @@ class _WorkspaceSession:
         link: Link,
         *,
         setup: Setup | None,
-        maker: WorkspaceMaker,
+        workspaces: Workspaces,
     ) -> None:
         self._inner, self._own, self._job, self._link = inner, own, job, link
-        self._maker = maker
+        self._workspaces = workspaces
         self._copies = _has_copy(own)
         self._is_lost = False
         self.setup = setup
@@ -141,7 +74,7 @@ class _WorkspaceSession:
     async def make_workspace(self) -> None:
         if self._copies:
             try:
-                await self._maker.make(self._own, self._link)
+                await self._workspaces.make(self._own, self._link)
             except Failed:
                 self._is_lost = True
                 raise
@@ -179,7 +112,7 @@ class _WorkspaceSession:
             own.changes = ChangesRecord((), 0)
         elif own.workspace_copy is not None or own.used or self._job.plan.profile.call is not None:
             try:
-                found = await asyncio.shield(self._maker.run_beside(lambda: _record_results(self._job, own)))
+                found = await asyncio.shield(self._workspaces.start_thread(lambda: _record_results(self._job, own)))
             except (RetinueError, OSError) as error:
                 found = [f"what it changed was not looked at: {error}"]
             for text in found:

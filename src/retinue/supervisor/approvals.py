@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -79,23 +80,16 @@ class Approvals:
         tool = join_seal(call.name, spec.seal)
         standing = self._find_standing(tree.id, run.ref.run, tool, verdict)
         if verdict.what != "ask" or standing:
-            allowed = verdict.what != "deny"
-            reason = "" if allowed else f"the rule {verdict.rule} forbids it"
             rule = standing or verdict.rule
-            body = ApprovalDecided(
-                approval_id=tree.next_approval_id(run),
-                call_id=call.id,
-                allowed=allowed,
-                reason=reason,
-                by=f"rule: {rule}",
-                tool=call.name,
-                seal=spec.seal,
-                rule=rule,
+            is_denied = verdict.what == "deny"
+            decision: Decision = Deny(f"the rule {verdict.rule} forbids it") if is_denied else Allow()
+            body = _decided_event(
+                tree.next_approval_id(run), call, spec, decision, by=f"rule: {rule}", scope="call", rule=rule
             )
             written = tree.write(run, body, not (spec.repeatable or spec.waits))  # as its call was
             if written is not None:
                 await written
-            return Allow() if allowed else Deny(reason)
+            return decision
         if not self._terms.wait and not self._is_attended(tree):
             raise Unconfirmed(call.name)
         shown = preview if isinstance(preview, str) else await preview()
@@ -306,20 +300,8 @@ class Approvals:
         return any(its == tree and name != tool and name.startswith(before) for its, _, name in self._standing_answers)
 
     def _write(self, question: Question, decision: Decision, *, by: str, scope: str, rule: str = "") -> None:
-        allowed = isinstance(decision, Allow)
-        reason, args = ("", decision.args) if isinstance(decision, Allow) else (decision.reason, None)
-        call, approval = question.call, question.approval
-        body = ApprovalDecided(
-            approval_id=approval.id,
-            call_id=call.id,
-            allowed=allowed,
-            reason=reason,
-            by=by,
-            tool=call.name,
-            scope=scope,
-            args=args,
-            seal=question.spec.seal,
-            rule=rule,
+        body = _decided_event(
+            question.approval.id, question.call, question.spec, decision, by=by, scope=scope, rule=rule
         )
         question.written = question.tree.write(question.run, body, True)
 
@@ -345,21 +327,19 @@ class Approvals:
         await self._approver_tasks.close(CLOSE_SECONDS)
 
 
+@dataclass(slots=True, eq=False)
 class Question:
     """One question that waits. `answer` is None when nobody came; `written` is done when the log has the answer."""
 
-    __slots__ = ("answer", "approval", "approver_task", "call", "run", "spec", "timers", "tree", "written")
-
-    def __init__(self, tree: Tree, run: Run, call: Call, spec: ToolSpec, approval: Approval) -> None:
-        self.tree = tree
-        self.run = run
-        self.call = call
-        self.spec = spec
-        self.approval = approval
-        self.answer: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
-        self.written: Awaitable[None] | None = None
-        self.approver_task: asyncio.Task[None] | None = None
-        self.timers: list[Timer] = []
+    tree: Tree
+    run: Run
+    call: Call
+    spec: ToolSpec
+    approval: Approval
+    answer: asyncio.Future[Decision | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    written: Awaitable[None] | None = None
+    approver_task: asyncio.Task[None] | None = None
+    timers: list[Timer] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
@@ -448,6 +428,23 @@ def _asked_event(approval: Approval) -> ApprovalAsked:
         preview=approval.preview,
         rule=approval.rule,
         digest=approval.digest,
+    )
+
+
+def _decided_event(
+    approval_id: str, call: Call, spec: ToolSpec, decision: Decision, *, by: str, scope: str, rule: str
+) -> ApprovalDecided:
+    return ApprovalDecided(
+        approval_id=approval_id,
+        call_id=call.id,
+        allowed=isinstance(decision, Allow),
+        reason=decision.reason if isinstance(decision, Deny) else "",
+        by=by,
+        tool=call.name,
+        scope=scope,
+        args=decision.args if isinstance(decision, Allow) else None,
+        seal=spec.seal,
+        rule=rule,
     )
 
 

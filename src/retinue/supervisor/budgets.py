@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
-from math import inf
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -27,6 +26,9 @@ from retinue.core.usage import NO_USAGE, Usage
 NO_COST = Decimal(0)
 BYTES_PER_TOKEN = 3  # of JSON; English has four and more, so the estimate is rather too high than too low
 _encoder = msgspec.json.Encoder(enc_hook=str)
+# The worst case of one call. A CallReservation computes its amount when asked, which is only needed when another call
+# wants to spend at the same time.
+Reservation: TypeAlias = "Amount | CallReservation"
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
@@ -40,18 +42,6 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
         return self.tokens
 
 
-class Reservation(Protocol):
-    """The worst case of one call: at least `minimum_tokens`. Either an Amount, or a CallReservation that computes its
-    amount when asked, which is only needed when another call wants to spend at the same time."""
-
-    @property
-    def minimum_tokens(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> Decimal: ...
-
-
 class Account:
     """The budget of one run and everything below it, inside its parent's account. `None` is no limit."""
 
@@ -60,7 +50,6 @@ class Account:
         "_in_flight",
         "_owner",
         "_queue",
-        "_quick_limit",
         "_spent_cost",
         "_spent_tokens",
         "chain",
@@ -74,8 +63,6 @@ class Account:
     ) -> None:
         self._owner = owner
         self.tokens = tokens
-        # Below this a call fits without a closer look.
-        self._quick_limit = -inf if cost is not None else inf if tokens is None else tokens
         self.cost = cost
         self._spent_tokens = 0
         self._spent_cost = NO_COST
@@ -118,14 +105,10 @@ class Account:
 
     def reserve(self, reservation: Reservation) -> asyncio.Future[None] | None:
         """Reserve at once and return None, or return the request to `wait` for. Raises Limited if nothing is left."""
-        chain = self.chain
-        for account in chain:
-            if account._in_flight or account._spent_tokens >= account._quick_limit or account._queue:
-                self.check()
-                if self._queue or self._find_full_account(reservation) is not None:
-                    return self._enqueue(reservation)
-                break
-        for account in chain:
+        self.check()
+        if self._queue or self._find_full_account(reservation) is not None:
+            return self._enqueue(reservation)
+        for account in self.chain:
             account._in_flight.append(reservation)
         return None
 
@@ -289,13 +272,8 @@ class CallReservation(msgspec.Struct, eq=False, gc=False):
         """Count what the call spent, less what earlier attempts have settled, and give the rest back."""
         if self.released:
             return
-        tokens = usage.input_tokens + usage.output_tokens
-        if self.prices is None and self.settled is None:
-            self.settled = Amount(tokens)  # a further attempt must not count these again
-            self.account.settle(self, tokens)
-            return
-        cost = self._cost_of(usage)
-        before, self.settled = self.settled, Amount(tokens, cost)
+        tokens, cost = usage.input_tokens + usage.output_tokens, self._cost_of(usage)
+        before, self.settled = self.settled, Amount(tokens, cost)  # a further attempt must not count these again
         if before is not None:  # nothing comes back of what earlier attempts have spent
             tokens, cost = max(0, tokens - before.tokens), max(NO_COST, cost - before.cost)
         self.account.settle(self, tokens, cost)

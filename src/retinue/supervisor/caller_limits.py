@@ -1,6 +1,9 @@
-"""The call of a run elsewhere that is served here: what is left to that run bounds every run that the call makes.
+"""Limits of runs across processes.
 
-Tasks that start while the call is served belong to it, so runs that its runs make do too."""
+The call of a run elsewhere that is served here: what is left to that run bounds every run that the call makes. Tasks
+that start while the call is served belong to it, so runs that its runs make do too. And the other way: what is left to
+a run of ours, for a server elsewhere that it calls: levels, time, tokens, money, and its trace.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from contextvars import ContextVar
 
 from retinue.core.caller import Caller
 from retinue.core.errors import DEPTH_EXCEEDED, SpawnRefused
-from retinue.supervisor.budgets import Account
+from retinue.core.ports import Clock
+from retinue.supervisor.budgets import NO_COST, Account
+from retinue.supervisor.run import Run
+from retinue.supervisor.tree import Tree
 
 
 class Call:
@@ -63,3 +69,23 @@ def check_depth(name: str) -> None:
     call = CALL.get()
     if call is not None and not call.caller.may_spawn:
         raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=name))
+
+
+def left_to(tree: Tree, run: Run, clock: Clock) -> Caller:
+    """Return the narrowest of the run's own limits and of those above it."""
+    accounts = () if run.account is None else run.account.chain
+    tokens = [account.tokens - account.spent.tokens for account in accounts if account.tokens is not None]
+    costs = [account.cost - account.spent.cost for account in accounts if account.cost is not None]
+    return Caller(
+        depth=max(0, run.max_depth - run.depth),
+        deadline=_deadline(run, clock),
+        tokens=max(0, min(tokens)) if tokens else None,
+        cost=max(NO_COST, min(costs)) if costs else None,
+        traceparent=f"00-{tree.trace_id}-{run.view.spawned.span_id}-01",
+    )
+
+
+def _deadline(run: Run, clock: Clock) -> float | None:
+    """Return the second since 1970 at which the first of the run and those above it is out of time."""
+    found = [each.deadline.seconds_left for each in run.lineage if each.deadline is not None]
+    return clock.wall() + max(0.0, min(found)) if found else None

@@ -34,8 +34,8 @@ from retinue.core.events import (
 )
 from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef, ToolSpec
-from retinue.core.plans import Plan, Planner
-from retinue.core.ports import Clock, Order, Outcome, Policy, Preview, Prices, Ticket
+from retinue.core.plans import Plan
+from retinue.core.ports import Order, Outcome, Preview, Ticket
 from retinue.core.profiles import Profile, Task
 from retinue.log.runs import Runs, RunView
 from retinue.log.threads import (
@@ -48,21 +48,22 @@ from retinue.log.threads import (
 )
 from retinue.remote.port import RemoteRuntime
 from retinue.sandbox.in_process import IN_PROCESS
-from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import AdoptedRun, make_adopted
 from retinue.supervisor.apply_changes import APPLY
 from retinue.supervisor.approvals import Approvals, judge_call, write_started
 from retinue.supervisor.budgets import NO_COST, Account, Amount, check_price
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import narrowed
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore_plans import PlanRestorer, end_client, restore_workspace_kind
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import NOTHING_TO_RUN, RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
 from retinue.supervisor.spawner import Continued, Spawner, make_folders
-from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
-from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
+from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
+from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
@@ -74,23 +75,17 @@ class Restorer:
     """Resumes trees and continues runs. `histories` in its methods are the events of the tree, and of all that its runs
     continue."""
 
-    def __init__(  # noqa: PLR0913 - every part it stands on, each by name
+    def __init__(
         self,
+        ports: SupervisorPorts,
         trees: TreeRegistry,
-        spawner: Spawner,
         driver: Driver,
-        *,
-        planner: Planner,
-        state: StateFolder,
-        clock: Clock,
-        policy: Policy,
-        prices: Prices,
+        spawner: Spawner,
         approvals: Approvals,
         files: RunFiles,
     ) -> None:
-        self.trees, self.spawner, self.driver = trees, spawner, driver
-        self.planner, self.state, self.clock = planner, state, clock
-        self.policy, self.prices, self.approvals, self.files = policy, prices, approvals, files
+        self.ports = ports
+        self.trees, self.driver, self.spawner, self.approvals, self.files = trees, driver, spawner, approvals, files
 
     def resume_tree(self, tree: str, histories: Histories, overrides: ResumeOverrides) -> Run:
         """Resume a tree whose process is gone; return the run it ends with. Raises ConfigError before anything is
@@ -117,7 +112,7 @@ class Restorer:
         assert old is not None
         caller_limits.check_depth(f"{tree}/{number}")
         conversation = fold_thread(events, number, before=fold_earlier_turns(histories, tree, old.spawned))
-        plans = PlanRestorer(self.planner, tree, view.runs[0].spawned, overrides)
+        plans = PlanRestorer(self.ports.planner, tree, view.runs[0].spawned, overrides)
         if old.spawned.parent is None:
             return self._continue_primary(old, text, overrides, plans, Continued(tree, number, conversation))
         home = live or TreeRestorer(self, tree, histories, overrides).make_tree(planned=old.spawned.parent)
@@ -172,8 +167,8 @@ class Restorer:
             asked_by_model=overrides.seconds is not None,
             files=overrides.files,
         )
-        checked = self.spawner.check_plan(parent, order, plan, base=self.state.project, name=old.name)
-        run = self.spawner.spawn_child(tree, parent, checked, continued=continued)
+        checked = self.spawner.check_plan(parent, order, plan, base=self.ports.state.project, name=old.name)
+        run = self.spawner.spawn_child(tree, parent, checked._replace(continued=continued))
         if not is_live:
             tree.end_with(run)
             self.trees.add(tree)
@@ -225,8 +220,8 @@ class TreeRestorer:
         """Make the tree as it was, with nobody at work yet. Plans are made for runs that are resumed, and for the one
         that is `planned`, with all above them."""
         parts = self._parts
-        plans = PlanRestorer(parts.planner, self.id, self.view.runs[0].spawned, self._overrides)
-        tree = make_tree(parts.trees.log, parts.clock, restored=self.view, seq=self._events[-1].seq)
+        plans = PlanRestorer(parts.ports.planner, self.id, self.view.runs[0].spawned, self._overrides)
+        tree = choose_tree_class()(parts.trees.log, parts.ports.clock, restored=self.view, seq=self._events[-1].seq)
         needed = self._needed(planned)
         for view in self.view.runs.values():
             parent = None if view.spawned.parent is None else tree.runs[view.spawned.parent]
@@ -239,8 +234,8 @@ class TreeRestorer:
             run = self._make_run(tree, view, parent, plan)
             tree.add_run(run)
             if not run.ended:
-                check_price(run.account, run.plan, parts.prices)
-            run.set_stall_timer(view.spawned.stall_seconds, parts.clock, tree.write)
+                check_price(run.account, run.plan, parts.ports.prices)
+            run.set_stall_timer(view.spawned.stall_seconds, parts.ports.clock, tree.write)
         self._count_spent(tree)
         asked = sum(isinstance(event.body, ApprovalAsked) for event in self._events)
         parts.approvals.restore(self.id, asked=asked, answers=find_standing_answers(self._events))
@@ -271,7 +266,7 @@ class TreeRestorer:
         if view.ended is None and parent is not None and spawned.remote_id:
             return self._make_adopted(tree, view, parent, ref, task)
         folders = self._make_folders(view, ref, parent, plan, task)
-        policy = parts.policy if parent is None else parent.policy
+        policy = parts.ports.policy if parent is None else parent.policy
         asked_with = self._known[spawned.parent or 0].tools.get(spawned.call_id, QUEUEING_TOOL)
         depth = 0 if parent is None else parent.depth + 1
         given = self._overrides.limits if parent is None else Limits()
@@ -281,7 +276,7 @@ class TreeRestorer:
             task=task,
             parent=parent,
             folders=folders,
-            policy=narrowed(policy, plan.profile.approvals, parts.state.project),
+            policy=narrowed(policy, plan.profile.approvals, parts.ports.state.project),
             slot=SlotHolder(None if parent is None else tree.slots),
             account=self._restore_account(view, parent),
             depth=depth,
@@ -299,7 +294,7 @@ class TreeRestorer:
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
         """Return the folders of a run as it had them. The log only says whether the workspace was the run's own or the
         one of its parent; the path is never taken from it. Raises ConfigError for a workspace outside this project."""
-        state, spawned, is_ended = self._parts.state, view.spawned, view.ended is not None
+        state, spawned, is_ended = self._parts.ports.state, view.spawned, view.ended is not None
         there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
         readable = resolve_context_paths(there, base=state.project)
         own = f"{state.run_folder(ref.tree, ref.run)}/workspace"
@@ -343,8 +338,8 @@ class TreeRestorer:
             ref,
             task,
             parent,
-            clock=parts.clock,
-            state=parts.state,
+            clock=parts.ports.clock,
+            state=parts.ports.state,
             runtime=str(_runtime_of(view)),
             key=view.spawned.remote_id,
             account=None if view.spawned.server else parent.account,
@@ -384,7 +379,7 @@ class TreeRestorer:
         run.folders.resume_spilling()
         history, outcomes = known.thread.past(known.seconds), {}
         for call in list(known.open.values()):
-            tool = run.plan.by_name.get(call.name)
+            tool = run.plan.tools.get(call.name)
             again = tool is not None and (tool.spec.repeatable or tool.spec.waits)
             if call.host or call.tier == "none" or (call.may_have_run() and not again):
                 text, outcome = (
@@ -421,7 +416,7 @@ class TreeRestorer:
         told = self._known[run.ref.run].told
         for child in run.children:
             if child.background and child.ended and child.ref.run not in told:
-                inbox.notify_parent(tree, child)
+                tree.notify_parent(child)
 
     def _acquire_slots(self, runs: Sequence[Run]) -> None:
         """Give slots to runs that were at work before those that never had one."""
@@ -435,10 +430,8 @@ def is_driven_remotely(run: Run) -> bool:
 
 def _will_be_reported(run: AdoptedRun) -> bool:
     """Say whether the peer of a run is attached to again: one that we had started the run at, or a run above it."""
-    above: Run | None = run
-    while isinstance(above, AdoptedRun):
-        above = above.parent
-    return not run.view.spawned.server and above is not None and not above.ended and is_driven_remotely(above)
+    above = next(each for each in run.lineage if not isinstance(each, AdoptedRun))
+    return not run.view.spawned.server and not above.ended and is_driven_remotely(above)
 
 
 def _runtime_of(view: RunView) -> object:
@@ -509,12 +502,4 @@ class ResumedServices(RunServices, eq=False):
 
 def restore_services(services: RunServices, open_calls: Mapping[str, OpenCall]) -> ResumedServices:
     """Return the services of a resumed run that has these calls without a result."""
-    return ResumedServices(
-        tree=services.tree,
-        run=services.run,
-        approvals=services.approvals,
-        prices=services.prices,
-        files=services.files,
-        spawn_children=services.spawn_children,
-        open_calls=dict(open_calls),
-    )
+    return ResumedServices(**msgspec.structs.asdict(services), open_calls=dict(open_calls))

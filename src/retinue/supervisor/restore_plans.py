@@ -123,7 +123,7 @@ class PlanRestorer:
                 plan = self._with_model(profile, spawned, parent, given=given)
             except NotFound as error:
                 raise ConfigError(f"{error}; what is made in Python has to be given again: {AGAIN}") from None
-            missing = {name for name in wanted - set(plan.by_name) if not _of_servers(name)}
+            missing = {name for name in wanted - set(plan.tools) if not _of_servers(name)}
             if not missing:
                 return plan
         tools = ", ".join(sorted(missing))

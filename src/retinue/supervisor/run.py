@@ -7,7 +7,7 @@ and change them through its methods only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,14 @@ class Run(msgspec.Struct, eq=False):
     @property
     def is_primary(self) -> bool:
         return self.parent is None
+
+    @property
+    def lineage(self) -> Iterator[Run]:
+        """The run and those above it, up to the primary."""
+        run: Run | None = self
+        while run is not None:
+            yield run
+            run = run.parent
 
     @property
     def ended(self) -> bool:
@@ -275,25 +283,21 @@ class Run(msgspec.Struct, eq=False):
 
     def pause_for_person(self) -> None:
         """Stop the clocks of the run and of all that wait for it, while a person is asked."""
-        run: Run | None = self
-        while run is not None:
+        for run in self.lineage:
             if run.deadline is not None:
                 run.deadline.pause()
             run.questions += 1
             for listener in run.question_listeners:
                 listener(True)
-            run = run.parent
         self._pause_stall_timers()
 
     def resume_after_person(self) -> None:
-        run: Run | None = self
-        while run is not None:
+        for run in self.lineage:
             if run.deadline is not None:
                 run.deadline.resume()
             run.questions -= 1
             for listener in run.question_listeners:
                 listener(False)
-            run = run.parent
         self._resume_stall_timers()
 
     def add_question_listener(self, listener: Callable[[bool], None]) -> None:
@@ -306,16 +310,14 @@ class Run(msgspec.Struct, eq=False):
         self.question_listeners = tuple(each for each in self.question_listeners if each is not listener)
 
     def _pause_stall_timers(self) -> None:
-        run: Run | None = self
-        while run is not None and run.stall_timer is not None:
-            run.stall_timer.pause()
-            run = run.parent
+        for run in self.lineage:
+            if run.stall_timer is not None:
+                run.stall_timer.pause()
 
     def _resume_stall_timers(self) -> None:
-        run: Run | None = self
-        while run is not None and run.stall_timer is not None:
-            run.stall_timer.resume()
-            run = run.parent
+        for run in self.lineage:
+            if run.stall_timer is not None:
+                run.stall_timer.resume()
 
     async def without_stall_timer(self, awaited: Awaitable[None]) -> None:
         """Wait for something whose time does not count as a stall."""

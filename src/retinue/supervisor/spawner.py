@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.core.caller import NOBODY, Caller
@@ -20,19 +19,20 @@ from retinue.core.errors import DEPTH_EXCEEDED, NO_SLOT, ConfigError, NoSlot, Re
 from retinue.core.events import RunSpawned
 from retinue.core.limits import DEFAULT_CONCURRENT, DEFAULT_DEPTH, DEFAULT_TURNS, Limits, Timeouts, clamp_asked
 from retinue.core.messages import RunRef, Turn, UserTurn
-from retinue.core.plans import Past, Plan, Planner
-from retinue.core.ports import Clock, Order, Policy, Prices, Ticket
+from retinue.core.plans import Past, Plan
+from retinue.core.ports import Order, Ticket
 from retinue.core.profiles import Profile, Task, WorkspaceName
 from retinue.supervisor import caller_limits
 from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.budgets import Account, open_account
 from retinue.supervisor.driver import Driver
 from retinue.supervisor.policy import narrowed
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.slots import SlotHolder
-from retinue.supervisor.tree import Tree, TreeRegistry, make_tree
+from retinue.supervisor.tree import Tree, TreeRegistry, choose_tree_class
 from retinue.workspaces.run_folders import RunFolders, StateFolder, resolve_context_paths
 from retinue.workspaces.workspace import Workspace
 
@@ -49,57 +49,29 @@ class Continued(NamedTuple):
     run: int
     thread: Sequence[Turn]
 
-    def history(self, text: str) -> Past:
-        return Past((*self.thread, UserTurn(text)))
-
-
-class PrimaryLimits(NamedTuple):
-    """The limits of a new tree: of the `whole`, of its primary, and those that the log `keeps` for a later resume."""
-
-    whole: Limits
-    primary: Limits
-    kept: Limits | None
-
 
 class CheckedOrder(NamedTuple):
-    """An order that may be carried out: its plan, the paths the run may read, and the account it spends from."""
+    """An order that may be carried out: its plan, the paths the run may read, the account it spends from, and the run
+    that it continues, if any."""
 
     order: Order
     plan: Plan
     readable: list[str]
     account: Account | None
+    continued: Continued | None = None
 
 
 class Spawner:
     """Makes primary runs and children. Every tree is within what is left to the `caller`, the run elsewhere that this
     whole process serves. Closed, it makes no more primaries."""
 
-    def __init__(  # noqa: PLR0913 - every port it stands on, each by name
-        self,
-        trees: TreeRegistry,
-        driver: Driver,
-        *,
-        planner: Planner,
-        state: StateFolder,
-        clock: Clock,
-        policy: Policy,
-        limits: Limits,
-        timeouts: Timeouts,
-        prices: Prices,
-        approvals: Approvals,
-        files: RunFiles,
-        caller: Caller,
-        is_reported: bool,
-        trace: Callable[[], str] | None,
+    def __init__(
+        self, ports: SupervisorPorts, trees: TreeRegistry, driver: Driver, approvals: Approvals, files: RunFiles
     ) -> None:
-        self._is_reported = is_reported
-        self._trees, self._driver, self._planner = trees, driver, planner
-        self._state, self._clock, self._policy = state, clock, policy
-        self._timeouts, self._prices, self._approvals, self._files = timeouts, prices, approvals, files
-        self._trace = trace
+        self._ports, self._clock, self._state = ports, ports.clock, ports.state
+        self._trees, self._driver, self._approvals, self._files = trees, driver, approvals, files
         self._is_closed = False
-        self.limits = limits.override(DEFAULTS)
-        self._caller = caller
+        self.limits = ports.limits.override(DEFAULTS)
 
     def close(self) -> None:
         self._is_closed = True
@@ -121,34 +93,34 @@ class Spawner:
         if self._is_closed:
             raise RetinueError("this Retinue is closed")
         call = caller_limits.CALL.get()
-        caller = caller or (self._caller if call is None else call.caller)
+        caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
-        plan = self._planner.plan(profile, task=task, parent=None)
-        bounds = self._merge_limits(plan.profile.limits, limits, narrow, caller)
-        account = open_account("", (bounds.whole, plan.profile.limits), None, plan, self._prices)
+        plan = self._ports.planner.plan(profile, task=task, parent=None)
+        whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
+        account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
         readable = self._resolve_paths(task, base=self._state.project)
-        trace = (caller.trace or self._trace) if caller is not NOBODY else self._trace
-        tree = make_tree(self._trees.log, self._clock, concurrent=_set(bounds.primary.concurrent), trace=trace)
-        seconds = bounds.primary.seconds if task.timeout_seconds is None else task.timeout_seconds
-        run = self._make_run(
+        trace = (caller.trace or self._ports.trace) if caller is not NOBODY else self._ports.trace
+        tree = choose_tree_class()(self._trees.log, self._clock, concurrent=_set(primary.concurrent), trace=trace)
+        seconds = primary.seconds if task.timeout_seconds is None else task.timeout_seconds
+        run = self._start_run(
             tree,
-            CheckedOrder(Order(plan.profile, task, limits=bounds.kept), plan, readable, account),
+            CheckedOrder(Order(plan.profile, task, limits=kept), plan, readable, account, continued),
             parent=None,
             slot=SlotHolder(None),
-            max_depth=_set(bounds.primary.depth),
-            max_turns=_set(bounds.primary.turns),
+            max_depth=_set(primary.depth),
+            max_turns=_set(primary.turns),
             seconds=caller.limit_seconds(seconds, self._clock.wall()),
-            continued=continued,
+            stall=primary.stall,
         )
         tree.end_with(run)
-        if bounds.primary.stall is not UNSET:
-            run.set_stall_timer(bounds.primary.stall, self._clock, tree.write)
-        self._open(tree, run, Order(plan.profile, task, limits=bounds.kept), continued)
         self._trees.add(tree)
         return run
 
-    def _merge_limits(self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller) -> PrimaryLimits:
+    def _merge_limits(
+        self, own: Limits, given: Limits | None, narrow: Limits | None, caller: Caller
+    ) -> tuple[Limits, Limits, Limits | None]:
+        """Return the limits of a whole new tree, those of its primary, and those that the log keeps for a resume."""
         whole = self.limits if given is None else given.override(self.limits)
         primary = own.override(self.limits) if given is None else given.override(own.override(self.limits))
         kept = given
@@ -158,7 +130,7 @@ class Spawner:
         if caller is not NOBODY:
             whole, primary = caller.narrow(whole), caller.narrow(primary)
             kept = caller.keep_limits(kept, primary)
-        return PrimaryLimits(whole, primary, kept)
+        return whole, primary, kept
 
     # Children
 
@@ -177,7 +149,7 @@ class Spawner:
             limit = min(parent.depth, parent.max_depth)
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=parent.depth, limit=limit, name=name))
         try:
-            plan = self._planner.plan(
+            plan = self._ports.planner.plan(
                 order.profile, task=order.task, parent=parent.plan, given=not order.asked_by_model
             )
             base = parent.folders.path if order.asked_by_model else self._state.project
@@ -190,10 +162,10 @@ class Spawner:
         call = caller_limits.CALL.get()
         readable = self._resolve_paths(order.task, base=base)
         above = parent.account if call is None else call.shared(parent.account)
-        account = open_account(name, (plan.profile.limits,), above, plan, self._prices)
+        account = open_account(name, (plan.profile.limits,), above, plan, self._ports.prices)
         return CheckedOrder(order, plan, readable, account)
 
-    def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder, *, continued: Continued | None = None) -> Run:
+    def spawn_child(self, tree: Tree, parent: Run, checked: CheckedOrder) -> Run:
         """Start one run. Raises NoSlot if the tree is full and the order does not queue."""
         order, limits = checked.order, checked.plan.profile.limits
         slot = SlotHolder(tree.slots)
@@ -203,9 +175,9 @@ class Spawner:
             raise NoSlot(NO_SLOT.format(name=checked.plan.profile.name))
         depth = parent.depth + 1
         max_depth = parent.max_depth if limits.depth is UNSET else min(parent.max_depth, depth + limits.depth)
-        seconds = _choose_timeout(order, limits, self._timeouts)
+        seconds = _choose_timeout(order, limits, self._ports.timeouts)
         max_depth, seconds = caller_limits.narrow(max_depth, seconds, depth=depth, now=self._clock.wall())
-        run = self._make_run(
+        return self._start_run(
             tree,
             checked,
             parent=parent,
@@ -213,16 +185,12 @@ class Spawner:
             max_depth=max_depth,
             max_turns=_set(self.limits.turns) if limits.turns is UNSET else limits.turns,
             seconds=seconds,
-            continued=continued,
+            stall=limits.stall,
         )
-        if limits.stall is not UNSET or parent.stall_timer is not None:
-            run.set_stall_timer(limits.stall, self._clock, tree.write)
-        self._open(tree, run, order, continued)
-        return run
 
     # Both
 
-    def _make_run(
+    def _start_run(
         self,
         tree: Tree,
         checked: CheckedOrder,
@@ -232,53 +200,85 @@ class Spawner:
         max_depth: int,
         max_turns: int | None,
         seconds: float | None,
-        continued: Continued | None,
+        stall: float | UnsetType | None,
     ) -> Run:
-        plan, task = checked.plan, checked.order.task
-        ref = _make_ref(tree, parent, plan, task)
-        policy = self._policy if parent is None else parent.policy
+        """Make a run and write its `run.spawned` before anything else can be said of it, then start driving it."""
+        order, plan, readable, account, continued = checked
+        task, ref = order.task, _make_ref(tree, parent, plan, order.task)
+        policy = self._ports.policy if parent is None else parent.policy
         run = Run(
             ref=ref,
             plan=plan,
             task=task,
             parent=parent,
-            folders=make_folders(self._state, ref, parent, plan, task, checked.readable),
+            folders=make_folders(self._state, ref, parent, plan, task, readable),
             policy=narrowed(policy, plan.profile.approvals, self._state.project),
             slot=slot,
-            account=checked.account,
+            account=account,
             depth=0 if parent is None else parent.depth + 1,
             max_depth=max_depth,
             max_turns=max_turns,
             seconds=seconds,
-            background=checked.order.background,
-            queues=parent is not None and checked.order.queue,
-            history=None if continued is None else continued.history(task.text),
+            background=order.background,
+            queues=parent is not None and order.queue,
+            history=None if continued is None else Past((*continued.thread, UserTurn(task.text))),
         )
         tree.add_run(run)
+        run.set_stall_timer(stall, self._clock, tree.write)
+        written = tree.open(run, self._make_spawned_event(tree, run, checked))
+        for note in plan.notes:
+            tree.write(run, note)
+        if parent is not None:
+            _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
+        if order.files:
+            self._files.keep(tree.id, ref.run)
+        self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
 
-    def _open(self, tree: Tree, run: Run, order: Order, continued: Continued | None) -> None:
-        """Write `run.spawned` before anything else can be said of the run, then start driving it."""
-        if continued is not None:
-            order = msgspec.structs.replace(order, continues=continued.run, origin=continued.tree)
-        spawned, call = _make_spawned_event(tree, run, order), caller_limits.CALL.get()
-        if self._is_reported and run.parent is None and call is not None:  # so screens here do not show the tree
-            spawned = msgspec.structs.replace(spawned, reported=call.reported_as(tree.id))
-        written = tree.open(run, spawned)
-        for note in run.plan.notes:
-            tree.write(run, note)
-        if run.parent is not None:
-            _LOG.info("Spawned sub-agent %d with label '%s'", run.ref.run, run.ref.label)
-        if order.files:
-            self._files.keep(tree.id, run.ref.run)
-        self._driver.start(tree, run, self.make_services(tree, run), written)
+    def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
+        """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
+        process of a caller says so, and screens here do not show it."""
+        plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
+        order, continued, call = checked.order, checked.continued, caller_limits.CALL.get()
+        is_reported = self._ports.hook is not None and parent is None and call is not None
+        own = None if parent is not None and run.account is parent.account else run.account
+        return RunSpawned(
+            parent=None if parent is None else parent.ref.run,
+            label=ref.label,
+            depth=run.depth,
+            task=task.text,
+            subagent_id=ref.subagent_id,
+            workspace=run.folders.path,
+            profile=plan.profile_json,
+            tools=plan.tools_json,
+            task_context=task.context,
+            model=plan.model_name,
+            call_id=order.call_id,
+            background=order.background,
+            queued=run.slot.is_queued,
+            timeout_seconds=run.seconds,
+            max_turns=run.max_turns,
+            max_tokens=None if own is None else own.tokens,
+            max_cost=None if own is None else own.cost,
+            stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
+            trace_id=tree.trace_id,
+            span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
+            limits=order.limits,
+            context_paths=tuple(task.context_paths),
+            include_parent_workspace=task.include_parent_workspace,
+            include_temp_workspace=task.include_temp_workspace,
+            continues=order.continues if continued is None else continued.run,
+            origin="" if continued is None else continued.tree,
+            traceparent="" if parent is not None else tree.traceparent,
+            reported=call.reported_as(tree.id) if is_reported and call is not None else "",
+        )
 
     def make_services(self, tree: Tree, run: Run) -> RunServices:
         return RunServices(
             tree=tree,
             run=run,
             approvals=self._approvals,
-            prices=self._prices,
+            prices=self._ports.prices,
             files=self._files,
             spawn_children=self.spawn_children,
         )
@@ -314,41 +314,6 @@ def _make_ref(tree: Tree, parent: Run | None, plan: Plan, task: Task) -> RunRef:
     label = tree.unique_label(task.label or task.subagent_id or wanted or agent)
     subagent_id = task.subagent_id or f"{agent}_{hex(time.time_ns())[2:]}"
     return RunRef(tree=tree.id, run=number, path=path, label=label, agent=agent, subagent_id=subagent_id)
-
-
-def _make_spawned_event(tree: Tree, run: Run, order: Order) -> RunSpawned:
-    """Return the first event of a run: all there is to know of it before it begins."""
-    plan, ref, task, parent = run.plan, run.ref, run.task, run.parent
-    own = None if parent is not None and run.account is parent.account else run.account
-    return RunSpawned(
-        parent=None if parent is None else parent.ref.run,
-        label=ref.label,
-        depth=run.depth,
-        task=task.text,
-        subagent_id=ref.subagent_id,
-        workspace=run.folders.path,
-        profile=plan.profile_json,
-        tools=plan.tools_json,
-        task_context=task.context,
-        model=plan.model_name,
-        call_id=order.call_id,
-        background=order.background,
-        queued=run.slot.is_queued,
-        timeout_seconds=run.seconds,
-        max_turns=run.max_turns,
-        max_tokens=None if own is None else own.tokens,
-        max_cost=None if own is None else own.cost,
-        stall_seconds=None if run.stall_timer is None else run.stall_timer.seconds,
-        trace_id=tree.trace_id,
-        span_id=random.getrandbits(64).to_bytes(8, "big").hex(),
-        limits=order.limits,
-        context_paths=tuple(task.context_paths),
-        include_parent_workspace=task.include_parent_workspace,
-        include_temp_workspace=task.include_temp_workspace,
-        continues=order.continues,
-        origin=order.origin,
-        traceparent="" if parent is not None else tree.traceparent,
-    )
 
 
 # Folders
@@ -392,13 +357,11 @@ def default_workspace(state: StateFolder, *, sandboxed: bool, primary: bool) -> 
 
 def _find_source(state: StateFolder, parent: Run | None, kind: str) -> tuple[Workspace | None, str]:
     """Return the folder a copy starts from: the parent's. A worktree starts from the nearest that is the project's."""
-    above = parent
-    while above is not None:
+    for above in () if parent is None else parent.lineage:
         copy, folders = above.folders.workspace_copy, above.folders
         if copy is not None:
             return copy, copy.path
         is_scratch = folders.path == f"{folders.own}/workspace"
         if is_scratch and kind == "copy":
             return None, folders.path
-        above = above.parent
     return None, state.project

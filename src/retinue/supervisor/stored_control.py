@@ -9,40 +9,55 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.caller import Caller
 from retinue.core.control import (
-    NO_OVERRIDES,
     Changes,
-    ClientHandle,
-    ClientOptions,
-    ResumeOverrides,
-    RunHandle,
-    SpawnBelow,
     TreeInfo,
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import Delta, Event
-from retinue.core.limits import Limits
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader, Receipt, Row
-from retinue.core.profiles import Profile, Task
+from retinue.core.profiles import Profile
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.workspaces.copies import CopiedWorkspace, explain_missing_copy, find_copy
+from retinue.workspaces.atomic_apply import find_interrupted, recover_folder
+from retinue.workspaces.copies import (
+    CopiedWorkspace,
+    carry_out_plan,
+    explain_missing_copy,
+    find_copy,
+    is_unmade,
+    list_copies,
+    plan_apply,
+)
+from retinue.workspaces.merge import Plan
 
 NO_PROCESS = "no process runs this: {what} needs one"
 
 
+def _refuse_command(what: str) -> Callable[..., Any]:
+    """Return a command that raises ConfigError, because it needs a process that runs the tree."""
+
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise ConfigError(NO_PROCESS.format(what=what))
+
+    return refuse
+
+
 class StoredControl:
-    """Control of the trees of a log. `state` is the folder with the workspaces of their runs."""
+    """Control of the trees of a log. `state` is the folder with the workspaces of their runs. Beside the commands of
+    Control it finds and applies the changes of several runs at once, for the command line."""
 
     def __init__(self, log: LogReader, state: str) -> None:
         self._log = log
         self._state = state
+        self._project = str(Path(state).parent)
 
     # Looking
 
@@ -69,9 +84,7 @@ class StoredControl:
         return found
 
     async def find_run(self, name: str) -> RunRef:
-        found = await lookup.find_run(self._log, name)
-        view = await self._find_view(found.tree, found.run)
-        return RunRef(found.tree, found.run, view.path, view.label, view.agent, view.spawned.subagent_id)
+        return await lookup.find_run(self._log, name)
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield what is written: that is all there will be."""
@@ -104,6 +117,44 @@ class StoredControl:
     async def apply(self, tree: str, run: int = 0) -> Sequence[ChangedFile]:
         return await asyncio.to_thread((await self._find_copy(tree, run)).apply_to_source)
 
+    async def find_copies(self, tree: str, run: int) -> list[CopiedWorkspace]:
+        """Return the copy that a run worked in; for a primary without one, the copies of the project that runs below it
+        worked in; none for a run that never needed its copy. Raises ConfigError for a run that works in no copy."""
+        view = await self._find_view(tree, run)
+        copy = find_copy(self._state, tree, run)
+        if copy is not None:
+            return [copy]
+        below = [each for each in list_copies(self._state, tree) if each.workspace.source == each.workspace.project]
+        if run == 0 and below:
+            return below
+        if not is_unmade(view.spawned):
+            raise ConfigError(explain_missing_copy(f"{tree}/{run}", view.spawned))
+        return []
+
+    def find_copy(self, tree: str, run: int) -> CopiedWorkspace | None:
+        """Return the copy that a run worked in; None if it had none, or its folder is gone."""
+        return find_copy(self._state, tree, run)
+
+    def list_unapplied(self, tree: str) -> list[str]:
+        """Return the runs of a tree whose changes nobody has applied."""
+        return [each.name for each in list_copies(self._state, tree) if each.has_unapplied]
+
+    def recover_project(self) -> bool:
+        """Undo what an interrupted apply had done to the project; True if there was something."""
+        return recover_folder(f"{self._state}/applying", self._project)
+
+    def find_interrupted(self) -> list[str]:
+        """Return the files of the project that `recover_project` would put back."""
+        return find_interrupted(f"{self._state}/applying", self._project)
+
+    def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> Plan:
+        """Return what applying the changes of these runs, one after the other, would do to the project."""
+        return plan_apply(copies, self._project)
+
+    def carry_out_plan(self, plan: Plan, copies: Sequence[CopiedWorkspace]) -> None:
+        """Change the project as planned, all or nothing, and record it for the runs."""
+        carry_out_plan(plan, copies, aside=f"{self._state}/applying")
+
     async def _find_copy(self, tree: str, run: int) -> CopiedWorkspace:
         view = await self._find_view(tree, run)
         copy = find_copy(self._state, tree, run)
@@ -116,31 +167,13 @@ class StoredControl:
     async def prepare(self, profile: Profile | str | None = None, say: Callable[[str], object] | None = None) -> None:
         """Do nothing: no run is started here."""
 
-    async def spawn(
-        self,
-        profile: Profile | str,
-        task: Task,
-        *,
-        limits: Limits | None = None,
-        narrow: Limits | None = None,
-        below: SpawnBelow | None = None,
-        caller: Caller | None = None,
-    ) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="a new run"))
-
-    async def open_client(self, options: ClientOptions) -> ClientHandle:
-        raise ConfigError(NO_PROCESS.format(what="a client"))
+    spawn = _refuse_command("a new run")
+    open_client = _refuse_command("a client")
+    resume = _refuse_command("resuming a tree")
+    continue_run = _refuse_command("continuing a run")
 
     def serve_caller(self, caller: Caller) -> AbstractContextManager[None]:
         raise ConfigError(NO_PROCESS.format(what="serving a caller"))
-
-    async def resume(self, tree: str, overrides: ResumeOverrides = NO_OVERRIDES) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="resuming a tree"))
-
-    async def continue_run(
-        self, tree: str, run: int, text: str, overrides: ResumeOverrides = NO_OVERRIDES
-    ) -> RunHandle:
-        raise ConfigError(NO_PROCESS.format(what="continuing a run"))
 
     async def send(self, tree: str, run: int, text: str) -> Receipt:
         return Receipt("too_late", why="no such run is at work here")

@@ -32,23 +32,14 @@ from retinue.core.control import (
 )
 from retinue.core.errors import ConfigError, NotFound, RetinueError, ToolError
 from retinue.core.events import Delta, Event, ToolCall, ToolResult, Warned
-from retinue.core.limits import Limits, Timeouts
+from retinue.core.limits import Limits
 from retinue.core.messages import Call, RunRef
-from retinue.core.plans import Planner
 from retinue.core.ports import (
-    Approver,
-    Clock,
-    CommitHook,
-    Log,
     Order,
     Outcome,
-    Policy,
-    Prices,
     Receipt,
     Row,
-    RuleBook,
     Ticket,
-    ToolServers,
 )
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import ChangedFile, Result, Status
@@ -57,10 +48,11 @@ from retinue.log.runs import describe_view
 from retinue.log.threads import read_histories
 from retinue.remote.port import RemoteRun
 from retinue.remote.validator import Bounds
-from retinue.supervisor import caller_limits, inbox
+from retinue.supervisor import caller_limits
 from retinue.supervisor.adoption import Adoption, Peer
-from retinue.supervisor.approvals import Approvals, ApprovalTerms
+from retinue.supervisor.approvals import Approvals
 from retinue.supervisor.driver import Driver
+from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.restore import Restorer
 from retinue.supervisor.restore_plans import CLIENT_LEFT
 from retinue.supervisor.run import Run
@@ -68,73 +60,26 @@ from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.spawner import Spawner
 from retinue.supervisor.stored_control import StoredControl, describe_tree
-from retinue.supervisor.tree import TreeRegistry
-from retinue.workspaces.run_folders import StateFolder
+from retinue.supervisor.tree import NOT_AT_WORK, USER, TreeRegistry, check_message
 
 CALL_GIVEN_UP = "given up by the client"
 
 
 class Supervisor:
-    """Owns every tree of one process and log. `caller` is the run elsewhere that this whole process serves, and what is
-    left to it."""
+    """Owns every tree of one process and log. Closing it closes everything that was built for it."""
 
-    def __init__(  # noqa: PLR0913 - every port it stands on, each by name
-        self,
-        log: Log,
-        *,
-        planner: Planner,
-        state: StateFolder,
-        clock: Clock,
-        policy: Policy,
-        approver: Approver | None,
-        terms: ApprovalTerms,
-        book: RuleBook | None,
-        limits: Limits,
-        timeouts: Timeouts,
-        prices: Prices,
-        caller: Caller = NOBODY,
-        servers: ToolServers | None = None,
-        hook: CommitHook | None = None,
-        trace: Callable[[], str] | None = None,
-        on_close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self.log, self.state, self.servers, self.caller = log, state, servers, caller
-        self._clock, self._on_close = clock, on_close
-        self._stored = StoredControl(log, str(state.folder))
-        self.trees = TreeRegistry(log)
-        self.approvals = Approvals(clock, approver=approver, terms=terms, book=book, project=state.project)
-        self.files = RunFiles(log.watch, state)
-        driver = Driver(
-            self.trees, self, clock=clock, approvals=self.approvals, files=self.files, state=state, hook=hook
+    def __init__(self, ports: SupervisorPorts) -> None:
+        self._ports = ports
+        self.log, self.state, self.servers, self.caller = ports.log, ports.state, ports.servers, ports.caller
+        self._stored = StoredControl(ports.log, str(ports.state.folder))
+        self.trees = TreeRegistry(ports.log)
+        self.approvals = Approvals(
+            ports.clock, approver=ports.approver, terms=ports.terms, book=ports.book, project=ports.state.project
         )
-        self.spawner = Spawner(
-            self.trees,
-            driver,
-            planner=planner,
-            state=state,
-            clock=clock,
-            policy=policy,
-            limits=limits,
-            timeouts=timeouts,
-            prices=prices,
-            approvals=self.approvals,
-            files=self.files,
-            caller=caller,
-            is_reported=hook is not None,
-            trace=trace,
-        )
-        self._restorer = Restorer(
-            self.trees,
-            self.spawner,
-            driver,
-            planner=planner,
-            state=state,
-            clock=clock,
-            policy=policy,
-            prices=prices,
-            approvals=self.approvals,
-            files=self.files,
-        )
+        self._files = RunFiles(ports.log.watch, ports.state)
+        driver = Driver(ports, self.trees, self, self.approvals, self._files)
+        self.spawner = Spawner(ports, self.trees, driver, self.approvals, self._files)
+        self._restorer = Restorer(ports, self.trees, driver, self.spawner, self.approvals, self._files)
 
     # Starting runs
 
@@ -228,13 +173,14 @@ class Supervisor:
         if found is None:
             return None
         return Adoption(
-            found, peer, remote, clock=self._clock, state=self.state, approvals=self.approvals, bounds=bounds
+            found, peer, remote, clock=self._ports.clock, state=self.state, approvals=self.approvals, bounds=bounds
         )
 
     # Steering runs
 
-    async def send(self, tree: str, run: int, text: str, *, source: str = inbox.USER) -> Receipt:
-        return await inbox.send_message(self.trees.get(tree), run, text, source=source)
+    async def send(self, tree: str, run: int, text: str, *, source: str = USER) -> Receipt:
+        message, found = check_message(text), self.trees.get(tree)
+        return NOT_AT_WORK if found is None else await found.send_message(run, message, source=source)
 
     async def cancel(self, tree: str, run: int = 0) -> bool:
         found = self.trees.find_run(tree, run)
@@ -338,10 +284,10 @@ class Supervisor:
             await run.join()
         await self.approvals.close()
         try:
-            if self._on_close is not None:
-                await self._on_close()
+            if self._ports.on_close is not None:
+                await self._ports.on_close()
         finally:
-            await self.files.close()
+            await self._files.close()
             await self.log.close()
             self.state.remove_temporary()
 
@@ -360,14 +306,14 @@ class LocalClientHandle(ClientHandle):
     ) -> Outcome:
         self._check_rules(call, rules_of or call.name)
         if work is None:
-            work = partial(self._run.plan.by_name[call.name], call, self._run.folders, self._services)
+            work = partial(self._run.plan.tools[call.name], call, self._run.folders, self._services)
         return await self._record_call(call, work)
 
     def _check_rules(self, call: Call, tool: str) -> None:
         run = self._run
-        if tool not in run.plan.by_name:
+        if tool not in run.plan.tools:
             raise ToolError(f"{run.ref.path} has no tool '{tool}'")
-        verdict = run.policy.judge(run.plan.by_name[tool].spec, call.args, primary=True, workspace=run.folders.path)
+        verdict = run.policy.judge(run.plan.tools[tool].spec, call.args, primary=True, workspace=run.folders.path)
         if verdict.what == "deny":
             raise ToolError(f"the rule {verdict.rule} forbids {call.name}")
 
@@ -391,7 +337,7 @@ class LocalClientHandle(ClientHandle):
             self._services.emit(result)
 
     async def make_reply(self, tool: str, results: Sequence[tuple[Result[Any], Ticket]]) -> Outcome:
-        spawn_tool: Any = self._run.plan.by_name[tool]
+        spawn_tool: Any = self._run.plan.tools[tool]
         outcome: Outcome = spawn_tool.reply(results, self._run.folders)
         return outcome
 

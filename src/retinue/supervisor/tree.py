@@ -1,4 +1,5 @@
-"""One tree: its runs, its slots, its order of events, and the registry of the trees that live in this process.
+"""One tree: its runs, its slots, its order of events, the messages to its runs, and the registry of the trees that live
+in this process.
 
 Writing an event gives it its number, folds it into the tree's view and appends it to the log. Where secrets are known,
 every event is redacted first, so log, results, screens and files are clean alike.
@@ -8,34 +9,33 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 
 from retinue.core import events, secrets
-from retinue.core.events import Body, Event, RunSpawned
-from retinue.core.ports import Clock, Log
+from retinue.core.errors import ConfigError
+from retinue.core.events import Body, Event, Inbox, RunSpawned
+from retinue.core.messages import UserTurn
+from retinue.core.ports import Clock, Log, Receipt
 from retinue.log.runs import Runs
 from retinue.supervisor.run import Run
 from retinue.supervisor.slots import Slots
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # without letters that look like digits
-_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
 _random = random.Random()  # not the module's own, which a program may seed
 os.register_at_fork(after_in_child=_random.seed)
 B = TypeVar("B", bound=Body)
+USER, NOTICE = "user", "notice"
+MAX_MESSAGE = 256 * 1024
+NOT_AT_WORK = Receipt("too_late", why="no such run is at work here")
 
 
 def new_tree_id() -> str:
     """Return twelve random characters: unique across processes and machines without asking any, and different from the
     first one on, since people type only the beginning."""
-    bits = _random.getrandbits(60)
-    high = bits >> 30
-    return (
-        _PAIRS[bits & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits >> 20 & 1023]
-        + _PAIRS[high & 1023] + _PAIRS[high >> 10 & 1023] + _PAIRS[high >> 20 & 1023]
-    )  # fmt: skip
+    return "".join(_random.choices(_DIGITS, k=12))
 
 
 class Tree:
@@ -106,6 +106,34 @@ class Tree:
         view.apply(event)
         return self.log.append(event, wait)
 
+    async def send_message(self, number: int, text: str, *, source: str = USER) -> Receipt:
+        """Write a message and put it in the run's inbox in one step, so that the log has it before the turn that reads
+        it. A remote run gets it from its peer, and it is written when the peer confirms it."""
+        run = self.find_run(number)
+        if run is None:
+            return NOT_AT_WORK
+        if run.ended:
+            return Receipt("too_late", why=f"the run has ended: {run.view.status}")
+        if run.is_stopping:
+            return Receipt("too_late", why="the run is stopping")
+        if run.relay is not None:
+            return await run.relay(text)
+        written = self.write(run, Inbox(text, source=source), True)
+        seq = self.seq
+        run.post_message(UserTurn(text, source))
+        if written is not None:
+            await written
+        return Receipt("queued", seq)
+
+    def notify_parent(self, child: Run) -> None:
+        """Tell a run that a child of its background has ended."""
+        parent, number, status = child.parent, child.ref.run, child.view.status
+        assert parent is not None
+        label = child.ref.label
+        text = f"agent:{number} [{label}] has ended: {status}. get_agent with agent_id {number} gives its result."
+        self.write(parent, Inbox(text, source=NOTICE, about=number))
+        parent.post_message(UserTurn(text, NOTICE))
+
     def unique_label(self, wanted: str) -> str:
         """Return the label, or `label-2` and so on if the tree has it already."""
         label = wanted
@@ -173,43 +201,36 @@ def redact(body: B) -> B:
     return body if changes is None else msgspec.structs.replace(body, **changes)
 
 
-def make_tree(
-    log: Log,
-    clock: Clock,
-    *,
-    concurrent: int | None = None,
-    trace: Callable[[], str] | None = None,
-    restored: Runs | None = None,
-    seq: int = 0,
-) -> Tree:
-    """Return a tree; one that redacts only where secrets are known, so that nobody else pays for it."""
-    kind = RedactingTree if secrets.has_secrets() else Tree
-    return kind(log, clock, concurrent=concurrent, trace=trace, restored=restored, seq=seq)
+def choose_tree_class() -> type[Tree]:
+    """Return the class that redacts only where secrets are known, so that nobody else pays for it."""
+    return RedactingTree if secrets.has_secrets() else Tree
 
 
-class TreeRegistry(Mapping[str, Tree]):
+def check_message(text: str) -> str:
+    """Return the text of a message as the log can keep it. Raises ConfigError for one that is empty or too long."""
+    message = text.encode("utf-8", "replace").decode()
+    if not message.strip():
+        raise ConfigError("there is nothing to send: the text is empty")
+    if len(message.encode()) > MAX_MESSAGE:
+        kib = MAX_MESSAGE // 1024
+        raise ConfigError(f"the text is larger than {kib} KiB: put it in a file that the agent can read")
+    return message
+
+
+class TreeRegistry(dict[str, Tree]):
     """The trees that live in this process, by id, and their log."""
 
     def __init__(self, log: Log) -> None:
+        super().__init__()
         self.log = log
-        self._trees: dict[str, Tree] = {}
-
-    def __getitem__(self, tree: str) -> Tree:
-        return self._trees[tree]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._trees)
-
-    def __len__(self) -> int:
-        return len(self._trees)
 
     def add(self, tree: Tree) -> None:
-        self._trees[tree.id] = tree
+        self[tree.id] = tree
 
     def remove(self, tree: Tree) -> None:
-        self._trees.pop(tree.id, None)
+        self.pop(tree.id, None)
 
     def find_run(self, tree: str, number: int) -> Run | None:
         """Return a run of a live tree."""
-        found = self._trees.get(tree)
+        found = self.get(tree)
         return None if found is None else found.find_run(number)

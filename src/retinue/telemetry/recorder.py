@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-import msgspec
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import (
@@ -41,6 +40,7 @@ from retinue.core.events import (
     TurnEnded,
     TurnStarted,
     UsageReported,
+    decode_raw,
 )
 from retinue.core.traces import span_id_of
 from retinue.core.usage import NO_USAGE, Usage
@@ -134,12 +134,12 @@ IDS = MintedIds()
 class _Run:
     """The open spans and the totals of one run."""
 
-    __slots__ = ("asked", "chat", "provider", "span", "spawned", "tools", "turn", "turns", "usage")
+    __slots__ = ("asked", "chat", "model", "provider", "span", "spawned", "tools", "turn", "turns", "usage")
 
     def __init__(self, spawned: RunSpawned, span: Span) -> None:
         self.spawned = spawned
         self.span = span
-        self.provider, _ = split_model_name(spawned.model)
+        self.provider, self.model = split_model_name(spawned.model)
         self.chat: Span | None = None
         self.asked: SpanContext | None = None
         self.tools: dict[str, Span] = {}
@@ -203,7 +203,8 @@ class Recorder:
         match event.body:
             case TurnStarted(turn=turn):
                 run.turns = turn
-                run.chat = self._start_span(f"{CHAT} {self._model_of(run)}", event, run, _chat_attributes(run, turn))
+                asked = {OPERATION: CHAT, PROVIDER: run.provider, MODEL: run.model, TURN: turn}
+                run.chat = self._start_span(f"{CHAT} {run.model}", event, run, asked)
             case UsageReported(usage=usage):
                 run.usage += usage
                 if run.chat is not None:
@@ -244,9 +245,9 @@ class Recorder:
         }
         if body.parent is not None:
             attributes |= {PARENT_RUN: body.parent, PARENT_PATH: event.path.rpartition("/")[0]}
-        described = _read_description(body)
+        described = decode_raw(body.profile).get("description")
         if described:
-            attributes[DESCRIPTION] = described
+            attributes[DESCRIPTION] = str(described)
         links: Sequence[Link] = ()
         above = _parse_traceparent(body.traceparent) if body.parent is None else tree.over.get(body.parent)
         if parent is not None:
@@ -289,19 +290,10 @@ class Recorder:
         if not news:
             return
         self._invocations.add(1, {AGENT: event.agent, OUTCOME: outcome})
-        shared = {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: self._model_of(run)}
+        shared = {OPERATION: INVOKE_AGENT, PROVIDER: run.provider, MODEL: run.model}
         for kind, count in (("input", run.usage.input_tokens), ("output", run.usage.output_tokens)):
             if count:
                 self._tokens.record(count, shared | {TOKEN_TYPE: kind})
-
-    @staticmethod
-    def _model_of(run: _Run) -> str:
-        return split_model_name(run.spawned.model)[1]
-
-
-def _chat_attributes(run: _Run, turn: int) -> dict[str, Any]:
-    provider, model = split_model_name(run.spawned.model)
-    return {OPERATION: CHAT, PROVIDER: provider, MODEL: model, TURN: turn}
 
 
 def _run_attributes(event: Event) -> dict[str, Any]:
@@ -317,12 +309,6 @@ def _token_attributes(usage: Usage) -> dict[str, Any]:
     counts = {INPUT: usage.input_tokens, OUTPUT: usage.output_tokens}
     cached = {CACHE_READ: usage.cache_read_tokens, CACHE_WRITE: usage.cache_write_tokens}
     return counts | {name: count for name, count in cached.items() if count}
-
-
-def _read_description(body: RunSpawned) -> str:
-    profile = body.profile
-    fields = msgspec.json.decode(profile) if isinstance(profile, msgspec.Raw) else profile
-    return str(fields.get("description") or "")
 
 
 def _end_span(span: Span, at: int, error: str, words: str = "", *, news: bool) -> None:

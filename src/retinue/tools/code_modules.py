@@ -118,9 +118,9 @@ def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
     compact, whole = [], []
     for each in ordered:
         default = "" if each in required else f" = {_format_default(properties[each], schema)}"
-        kind = types.reader(schema, f"{name}_{each}").annotation(properties[each])
+        kind = types.make_reader(schema, f"{name}_{each}").format_type(properties[each])
         whole.append(f"{named[each]}: {kind}{default}")
-        kind = _Reader(schema, _format_inline, deep=SHOWN_DEEP).annotation(properties[each])
+        kind = _Reader(schema, _format_inline, deep=SHOWN_DEEP).format_type(properties[each])
         compact.append(f"{named[each]}: {kind}{default}")
     args = ", ".join(f"{each!a}: {named[each]}" for each in ordered)
     if schema.get("additionalProperties") and not properties:
@@ -129,13 +129,13 @@ def _make_function(name: str, spec: ToolSpec, types: _Types) -> Function:
         args = "**more_"
     wrapped = _is_wrapped(spec.output)
     output = spec.output["properties"][RESULT] if wrapped else spec.output
-    gives = types.reader(spec.output, f"{name}_result").annotation(output)
+    gives = types.make_reader(spec.output, f"{name}_result").format_type(output)
     source = (
         f"async def {name}({', '.join(whole)}) -> {gives}:\n"
         f"    {_quote_docstring(_describe(spec, properties, named))}\n"
         f"    return await _call({spec.name!a}, {{{args}}}{f', {RESULT!a}' if wrapped else ''})\n"
     )
-    shown = _Reader(spec.output, _format_inline, deep=SHOWN_DEEP).annotation(output)
+    shown = _Reader(spec.output, _format_inline, deep=SHOWN_DEEP).format_type(output)
     signature = f"{name}({', '.join(compact)}) -> {shown}"
     return Function(name, signature, _shorten(spec.description, SUMMARY_CHARACTERS), source)
 
@@ -221,7 +221,7 @@ class _Reader:
         self._root, self._objects, self._deep = root, objects, deep
         self._left = PARTS
 
-    def annotation(self, schema: Any) -> str:
+    def format_type(self, schema: Any) -> str:
         schema = _resolve(schema, self._root)
         self._left -= 1
         if not isinstance(schema, dict) or not schema or not self._deep or self._left < 0:
@@ -233,18 +233,18 @@ class _Reader:
         try:
             options = _find_options(schema)
             if options != [schema]:
-                return _format_union([self.annotation(option) for option in options])
-            return _format_union([self._plain(kind, schema) for kind in _type_names(schema)])
+                return _format_union([self.format_type(option) for option in options])
+            return _format_union([self._format_plain_type(kind, schema) for kind in _type_names(schema)])
         finally:
             self._deep += 1
 
-    def _plain(self, kind: str, schema: dict[str, Any]) -> str:
+    def _format_plain_type(self, kind: str, schema: dict[str, Any]) -> str:
         if kind == "array":
-            return f"list[{self.annotation(schema.get('items', {}))}]"
+            return f"list[{self.format_type(schema.get('items', {}))}]"
         if kind == "object":
             if _find_properties(schema):
                 return self._objects(schema, self)
-            return f"dict[str, {self.annotation(schema.get('additionalProperties', {}))}]"
+            return f"dict[str, {self.format_type(schema.get('additionalProperties', {}))}]"
         return _SCALARS.get(kind, "Any")
 
 
@@ -295,7 +295,7 @@ def _format_inline(schema: dict[str, Any], reader: _Reader) -> str:
     """Return an object as the model reads it: `{title: str, labels?: list[str]}`."""
     needed = _find_required(schema)
     fields = (
-        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.annotation(each)}"
+        f"{_shorten(name, 60)}{'' if name in needed else '?'}: {reader.format_type(each)}"
         for name, each in list(_find_properties(schema).items())[:CHOICES]
     )
     return f"{{{', '.join(fields)}}}"
@@ -310,10 +310,10 @@ class _Types:
         self.names: list[str] = []
         self.sources: list[str] = []
 
-    def reader(self, root: dict[str, Any], about: str) -> _Reader:
-        return _Reader(root, lambda schema, reader: self._named(schema, reader, about), deep=DEEP)
+    def make_reader(self, root: dict[str, Any], about: str) -> _Reader:
+        return _Reader(root, lambda schema, reader: self._name_object(schema, reader, about), deep=DEEP)
 
-    def _named(self, schema: dict[str, Any], reader: _Reader, about: str) -> str:
+    def _name_object(self, schema: dict[str, Any], reader: _Reader, about: str) -> str:
         if id(schema) in self._known:
             return self._known[id(schema)]
         if len(self._known) >= TYPES:
@@ -326,7 +326,7 @@ class _Types:
         self._known[id(schema)] = name
         needed, fields = _find_required(schema), []
         for each, part in _find_properties(schema).items():
-            kind = reader.annotation(part)
+            kind = reader.format_type(part)
             fields.append(f"{each!a}: {kind if each in needed else f'NotRequired[{kind}]'!a}")
         self.sources.append(f"{name} = TypedDict({name!a}, {{{', '.join(fields)}}})\n")
         return name

@@ -52,8 +52,8 @@ class Channel:
         self._closed = False
 
     def receive(self) -> Any:
-        size = int.from_bytes(self._exactly(HEAD), "big")
-        return json.loads(self._exactly(size))
+        size = int.from_bytes(self._receive_bytes(HEAD), "big")
+        return json.loads(self._receive_bytes(size))
 
     async def call(self, tool: str, args: dict[str, Any], field: str = "") -> Any:
         """Call a tool; return its value, or that of its one field. Arguments that were left out are `...`."""
@@ -106,7 +106,7 @@ class Channel:
                 if waiting.set_running_or_notify_cancel():
                     waiting.set_exception(ToolError("the channel to the tools is closed"))
 
-    def _exactly(self, size: int) -> bytes:
+    def _receive_bytes(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
             chunk = self._socket.recv(size - len(data))

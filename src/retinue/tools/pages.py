@@ -65,10 +65,10 @@ def extract_html_text(html: str, url: str) -> str:
     reader = _Reader(url)
     for tag, words in _split_tokens(html):
         if tag:
-            reader.tag(tag, words)
+            reader.add_tag(tag, words)
         else:
-            reader.words(words)
-    return reader.text()
+            reader.add_text(words)
+    return reader.make_text()
 
 
 def _split_tokens(html: str) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ class _Reader:
         self._plain = 0
         self._link: tuple[str, int] | None = None
 
-    def tag(self, tag: str, attributes: str) -> None:
+    def add_tag(self, tag: str, attributes: str) -> None:
         name = tag.removeprefix("/")
         if name in _BLOCKS:
             self._parts.append("\n" if tag != name else "\n" + _HEADINGS.get(name, "- " if name == "li" else ""))
@@ -132,11 +132,11 @@ class _Reader:
         elif tag == "img" and (words := _find_attribute(attributes, "alt")):
             self._parts.append(f"[image: {words}]")
 
-    def words(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         plain = unescape(text)
         self._parts.append(plain if self._plain else _SPACE.sub(" ", plain))
 
-    def text(self) -> str:
+    def make_text(self) -> str:
         lines = (line.rstrip() if line.startswith("  ") else line.strip() for line in "".join(self._parts).split("\n"))
         return _EMPTY_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
 

@@ -84,7 +84,7 @@ class SpawnSubagents:
         try:
             tasks = words.read_tasks(call.args)
         except ToolError as error:
-            raise ToolError(_encode_json(words.error_reply(str(error))).text) from None
+            raise ToolError(_encode_json(words.make_error_reply(str(error))).text) from None
         return "\n".join(f"{kind or 'subagent'}: {task.text}" for kind, task in tasks)
 
     async def __call__(self, call: Call, folders: Folders, link: Link) -> Outcome:
@@ -93,9 +93,9 @@ class SpawnSubagents:
             orders = self._make_orders(call, folders, link, background)
             tickets = await link.spawn(orders)
         except (ToolError, SpawnRefused) as error:
-            return _encode_json(words.error_reply(str(error)), success=False)
+            return _encode_json(words.make_error_reply(str(error)), success=False)
         if background:
-            return _encode_json(words.background_reply(tickets))
+            return _encode_json(words.make_background_reply(tickets))
         results = await link.wait([ticket.run for ticket in tickets])
         return self.reply(list(zip(results, tickets, strict=True)), folders)
 
@@ -105,7 +105,7 @@ class SpawnSubagents:
         limit = INLINE_BYTES
         while True:
             entries = [_make_entry(result, ticket, folders, limit) for result, ticket in results]
-            reply = words.blocking_reply(entries)
+            reply = words.make_blocking_reply(entries)
             outcome = _encode_json(reply, success=reply["success"])
             if len(outcome.text.encode()) <= INLINE_BYTES or limit < SHORTEST_ANSWER:
                 return outcome
@@ -124,7 +124,9 @@ class SpawnSubagents:
         for index, (kind, wish) in enumerate(tasks):
             task = wish
             if kind is not None and kind.lower() not in known:
-                raise ToolError(words.unknown_type(kind, task.text, [profile.name for profile in known.values()]))
+                raise ToolError(
+                    words.describe_unknown_type(kind, task.text, [profile.name for profile in known.values()])
+                )
             if task.context_paths:
                 found = [_check_path(index, path, folders) for path in task.context_paths]
                 task = msgspec.structs.replace(task, context_paths=found)
@@ -140,14 +142,14 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
     except ToolError as error:
         raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
     if not found.exists():
-        raise ToolError(words.no_such_path(index, path))
+        raise ToolError(words.describe_missing_path(index, path))
     return str(found)
 
 
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
     answer = result.final_response if result.success or not result.partial else result.partial
     answer, _ = truncate_text(answer, limit, spill=lambda: folders.spill(f"answer-{ticket.run}.txt"))
-    return words.result_entry(result, answer=answer, log_path=ticket.status_file)
+    return words.make_result_entry(result, answer=answer, log_path=ticket.status_file)
 
 
 def _encode_json(reply: dict[str, Any], *, success: bool = True) -> Outcome:
@@ -176,11 +178,12 @@ class ListAgents:
 
 def _format_line(row: Row) -> str:
     age = max(0, round(time.time() - row.created_at))
-    return f"agent:{row.run} [{row.label}] {agent_word(row)} ({row.agent}, spawned {age}s ago by agent:{row.parent})"
+    origin = f"({row.agent}, spawned {age}s ago by agent:{row.parent})"
+    return f"agent:{row.run} [{row.label}] {describe_agent_state(row)} {origin}"
 
 
-def agent_word(row: Row) -> str:
-    """Running, Finished or Error, with the live state or the reason."""
+def describe_agent_state(row: Row) -> str:
+    """Say Running, Finished or Error, with the live state or the reason."""
     if row.status is None:
         return f"Running ({row.state})"
     if row.status == "done" or row.result is None:

@@ -41,11 +41,11 @@ class Ends:
         self._trouble = ""
 
     def feed(self, raw: bytes) -> None:
-        self._take(self._secrets.feed(self._decoder.decode(raw)).encode())
+        self._keep_ends(self._secrets.feed(self._decoder.decode(raw)).encode())
 
     def close(self) -> tuple[str, str]:
         """Return the text, and the file that has all of it ("" if nothing was cut)."""
-        self._take((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
+        self._keep_ends((self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.rest()).encode())
         self.drop()
         if self._total <= self._limit:
             return (self._head + self._tail).decode(), ""
@@ -61,7 +61,7 @@ class Ends:
             os.close(self._fd)
             self._fd = None
 
-    def _take(self, data: bytes) -> None:
+    def _keep_ends(self, data: bytes) -> None:
         before, self._total = self._total, self._total + len(data)
         if self._total > self._limit:
             if before <= self._limit:

@@ -148,12 +148,6 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
     return [found for found in (find_copy(state, tree, run) for run in runs) if found is not None]
 
 
-def list_unapplied(folder: Path) -> list[str]:
-    """Return the runs of a tree's folder whose changes nobody has applied."""
-    found = list_copies(str(folder.parent.parent), folder.name)
-    return [one.name for one in found if one.has_unapplied]
-
-
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     """Return what applying the changes of these copies, one after the other, would do to the folder."""
     store = tree_workspaces.find_store(copies[0].workspace.own)

@@ -160,14 +160,14 @@ class DelegatedWorkspace:
         if stat.S_ISDIR(os.fstat(source).st_mode):
             self._copy(source, context / name, what)
         else:
-            with _refusals(what):
+            with _refuse_large_copies(what):
                 FolderCopier(str(context), ContentNames(), self._budget, modes=PUBLIC_MODES).copy_file(source, name)
         return context / name
 
     def _copy(self, source: int, to: Path, what: str) -> tuple[FolderCopier, Files]:
         to.mkdir(mode=0o755)
         copier = FolderCopier(str(to), ContentNames(), self._budget, modes=PUBLIC_MODES)
-        with _refusals(what):
+        with _refuse_large_copies(what):
             return copier, copier.copy(Walker(source, links=False, never=self._never))
 
     def bring_back(self, workspace: Path, target: int) -> list[str]:
@@ -193,7 +193,7 @@ class DelegatedWorkspace:
 
     def _check_size(self, workspace: Path, changed: Sequence[str]) -> None:
         budget = CopyBudget(self._max_bytes, self._max_files)
-        with _refusals(WRITTEN):
+        with _refuse_large_copies(WRITTEN):
             for path in changed:
                 budget.spend_entry(path)
                 with suppress(OSError):
@@ -201,7 +201,7 @@ class DelegatedWorkspace:
 
 
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def _refuse_large_copies(what: str) -> Iterator[None]:
     try:
         yield
     except BudgetExceeded as error:
@@ -221,7 +221,7 @@ class _Return:
     def describe(self, skipped: Skipped) -> list[str]:
         """Return the notes for the one who asked."""
         told = [
-            text.format(files=_join(paths))
+            text.format(files=_join_paths(paths))
             for text, paths in ((REPLACED, self._replaced), (REMOVED, self._removed), (BLOCKED, self._blocked))
             if paths
         ]
@@ -262,13 +262,13 @@ class _Return:
         """Put a file of the run in its place, whole."""
 
         def replace() -> None:
-            found = self._place(path, stored)
+            found = self._place_file(path, stored)
             if found not in (self._base.get(path), stored):
                 self._replaced.append(path)
 
         self._attempt(path, replace)
 
-    def _place(self, path: str, stored: StoredFile) -> StoredFile | None:
+    def _place_file(self, path: str, stored: StoredFile) -> StoredFile | None:
         """Replace a file by that of the run; return what was there."""
         found: StoredFile | None = None
         with open_parent(self._workspace, path) as (folder, name):
@@ -326,7 +326,7 @@ def remove_temporary_files(folder: int) -> None:
                     os.unlink(name, dir_fd=at)
 
 
-def _join(paths: list[str]) -> str:
+def _join_paths(paths: list[str]) -> str:
     """Return the first paths as text."""
     shown = ", ".join(map(display_path, paths[:SHOWN]))
     return shown if len(paths) <= SHOWN else f"{shown} and {len(paths) - SHOWN} more"

@@ -63,16 +63,16 @@ def build_command(*words: str, git_dir: str) -> tuple[list[str], dict[str, str]]
 def run_in_store(*words: str, git_dir: str, cwd: str | None = None) -> bytes:
     """Run git on a store of ours, or on a clone that nobody but us has touched yet; return its output."""
     line, env = build_command(*words, git_dir=git_dir)
-    return _run(line, env, cwd or git_dir)
+    return _run_git(line, env, cwd or git_dir)
 
 
 def run_in_project(*words: str, project: str, good: Sequence[int] = (0,)) -> bytes:
     """Run a git command that only reads in the user's repository, under the user's settings; return its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return _run([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good)
+    return _run_git([find_git(), *_QUIET, *words], {**env, **_ALWAYS}, project, good)
 
 
-def _run(line: list[str], env: dict[str, str], cwd: str, good: Sequence[int] = (0,)) -> bytes:
+def _run_git(line: list[str], env: dict[str, str], cwd: str, good: Sequence[int] = (0,)) -> bytes:
     try:
         done = run_program(line, env=env, cwd=cwd, seconds=SECONDS)
     except subprocess.TimeoutExpired:

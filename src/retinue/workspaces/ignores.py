@@ -73,21 +73,21 @@ class Ignores:
 
     def __call__(self, entry: Entry) -> bool:
         if entry.name == ".gitignore":
-            self._learn(entry)
+            self._copy_rules(entry)
         if entry.path in self._tracked or self.gave_up:
             return False
         place = Path(self._work, self._prefix + entry.path)
         try:
             if entry.is_folder:
                 place.mkdir(parents=True, exist_ok=True)  # a pattern may be about folders only
-            ignored = self._ask(self._prefix + entry.path)
+            ignored = self._ask_git(self._prefix + entry.path)
             if entry.is_folder and ignored:
                 place.rmdir()
         except OSError:  # too long a path, or git is gone
             return False
         return ignored
 
-    def _learn(self, entry: Entry) -> None:
+    def _copy_rules(self, entry: Entry) -> None:
         if not stat.S_ISREG(entry.status.st_mode) or entry.status.st_size > FILE_BYTES:
             return
         try:
@@ -102,7 +102,7 @@ class Ignores:
         except OSError:
             return
 
-    def _ask(self, path: str) -> bool:
+    def _ask_git(self, path: str) -> bool:
         asking, answering = self._group.process.stdin, self._group.process.stdout
         assert asking is not None and answering is not None
         asking.write(os.fsencode(path) + b"\0")

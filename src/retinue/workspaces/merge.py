@@ -134,14 +134,14 @@ class _Merger:
             return "was added here and by the run, with different content"
         if "120000" in (base.mode, here.mode, end.mode):
             return "is a link, and both changed it"
-        oid = self._content(base.oid, here.oid, end.oid)
+        oid = self._merge_content(base.oid, here.oid, end.oid)
         if oid is None:
             return "was changed here and by the run, in the same lines"
         if not oid:
             return "was changed here and by the run, and is binary or too large to merge"
         return StoredFile(end.mode if end.mode != base.mode else here.mode, oid)
 
-    def _content(self, base: str, here: str, end: str) -> str | None:
+    def _merge_content(self, base: str, here: str, end: str) -> str | None:
         """Return the name of the merged content; None for a conflict, "" for content without lines."""
         if end in (base, here):
             return here

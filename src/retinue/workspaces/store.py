@@ -138,7 +138,7 @@ class Import:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        self._put(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
+        self._write(b"blob\ndata 32\n%s\n" % secrets.token_hex(16).encode())  # two packs of one name would collide
         return self
 
     def __exit__(
@@ -147,7 +147,7 @@ class Import:
         if error is not None:
             self._group.kill()
         else:
-            self._put(b"done\n")
+            self._write(b"done\n")
         _, words = self._group.process.communicate()
         if error is None and self._group.process.returncode:
             what = " ".join(words.decode("utf-8", "replace").split())
@@ -160,14 +160,14 @@ class Import:
         if oid in self._new or self._store.has_content(oid):
             return
         digest, left = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), size
-        self._put(b"blob\ndata %d\n" % size)
+        self._write(b"blob\ndata %d\n" % size)
         for chunk in data:
-            self._put(chunk[:left])
+            self._write(chunk[:left])
             digest.update(chunk)
             left -= len(chunk)
         if left or digest.hexdigest() != oid:
             raise RetinueError("a file was changed while it was looked at")
-        self._put(b"\n")
+        self._write(b"\n")
         self._new.add(oid)
 
     def add_bytes(self, data: bytes) -> str:
@@ -178,12 +178,12 @@ class Import:
 
     def add_tree(self, ref: str, files: Mapping[str, StoredFile]) -> None:
         """Add a tree under the name `ref`."""
-        self._put(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
+        self._write(b"commit %s\ncommitter retinue <> 0 +0000\ndata 0\ndeleteall\n" % ref.encode())
         for path, held in files.items():
-            self._put(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quote_path(path)))
-        self._put(b"\n")
+            self._write(b"M %s %s %s\n" % (held.mode.encode(), held.oid.encode(), _quote_path(path)))
+        self._write(b"\n")
 
-    def _put(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         assert self._group.process.stdin is not None
         try:
             self._group.process.stdin.write(data)

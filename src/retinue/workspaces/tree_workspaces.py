@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePath
+from typing import TypeVar
 
 from retinue.concurrency import TaskOwner
-from retinue.core.errors import RetinueError
+from retinue.core.errors import Failed, RetinueError
+from retinue.core.events import Warned
 from retinue.core.limits import WORKSPACE_MIB
+from retinue.core.plans import Job
+from retinue.core.ports import Link
 from retinue.files.private import make_private_folder
 from retinue.files.trees import give_folder, remove_tree
 from retinue.workspaces import git
@@ -17,6 +23,7 @@ from retinue.workspaces.capture import capture_folder, describe_change, list_cha
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.create import MIB, CreatedWorkspace, create_workspace
 from retinue.workspaces.ignores import Ignores
+from retinue.workspaces.run_folders import RunFolders
 from retinue.workspaces.store import ContentNames, Files, Import, Store
 from retinue.workspaces.walk import Skipped, Walker
 from retinue.workspaces.workspace import (
@@ -37,6 +44,8 @@ STORE = "workspaces.git"
 NO_SNAPSHOT = "no snapshot of the workspace for other runs: it {why}"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 CLOSE_SECONDS = 10.0
+STOP_SECONDS = 2.0
+T = TypeVar("T")
 _UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
 
 
@@ -46,17 +55,51 @@ def find_store(own: str) -> Store:
 
 
 class Workspaces:
-    """The workspaces of a process. Remembers the trees' stores, so that eight copies of a project are stored once."""
+    """The copied workspaces of a process, each made once, beside the event loop. Remembers the trees' stores, so that
+    eight copies of a project are stored once."""
 
     def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
         self._limit = max_mib * MIB
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
-        self.tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+        self._making: dict[str, _Making] = {}
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+
+    def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
+        """Run work on a workspace in a thread. `close` waits for it, so that nothing is written in a folder that is
+        gone."""
+        return self._tasks.start_thread(work)
 
     async def close(self) -> None:
         """Wait for work that still copies or looks; nobody else does if its run was killed."""
-        await self.tasks.wait(CLOSE_SECONDS)
+        await self._tasks.wait(CLOSE_SECONDS)
+
+    async def make_above(self, job: Job, link: Link) -> None:
+        """Make the workspaces of the runs above one, which it may read."""
+        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
+            await self.make(job.folders.parent, link)
+
+    async def make(self, folders: RunFolders, link: Link) -> None:
+        """Make a run's workspace, after those of the runs above it. Raises Failed."""
+        if folders.parent is not None:
+            await self.make(folders.parent, link)
+        copy = folders.workspace_copy
+        if copy is None or folders.is_made:
+            return
+        making = self._making.get(copy.own)
+        if making is None:
+            making = self._making[copy.own] = _Making(copy, self)
+        try:
+            made = await making.wait()
+        except (RetinueError, OSError) as error:
+            raise Failed(str(error)) from None
+        finally:
+            if making.is_over and self._making.get(copy.own) is making:  # else others wait for it, or for the next one
+                del self._making[copy.own]
+        if not folders.is_made:
+            folders.is_made = True
+            if made.skipped.count:
+                link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
 
     def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
         """Make the workspace and store its first state.
@@ -91,6 +134,31 @@ class Workspaces:
         )
         write_record(workspace.own, WORKSPACE_FILE, record)
         return made
+
+
+class _Making:
+    """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
+
+    def __init__(self, workspace: Workspace, workspaces: Workspaces) -> None:
+        self._stop = threading.Event()
+        self._task = workspaces.start_thread(lambda: workspaces.prepare(workspace, self._stop))
+        self._waiting = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done() or self._stop.is_set()
+
+    async def wait(self) -> CreatedWorkspace:
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self._stop.set()
+                await asyncio.wait([self._task], timeout=STOP_SECONDS)
+            raise
+        finally:
+            self._waiting -= 1
 
 
 def _is_empty(folder: str) -> bool:

@@ -117,7 +117,7 @@ class Walker:
             raise RetinueError(f"cannot look into {self._name}: {error.strerror or error}") from None
         try:
             self._device = os.fstat(top).st_dev
-            yield from self._inside(top, "", 0, False)
+            yield from self._walk_folder(top, "", 0, False)
         finally:
             os.close(top)
 
@@ -134,7 +134,7 @@ class Walker:
         """Return the files that have a second name outside the folder; complete after the walk."""
         return {path for links, paths in self._links.values() if links > len(paths) for path in paths}
 
-    def _inside(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
+    def _walk_folder(self, folder: int, above: str, depth: int, ignored: bool) -> Iterator[Entry]:
         names = sorted(os.listdir(folder), key=lambda name: (name != ".gitignore", name))
         for name in names:
             if self._stop is not None and self._stop.is_set():
@@ -150,7 +150,7 @@ class Walker:
             if self._seen > MOST:
                 raise RetinueError(f"{self._name} holds more than {MOST:,} files and folders")
             entry = Entry(path, status, folder, name, ignored)
-            if not self._wanted(entry):
+            if not self._is_wanted(entry):
                 continue
             if not ignored and self._ignored(entry):
                 entry = entry._replace(ignored=True)
@@ -158,9 +158,9 @@ class Walker:
                 continue
             yield entry
             if entry.is_folder:
-                yield from self._below(entry, depth)
+                yield from self._walk_subfolder(entry, depth)
 
-    def _wanted(self, entry: Entry) -> bool:
+    def _is_wanted(self, entry: Entry) -> bool:
         kind = stat.S_IFMT(entry.status.st_mode)
         if kind in _KINDS:
             self.skip(entry.path, _KINDS[kind])
@@ -179,7 +179,7 @@ class Walker:
             self._links.setdefault(key, (entry.status.st_nlink, []))[1].append(entry.path)
         return True
 
-    def _below(self, entry: Entry, depth: int) -> Iterator[Entry]:
+    def _walk_subfolder(self, entry: Entry, depth: int) -> Iterator[Entry]:
         if depth >= DEEPEST:
             self.skip(entry.path, "nested too deeply")
             return
@@ -192,7 +192,7 @@ class Walker:
             if not os.path.samestat(os.fstat(inner), entry.status):
                 self.skip(entry.path, "changed while it was looked at")
                 return
-            yield from self._inside(inner, f"{entry.path}/", depth + 1, entry.ignored)
+            yield from self._walk_folder(inner, f"{entry.path}/", depth + 1, entry.ignored)
         finally:
             os.close(inner)
 

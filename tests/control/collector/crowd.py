@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from retinue.control.publisher import Poster
+from retinue.control.reporting import Poster
 from retinue.core.events import RunEnded, RunSpawned, Thinking
 from retinue.protocol.reports import ADDRESS, ROUTE, Sender
 

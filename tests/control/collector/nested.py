@@ -16,9 +16,8 @@ import retinue
 from retinue.build.parts import Parts
 from retinue.build.supervisor import make_supervisor
 from retinue.concurrency import SystemClock
-from retinue.control.publisher import Publisher
-from retinue.control.reporting import Relay
-from retinue.control.server_limits import Downward
+from retinue.control.collector import Downward
+from retinue.control.reporting import Publisher, Relay
 from retinue.core.caller import narrow_caller
 from retinue.core.errors import SpawnRefused
 from retinue.core.limits import Limits

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from retinue.concurrency import SystemClock
-from retinue.control.publisher import Publisher
-from retinue.control.reporting import Relay
-from retinue.control.server_limits import Downward
+from retinue.control.collector import Downward
+from retinue.control.reporting import Publisher, Relay
 from retinue.core.events import RunEnded
 from retinue.core.limits import Limits
 from retinue.core.ports import Outcome

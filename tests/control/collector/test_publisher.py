@@ -12,9 +12,8 @@ from retinue.build.parts import Parts
 from retinue.build.servers import NoReporting, make_reporting
 from retinue.build.supervisor import make_supervisor
 from retinue.concurrency import SystemClock
-from retinue.control.publisher import Poster, Publisher
-from retinue.control.reporting import Relay, Reporting
-from retinue.control.server_limits import Downward
+from retinue.control.collector import Downward
+from retinue.control.reporting import Poster, Publisher, Relay, Reporting
 from retinue.core.caller import Caller
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded, RunSpawned, ToolCall, ToolResult, TurnStarted, UsageReported, Warned
@@ -142,8 +141,9 @@ async def test_best_effort_the_collector_is_killed_in_the_middle(tmp_path: Path)
         child.stdin.write(b"\n\n")
         result, complaint = await result_of(child)
         assert (result["status"], result["tool_count"]) == ("done", 2)
-        assert result["warning"].count("the runs go on unreported (best_effort)") == 1
-        assert complaint == ""
+        # Nothing waits for the failed post, so the run may have ended before it.
+        said = (result.get("warning") or "") + complaint
+        assert said.count("the runs go on unreported (best_effort)") == 1
 
 
 @pytest.mark.requirement("CPE-47")
@@ -152,7 +152,7 @@ async def test_best_effort_tries_again_later_and_what_was_lost_shows_as_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: float, seqs: list[int]
 ) -> None:
     """The second event is refused. The numbers go on, so whoever takes the third knows that one is missing."""
-    monkeypatch.setattr("retinue.control.publisher.AGAIN_SECONDS", again)
+    monkeypatch.setattr("retinue.control.reporting.AGAIN_SECONDS", again)
     async with peer("thought_trace") as (address, posts):
         monkeypatch.setenv(ADDRESS, address)
         script = {"reviewer": [{"thinking": "hm", **LOOK}, {"text": "fine"}]}
@@ -169,7 +169,8 @@ async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_p
     async with hall(tmp_path) as h:
         server = h.server()
         run_id = server.call()
-        child = await server.start(CHILD, run_id, json.dumps(TWO_LOOKS), "wait", option)
+        script = {"reviewer": [LOOK, LOOK, {"hang": True}]}  # it learns of the cancel by its next post
+        child = await server.start(CHILD, run_id, json.dumps(script), "wait", option)
         assert child.stdin is not None and child.stdout is not None
         assert json.loads(await child.stdout.readline()) == {"turn": 2}
         run = runs_of(await h.until("tool.result"))[run_id]
@@ -197,7 +198,8 @@ async def test_a_run_that_is_cancelled_at_the_root_ends_in_its_own_process(tmp_p
 async def test_every_way_not_to_arrive_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr("retinue.control.publisher.POST_SECONDS", 0.2)
+    if answer is None:
+        monkeypatch.setattr("retinue.control.reporting.POST_SECONDS", 0.2)
     async with peer(answer) as (address, _):
         monkeypatch.setenv(ADDRESS, address)
         status, error, _ = await reviewed(tmp_path, TWO_LOOKS)

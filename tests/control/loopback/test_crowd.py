@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from retinue.control import server
-from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Deny
 from retinue.core.errors import NotFound
 from retinue.core.events import ApprovalDecided, Event, RunEnded, TurnStarted, encode_event

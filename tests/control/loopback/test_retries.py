@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from retinue.control import channel
-from retinue.control.channel import ControlUnreachable
-from retinue.control.client import ControlClient
+from retinue.control.client import ControlClient, ControlUnreachable
 from retinue.core.approvals import Allow
 from retinue.core.events import ApprovalDecided, Inbox
 from retinue.protocol import control

@@ -14,6 +14,10 @@ from tests.surfaces.cli.shell import Project, interrupt, one_line_error, read_un
 from tests.surfaces.cli.test_terminal import Terminal
 
 GLOB = {"name": "glob", "args": {"pattern": "*"}}
+HELD = {
+    "name": "shell",
+    "args": {"command": "until [ -e gate ]; do sleep 0.05; done"},
+}  # runs until `release` is called
 CHILD = {"name": "subagent_explorer", "args": {"task": "dig"}}
 
 
@@ -29,6 +33,11 @@ def first(project: Project, agents: dict[str, object], *options: str) -> Iterato
         assert process.stderr is not None
         read_until(process.stderr, 'Tool "glob" result')
         yield process
+
+
+def release(project: Project) -> None:
+    """Let the run go on that waits in `HELD`."""
+    (project.folder / "gate").touch()
 
 
 def waiting(project: Project, count: int = 1) -> list[dict[str, object]]:
@@ -81,11 +90,13 @@ def test_cancelling_the_primary_ends_the_first_terminals_command(project: Projec
 
 
 def test_a_steer_and_its_receipts(project: Project) -> None:
-    agents = {"main": [{"tools": [GLOB]}, {"tools": [GLOB], "delay": 2}, {"hang": True}]}
+    agents = {"main": [{"tools": [GLOB]}, {"tools": [HELD]}, {"hang": True}]}
     project.run(agents={"main": ["another main, which has ended"]})
-    with first(project, agents) as process:
-        delivered = project.retinue("send", "main", "look at the tests", "--wait", "30")
-        assert (delivered.returncode, delivered.stdout) == (0, "delivered at turn 3\n")
+    with first(project, agents, "--yes") as process:
+        with project.running("send", "main", "look at the tests", "--wait", "100") as sending:
+            until(lambda: any(event["kind"] == "inbox" for event in project.events()))
+            release(project)
+            assert (sending.communicate()[0], sending.returncode) == ("delivered at turn 3\n", 0)
         queued = project.retinue("send", "main", "-", "--wait", "0.2", "--json", stdin="and then stop\n")
         assert json.loads(queued.stdout)["state"] == "queued"
         assert "#### inbox\nlook at the tests\n" in project.retinue("tail").stdout
@@ -102,7 +113,7 @@ def test_a_steer_and_its_receipts(project: Project) -> None:
 
 def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
     both = {"tools": [write("a.txt"), write("b.txt")]}
-    with first(project, {"main": [{"tools": [GLOB]}, both, "end"]}, "--wait-approvals", "60") as process:
+    with first(project, {"main": [{"tools": [GLOB]}, both, "end"]}, "--wait-approvals", "600") as process:
         questions = waiting(project, 2)
         tree = questions[0]["tree"]
         assert [(q["number"], q["tool"], q["call_id"]) for q in questions] == [
@@ -132,7 +143,7 @@ def test_questions_are_listed_numbered_and_answered(project: Project) -> None:
 def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, {"tools": [write("b.txt")]}, "end"]}
     with (
-        first(project, agents, "--wait-approvals", "60") as process,
+        first(project, agents, "--wait-approvals", "600") as process,
         project.running("approvals", "--watch") as watch,
     ):
         assert watch.stdout is not None
@@ -152,7 +163,7 @@ def test_approvals_watch_shows_questions_as_they_come_and_what_came_of_them(proj
 def test_two_real_terminals_answer_at_once_and_one_is_told_that_it_was_late(project: Project) -> None:
     rounds = 5
     agents = {"main": [{"tools": [GLOB]}, *({"tools": [write(f"{n}.txt")]} for n in range(rounds)), "end"]}
-    with first(project, agents, "--wait-approvals", "60") as process:
+    with first(project, agents, "--wait-approvals", "600") as process:
         for number in range(1, rounds + 1):
             [question] = waiting(project)
             assert question["number"] == number
@@ -186,11 +197,17 @@ def test_a_question_open_at_the_first_terminal_is_answered_at_the_second(project
 
 
 def test_tail_f_has_the_pieces_of_text_while_they_are_said(project: Project) -> None:
-    agents = {"main": [{"tools": [GLOB]}, {"tools": [GLOB], "delay": 2, "text": "one two three", "chunks": 3}, "end"]}
-    with first(project, agents), project.running("tail", "-f", "--json", "--deltas") as tail:
+    spoken = {"tools": [GLOB], "text": "one two three", "chunks": 3}
+    with (
+        first(project, {"main": [{"tools": [GLOB]}, {"tools": [HELD]}, spoken, "end"]}, "--yes"),
+        project.running("tail", "-f", "--json", "--deltas") as tail,
+    ):
+        assert tail.stdout is not None
+        read = read_until(tail.stdout, "-e gate")
+        release(project)
         out, err = tail.communicate()
     assert (tail.returncode, err) == (0, "")
-    lines = [json.loads(line) for line in out.splitlines()]
+    lines = [json.loads(line) for line in (read + out).splitlines()]
     events = [line for line in lines if "delta" not in line]
     said = "".join(line["delta"]["text"] for line in lines if "delta" in line)
     assert said.startswith("one two three")
@@ -200,9 +217,11 @@ def test_tail_f_has_the_pieces_of_text_while_they_are_said(project: Project) -> 
 
 
 def test_a_terminal_shows_what_is_being_said_on_its_last_line(project: Project) -> None:
-    spoken = {"tools": [GLOB], "delay": 2, "text": "spoken \x1b[31mslowly", "chunks": 2}
-    with first(project, {"main": [{"tools": [GLOB]}, spoken, "end"]}):
+    spoken = {"tools": [GLOB], "text": "spoken \x1b[31mslowly", "chunks": 2}
+    with first(project, {"main": [{"tools": [GLOB]}, {"tools": [HELD]}, spoken, "end"]}, "--yes"):
         terminal = Terminal(project, "tail", "-f", NO_COLOR="")
+        terminal.read_until("-e gate")
+        release(project)
         shown = terminal.read_until(None)
         assert terminal.end() == 0
     assert "\r\x1b[K" in shown
@@ -228,7 +247,7 @@ def test_the_first_terminal_shows_what_is_being_said_too(project: Project) -> No
 @pytest.mark.requirement("P23")
 def test_when_the_first_is_killed_the_second_is_told_and_nothing_stays_running(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, "end"]}
-    with first(project, agents, "--wait-approvals", "60") as process:
+    with first(project, agents, "--wait-approvals", "600") as process:
         waiting(project)
         with project.running("tail", "-f") as tail:
             assert tail.stdout is not None
@@ -341,7 +360,7 @@ def test_a_number_that_two_trees_have_is_no_answer_to_either(project: Project) -
 
 def test_an_answer_can_reach_further_than_one_call(project: Project) -> None:
     agents = {"main": [{"tools": [GLOB]}, {"tools": [write("a.txt")]}, {"tools": [write("b.txt")]}, "end"]}
-    with first(project, agents, "--wait-approvals", "60") as process:
+    with first(project, agents, "--wait-approvals", "600") as process:
         [question] = waiting(project, 1)
         assert project.retinue("approve", question["id"], "--run").returncode == 0
         out, _ = process.communicate()
@@ -358,7 +377,7 @@ def test_an_answer_for_all_that_a_run_asks_and_one_for_the_project(project: Proj
         return {"name": "shell", "args": {"command": command}}
 
     asks = ([write("a.txt"), write("b.txt")], [shell("echo 1")], [shell("echo 1; echo 2"), shell("echo 3")])
-    with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "60") as run:
+    with first(project, {"main": [{"tools": [GLOB]}, *({"tools": a} for a in asks)]}, "--wait-approvals", "600") as run:
         tree = waiting(project, 2)[0]["tree"]
         both = project.retinue("approve", "1", "--pending")
         assert both.stdout == f"approved write(a.txt) of {tree}/0\napproved write(b.txt) of {tree}/0\n"

@@ -8,9 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.surfaces.cli.shell import environment
+from tests.surfaces.cli.shell import SECONDS, environment
 
-SECONDS = 50.0
 INI = """[pytest]
 filterwarnings =
     error

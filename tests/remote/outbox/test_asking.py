@@ -20,7 +20,7 @@ from retinue.core.errors import ConfigError
 from retinue.core.events import Message, RunSpawned, ToolCall, Warned
 from retinue.core.messages import Call, Reply
 from retinue.remote import outbox as delegated
-from retinue.supervisor import adoption, remote_driver
+from retinue.supervisor import adoption, driver
 from tests.remote.outbox.kit import explorer, put, until
 from tests.sandbox.hosts import host
 from tests.sandbox.places import needs_bubblewrap
@@ -291,8 +291,8 @@ async def test_one_that_continues_another_is_asked_for_with_what_was_said(tmp_pa
         assert await answered(run, *turn) == "look"
         again = await r.continue_run(run.tree, "bring it", profiles=[HERE])
         before, _, words = (await answered(again, *turn)).rpartition("\n\n")
-        assert words == "bring it" and before.startswith(remote_driver.BEFORE)
-        assert [said["text"] for said in json.loads(before.removeprefix(remote_driver.BEFORE))] == [
+        assert words == "bring it" and before.startswith(driver.BEFORE)
+        assert [said["text"] for said in json.loads(before.removeprefix(driver.BEFORE))] == [
             "look", "it is under the stairs",
         ]  # fmt: skip
         events = [event async for event in again.events()]

@@ -76,7 +76,7 @@ def test_in_a_container_with_a_folder_subagents_go_to_the_host_and_it_says_so(pl
         ("delegated", "inherited", "delegated"),
     ],
 )
-def test_the_mode_is_one_of_three_and_a_wall_when_nobody_says_it(
+def test_the_mode_is_one_of_three_and_a_sandbox_when_nobody_says_it(
     place: Place, mode: str | None, primary: str, child: str
 ) -> None:
     coordination = {"subagent_runtime_mode": mode, "subagent_delegation_directory": str(place.outbox)}
@@ -138,7 +138,7 @@ def test_on_the_host_what_would_be_delegated_is_isolated(tmp_path: Path) -> None
 
 @needs_bubblewrap
 @pytest.mark.requirement("MASS-8")
-def test_a_profile_that_needs_no_wall_has_one_when_a_container_names_it(place: Place) -> None:
+def test_a_profile_that_needs_no_sandbox_has_one_when_a_container_names_it(place: Place) -> None:
     place.script()
     file = place.project.folder / "retinue.yaml"
     file.write_text(f"{file.read_text()}profiles: {{explorer: {{runtime: inherited}}}}\n")

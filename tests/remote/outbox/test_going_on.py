@@ -19,7 +19,7 @@ from tests.surfaces.cli.shell import Project, read_until
 
 @needs_bubblewrap
 @pytest.mark.requirement("P32", "MASS-8")
-def test_what_goes_on_reaches_no_more_and_has_no_less_of_a_wall_and_no_more_levels(tmp_path: Path) -> None:
+def test_what_goes_on_reaches_no_more_and_is_sandboxed_no_less_and_has_no_more_levels(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     place = Place(tmp_path)
     more = spawn({"task": "x", "subagent_type": "explorer"})

@@ -34,7 +34,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def inherited(*roots: Path, **options: Any) -> Any:
-    """A host without walls, which is all that questions of files need."""
+    """A host without sandboxes, which is all that questions of files need."""
     profiles = options.pop("profiles", [explorer()])
     return host(*roots, profiles=profiles, runtime="inherited", **options)
 
@@ -50,7 +50,7 @@ async def test_a_request_is_run_and_answered_once(work: Path) -> None:
         assert len(lines) == said["events"]
         kinds = [line["kind"] for line in lines]
         assert (kinds[0], kinds[2], kinds[-1]) == ("run.spawned", "run.started", "run.ended")
-        assert (kinds[1], lines[1]["code"]) == ("warning", "network")  # without a wall it has what the host has
+        assert (kinds[1], lines[1]["code"]) == ("warning", "network")  # without a sandbox it has what the host has
         assert "profile" not in lines[0] and "tools" not in lines[0] and not lines[0]["workspace"]
         assert sorted(os.listdir(there.outbox)) == ["events_a-1.ndjson", "response_a-1.json"]
         assert (work / "made.txt").read_text() == "made\n" and (work / "notes.txt").read_text() == "one\n"

@@ -9,10 +9,9 @@ import pytest
 
 import retinue
 from retinue import Limits, Profile
-from retinue.build.models import LatePrices
 from retinue.core.events import UsageReported, decode_event, encode_event
 from retinue.core.ports import Prices
-from retinue.core.usage import NoPrices, Usage
+from retinue.core.usage import Usage
 from retinue.models.prices import LibraryPrices
 from retinue.testing import FixedPrices, scripted
 from tests.supervisor.tree.kit import bodies, call
@@ -34,7 +33,7 @@ def test_cached_input_is_cheaper_and_counts_that_do_not_add_up_are_no_error() ->
     assert prices.price(name, Usage(10, 0, cache_read_tokens=1000)) == read
 
 
-@pytest.mark.parametrize("prices", [LibraryPrices(), LatePrices(), NoPrices(), FixedPrices({"a:b": ("1", "2")})])
+@pytest.mark.parametrize("prices", [LibraryPrices(), FixedPrices({"a:b": ("1", "2")})])
 @pytest.mark.parametrize("name", ["openai:nonsense", "nobody:model", "nonsense", "", ":", "openai:"])
 def test_what_nobody_knows_is_none(prices: Prices, name: str) -> None:
     assert prices.price(name, MILLION) is None
@@ -52,9 +51,9 @@ model = scripted({"main": [{"text": "x", "usage": {"input_tokens": 5}}]})
 result = retinue.run_sync(retinue.Profile("main", model=model), "go")
 assert result.cost is None, result.cost
 assert "genai_prices" not in sys.modules
-from retinue.build.models import LatePrices
+from retinue.build.models import make_prices
 from retinue.core.usage import Usage
-assert LatePrices().price("openai:gpt-5", Usage(5, 5)) > 0
+assert make_prices().price("openai:gpt-5", Usage(5, 5)) > 0
 assert "genai_prices" in sys.modules
 """
     done = subprocess.run(

@@ -79,7 +79,7 @@ async def test_spawning_asks_also_from_a_child() -> None:
     assert asked == [("subagent_kid", 0), ("spawn_subagents", 1)]
 
 
-def test_walled_does_not_ask_inside_a_wall_unless_a_rule_does() -> None:
+def test_sandboxed_does_not_ask_inside_a_sandbox_unless_a_rule_does() -> None:
     rules = Rules(ask=(parse_rule("shell(git push*)"),), deny=(parse_rule("edit(secret*)"),))
     policy = RulePolicy(rules, mode="sandboxed")
     plain = inside(RulePolicy(Rules(), mode="sandboxed"))

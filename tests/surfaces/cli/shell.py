@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import retinue
+from tests.surfaces.cli.fork_server import can_fork, start_fork_server
 
-SECONDS = 45.0
+SECONDS = 200.0  # only ends what hangs, before the test itself is ended
 COMMAND = [sys.executable, "-m", "retinue"]
 SOURCE = str(Path(retinue.__file__).parents[1])
 # Root may write everywhere; without these two capabilities it is bound by modes like everybody.
@@ -56,11 +57,16 @@ class Project:
 
     def retinue(self, *arguments: str, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """One command from start to end."""
+        env = environment(**more)
+        if not self.prefix and can_fork(env):
+            return start_fork_server().run_command(
+                self.said(arguments), cwd=self.folder, env=env, stdin=stdin, timeout=SECONDS
+            )
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         return subprocess.run(
             [*self.prefix, *COMMAND, *self.said(arguments)],
             cwd=self.folder,
-            env=environment(**more),
+            env=env,
             capture_output=True,
             text=True,
             encoding="utf-8",

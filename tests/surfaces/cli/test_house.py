@@ -96,7 +96,7 @@ def test_profiles(project: Project) -> None:
 def test_doctor(project: Project) -> None:
     done = project.retinue("doctor")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "authority" not in done.stdout  # every run here has a wall
+    assert "authority" not in done.stdout  # every run here has a sandbox
     assert f"ok    project   {project.folder}" in done.stdout
     checks = {check["name"]: check for check in json.loads(project.retinue("doctor", "--json").stdout)}
     assert {"python", "retinue", "sqlite", "git", "project", "state", "profiles", "model"} <= checks.keys()
@@ -113,7 +113,7 @@ def test_doctor(project: Project) -> None:
 
 
 def test_doctor_says_which_runs_work_with_the_user_s_own_authority(project: Project) -> None:
-    """Those that a setting in force leaves without a wall: the user can take it out."""
+    """Those that a setting in force leaves without a sandbox: the user can take it out."""
     file = project.folder / "retinue.yaml"
     file.write_text(
         "orchestrator: {coordination: {subagent_runtime_mode: inherited}}\nprofiles: {explorer: {runtime: inherited}}\n"

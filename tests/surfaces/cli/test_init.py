@@ -92,7 +92,7 @@ def test_the_command_it_allows_runs_unasked_where_the_tests_are(empty: Project, 
 
 
 @needs_bubblewrap
-def test_the_tools_that_the_tests_need_are_shown_behind_the_wall(empty: Project) -> None:
+def test_the_tools_that_the_tests_need_are_shown_in_the_sandbox(empty: Project) -> None:
     """Cargo as rustup has it: what is on the PATH is not what runs."""
     home = empty.folder.parent / "home"
     real, shim = home / ".rustup/toolchains/one/bin/cargo", home / ".cargo/bin/rustup"

@@ -190,18 +190,18 @@ def test_what_counts_as_loose() -> None:
     assert loose("profiles: {Poet: {limits: {turns: 101, depth: 3}, approvals: {mode: yes, allow: [shell]}}}") == [
         "profiles.Poet.limits.turns: 101"
     ]
-    walls = (
+    sandboxes = (
         "orchestrator: {coordination: {subagent_runtime_mode: inherited, subagent_runtime_fallback_mode: inherited, "
         "subagent_host_launch_prefix: [nice, -n, '5']}}\nexpose_paths: [/opt]\nprofiles: {poet: {runtime: inherited}}\n"
     )
-    assert loose(walls) == [
+    assert loose(sandboxes) == [
         "expose_paths: /opt",
         "orchestrator.coordination.subagent_runtime_mode: inherited",
         "orchestrator.coordination.subagent_runtime_fallback_mode: inherited",
         "orchestrator.coordination.subagent_host_launch_prefix: nice -n 5",
         "profiles.poet.runtime: inherited",
     ]
-    narrow = narrowed(walls)
+    narrow = narrowed(sandboxes)
     assert (narrow.expose_paths, narrow.profiles["poet"].runtime) == ((), None)
     assert narrow.coordination == Settings().coordination
     assert not loose("orchestrator: {coordination: {subagent_runtime_mode: isolated}}")

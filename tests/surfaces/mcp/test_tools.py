@@ -230,7 +230,7 @@ async def test_rules_that_deny_hold_for_the_client_and_nobody_is_asked_again(pro
 
 
 @needs_bubblewrap
-async def test_as_shipped_a_subagent_works_behind_a_wall_in_a_worktree(project: Project) -> None:
+async def test_as_shipped_a_subagent_works_in_a_sandboxed_worktree(project: Project) -> None:
     """The default runtime, which is what a user gets."""
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(project.folder)]
     (project.folder / "a.txt").write_text("old\n")

@@ -16,9 +16,8 @@ from retinue.core.events import (
     TurnStarted,
     UsageReported,
 )
-from retinue.log.progress import U32_MAX, U64_MAX, Progress
 from retinue.log.runs import Runs
-from retinue.subagent import SubagentConfig, SubagentFactory, SubagentProgress
+from retinue.subagent import U32_MAX, U64_MAX, Progress, SubagentConfig, SubagentFactory, SubagentProgress
 from retinue.testing import scripted
 from tests.surfaces.sdk.agents import calls, echo
 from tests.surfaces.sdk.events import spawned, stream

@@ -156,8 +156,8 @@ async def test_the_newest_revision_both_know_is_spoken() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["inherited", "isolated"])
-async def test_they_work_behind_a_wall(runtime: str, tmp_path: Path) -> None:
-    """A walled run has no network and no server of its own: the call goes over the link."""
+async def test_they_work_in_a_sandbox(runtime: str, tmp_path: Path) -> None:
+    """A sandboxed run has no network and no server of its own: the call goes over the link."""
     script = turns(
         call("mcp__calm__add", a=20, b=22), call("mcp__calm__large", size=200_000), call("mcp__calm__picture")
     )

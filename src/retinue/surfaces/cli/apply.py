@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from retinue.build.changes import CopiedWorkspace, ProjectChanges
+from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.log.listing import Listing
@@ -44,14 +44,14 @@ def run_command(args: argparse.Namespace) -> int:
     runs = _select_unapplied(tree, copies)
     if not runs:
         return 0
-    changes = ProjectChanges(find_project(Path.cwd()) / ".retinue")
-    interrupted = changes.find_interrupted()
+    control = open_stored_control(find_project(Path.cwd()) / ".retinue")
+    interrupted = control.find_interrupted()
     if interrupted and not args.yes and not _ask_recovery(interrupted):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    if changes.recover():
+    if control.recover_project():
         screen.print_warning("an earlier apply was interrupted: what it had done is undone")
-    plan = changes.plan_apply(runs)
+    plan = control.plan_apply(runs)
     if plan.conflicts:
         screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
         for conflict in plan.describe_conflicts().split("\n"):
@@ -60,7 +60,7 @@ def run_command(args: argparse.Namespace) -> int:
     if not args.yes and not _ask_user(plan.diff.decode("utf-8", "backslashreplace")):
         print("Nothing was changed.", file=sys.stderr)
         return FAILED
-    changes.carry_out_plan(plan, runs)
+    control.carry_out_plan(plan, runs)
     count = len(plan.changes)
     print(f"Applied {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
     return 0

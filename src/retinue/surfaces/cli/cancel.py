@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlUnreachable
 from retinue.core.events import Event, RunEnded
 from retinue.log.reading import wait_for_event
 from retinue.surfaces.cli import control_clients

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from retinue import build
-from retinue.build.models import LatePrices, ModelSource
+from retinue.build.models import ModelSource, make_prices
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
 from retinue.build.sandboxes import make_placement
@@ -31,6 +31,7 @@ from retinue.config.settings import find_unsandboxed
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
+from retinue.core.ports import Prices
 from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, RuntimeName
 from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
@@ -293,7 +294,7 @@ async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[
 
 
 def check_models(look: Look) -> Iterator[Check]:
-    prices = LatePrices()
+    prices = make_prices()
     for provider in PROVIDERS:
         yield _check_provider(provider)
     if look.project is None:
@@ -332,7 +333,7 @@ def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]
     return found
 
 
-def _check_model(look: Look, model: str, limits: list[Limits], prices: LatePrices) -> Iterator[Check]:
+def _check_model(look: Look, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:
     try:
         ModelSource(look.folder, make_clock())(model)
     except RetinueError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from retinue.build.changes import ProjectChanges
+from retinue.build.stored import open_stored_control
 from retinue.core.control import RAN_ELSEWHERE, ResumeOverrides
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.foreground import run_tree
 from retinue.surfaces.cli.options import add_live_options, add_options
@@ -45,7 +46,7 @@ def run_command(args: argparse.Namespace) -> int:
     text = read_task(args.text)
     start = prepare(args, interactive=args.text != "-")
     project, tree, found = asyncio.run(_find_ended(args.name))
-    copy = ProjectChanges(start.project.folder / ".retinue").find_copy(tree.tree, found.run)
+    copy = open_stored_control(project.state).find_copy(tree.tree, found.run)
     if copy is not None and copy.has_unapplied:
         screen.print_warning(
             f"{found.name} changed files that were not applied: the new run begins without them "
@@ -67,7 +68,7 @@ def run_command(args: argparse.Namespace) -> int:
     )
 
 
-async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, FoundRun]:
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
     """Find the run of that name, which must have ended, here."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)

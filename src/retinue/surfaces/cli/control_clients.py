@@ -8,8 +8,8 @@ from retinue.control.address_files import find_address, find_addresses
 from retinue.control.client import ControlClient
 from retinue.core.errors import ConfigError
 from retinue.core.events import RunEnded
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
-from retinue.log.lookup import FoundRun
 from retinue.log.reading import iterate_events
 from retinue.surfaces.cli.output import ProjectLog
 
@@ -31,7 +31,7 @@ async def find_client_of(project: ProjectLog, tree: str) -> ControlClient | None
     return None if pid is None else find_client(project, pid)
 
 
-async def reach(project: ProjectLog, found: FoundRun) -> ControlClient | None:
+async def reach(project: ProjectLog, found: RunRef) -> ControlClient | None:
     """Return a client of the process that runs a run. None if the run has ended; ConfigError if there is no client."""
     if await find_ending(project.log, found) is not None:
         return None
@@ -46,7 +46,7 @@ async def reach(project: ProjectLog, found: FoundRun) -> ControlClient | None:
     return client
 
 
-async def find_ending(log: LogReader, found: FoundRun) -> RunEnded | None:
+async def find_ending(log: LogReader, found: RunRef) -> RunEnded | None:
     """Return how the run has ended, if it has."""
     async for event in iterate_events(log, found.tree):
         if event.run == found.run and isinstance(event.body, RunEnded):

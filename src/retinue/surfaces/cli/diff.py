@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import sys
 
-from retinue.build.changes import CopiedWorkspace, ProjectChanges, explain_missing_copy, is_unmade
+from retinue.build.stored import CopiedWorkspace, open_stored_control
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.show import RUN_HELP
 from retinue.surfaces.printer import colors, safe
@@ -42,28 +43,23 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-async def find_copies(name: str | None) -> tuple[Listing, FoundRun, list[CopiedWorkspace]]:
+async def find_copies(name: str | None) -> tuple[Listing, RunRef, list[CopiedWorkspace]]:
     """Find a run by name, and the copy it worked in; for a primary without one, the copies of the project that were
     made below it."""
     project, found = await screen.look_up(name)
     tree = await load_listing(project.log, found.tree)
-    changes = ProjectChanges(project.state)
-    one = changes.find_copy(tree.tree, found.run)
-    if one is not None:
-        return tree, found, [one]
-    if found.run == 0:
-        below = changes.list_project_copies(tree.tree)
-        if below:
-            return tree, found, below
-    view = tree.runs.runs[found.run]
-    if is_unmade(view.spawned):
-        print(explain_missing_copy(found.name, view.spawned), file=sys.stderr)
-        return tree, found, []
-    where = ""
-    if view.spawned.server:
-        home = await find_reported_run(project.log, view.agent, view.spawned.subagent_id)
+    try:
+        copies = await open_stored_control(project.state).find_copies(found.tree, found.run)
+    except ConfigError as error:
+        view = tree.runs.runs[found.run]
+        home = (
+            await find_reported_run(project.log, view.agent, view.spawned.subagent_id) if view.spawned.server else None
+        )
         where = "" if home is None else f"; `retinue diff {home.name}` shows what it changed there"
-    raise ConfigError(explain_missing_copy(found.name, view.spawned) + where)
+        raise ConfigError(f"{error}{where}") from None
+    if not copies:
+        print(f"{found.name} changed no files", file=sys.stderr)
+    return tree, found, copies
 
 
 def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from retinue.build.changes import list_unapplied
+from retinue.build.stored import open_stored_control
 from retinue.config.project import load_project
 from retinue.log.opening import open_reader
 from retinue.log.retention import Report, remove_old_trees
@@ -53,7 +53,7 @@ def run_command(args: argparse.Namespace) -> int:
         before=time.time() - seconds,
         dry_run=args.dry_run,
         interrupted=args.interrupted,
-        find_unapplied=(lambda _: []) if args.force else list_unapplied,
+        find_unapplied=(lambda _: []) if args.force else open_stored_control(state).list_unapplied,
     )
     report = asyncio.run(removing)
     for runs in report.kept.values():

@@ -14,9 +14,10 @@ from typing import Any
 
 from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.files.state_owner import verify_state_folder
-from retinue.log.lookup import FoundRun, find_run
+from retinue.log.lookup import find_run
 from retinue.log.opening import open_reader
 from retinue.surfaces.printer import safe
 
@@ -37,7 +38,7 @@ def open_project_log() -> ProjectLog:
     return ProjectLog(state, open_reader(state))
 
 
-async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, FoundRun]:
+async def look_up(name: str | None, *, everything: bool = False, live: bool = False) -> tuple[ProjectLog, RunRef]:
     """Open the project's log and find the run of that name in it. Warns of parts that cannot be read."""
     project = open_project_log()
     return project, await find_run(project.log, name, print_warning, everything=everything, live=live)

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.control.channel import ControlUnreachable
-from retinue.control.client import ControlClient
+from retinue.control.client import ControlClient, ControlUnreachable
 from retinue.core.approvals import Allow, Approval, Decision
 from retinue.core.errors import ConfigError, NotFound, RetinueError
 from retinue.core.events import ApprovalDecided, Event

@@ -8,9 +8,10 @@ from typing import Any
 
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.events import Event, RunEnded, TurnStarted
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
 from retinue.log.listing import load_listing
-from retinue.log.lookup import FoundRun, find_reported_run
+from retinue.log.lookup import find_reported_run
 from retinue.log.reading import wait_for_event
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
@@ -88,7 +89,7 @@ async def _send(name: str, text: str, wait: float) -> dict[str, Any]:
     return receipt | {"state": "queued"}
 
 
-async def _explain_remote(log: LogReader, found: FoundRun) -> str:
+async def _explain_remote(log: LogReader, found: RunRef) -> str:
     """Say why words do not reach a remote run, and where they would, if that is known; empty for other runs."""
     tree = await load_listing(log, found.tree)
     view = tree.runs.runs[found.run]

@@ -12,16 +12,15 @@ from typing import Any
 
 import msgspec
 
-from retinue.build.changes import ProjectChanges
+from retinue.build.stored import open_stored_control
 from retinue.core.results import ToolLog, format_changed_files
 from retinue.log.accounts import format_cost, sum_subtree_bill
-from retinue.log.audit import Action, fold_actions
 from retinue.log.blocks import format_count, format_json, make_call_spans
 from retinue.log.listing import INTERRUPTED, Listing, load_listing
 from retinue.log.reading import iterate_events
 from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
-from retinue.log.transcripts import format_transcript
+from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
@@ -153,7 +152,7 @@ def _list_facts(state: Path, tree: Listing, view: RunView, now: float) -> Iterat
 
 def _describe_changes(state: Path, tree: Listing, run: int) -> str:
     """Say whether the changes of a run were applied, and how to apply them."""
-    one = ProjectChanges(state).find_copy(tree.tree, run)
+    one = open_stored_control(state).find_copy(tree.tree, run)
     if one is None:
         return "gone with the run's folder"
     name = f"{tree.tree}/{run}"

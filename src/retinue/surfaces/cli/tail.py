@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from retinue.control.channel import ControlUnreachable
+from retinue.control.client import ControlUnreachable
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
 from retinue.log.reading import decode_stored, follow_lines, iterate_lines

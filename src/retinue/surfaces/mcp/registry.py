@@ -16,7 +16,7 @@ from retinue.core.ports import Row, Ticket
 from retinue.log.listing import INTERRUPTED, load_listing, load_listings
 from retinue.log.lookup import read_run_number
 from retinue.log.runs import describe_view
-from retinue.protocol.subagents import status_word
+from retinue.protocol.subagents import describe_status
 from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend
 
 TASK_CHARACTERS = 100
@@ -43,7 +43,7 @@ class KnownRun:
     @property
     def status(self) -> str:
         if self.row.result is not None:
-            return status_word(self.row.result)
+            return describe_status(self.row.result)
         return "running" if self.is_live else INTERRUPTED
 
     def make_ticket(self, state: Path) -> Ticket:

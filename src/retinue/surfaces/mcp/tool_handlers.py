@@ -198,7 +198,7 @@ class ToolHandlers:
     async def make_early_reply(self, operation: str, call_id: str) -> Reply:
         """Make the reply to a call that its client will not wait for: what it made, and how to wait for that."""
         made = await self._list_made(call_id)
-        reply = subagents.background_reply([known.make_ticket(self._backend.state) for known in made])
+        reply = subagents.make_background_reply([known.make_ticket(self._backend.state) for known in made])
         for entry, known in zip(reply["subagents"], made, strict=True):
             entry["status"] = known.status
             entry.update(self._describe_more(known, entry))

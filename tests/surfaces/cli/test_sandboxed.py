@@ -1,4 +1,4 @@
-"""`retinue run` as a user types it: behind a wall, in a copy of the project, until the changes are applied."""
+"""`retinue run` as a user types it: in a sandbox, in a copy of the project, until the changes are applied."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.surfaces.cli.test_terminal import Terminal
 from tests.workspaces.kit import repository, shell
 
 CHANGE = [shell("echo more >> a.txt; echo new > b.txt; git log --oneline | wc -l"), {"text": "said {{last_result}}"}]
-POINTS = ("run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2")
+POINTS = ("run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def result_of(project: Project, *arguments: str, agents: Any, **more: str) -> di
 
 @needs_bubblewrap
 @pytest.mark.requirement("CODEY-6")
-def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(project: Project) -> None:
+def test_a_run_works_in_a_sandboxed_worktree_and_names_what_takes_it_over(project: Project) -> None:
     before = (project.folder / "a.txt").read_text()
     done = project.run("--yes", agents={"main": CHANGE})
     assert done.stdout == "said 1\n\n", done.stderr  # the history is there
@@ -56,8 +56,8 @@ def test_a_run_works_in_a_worktree_behind_a_wall_and_names_what_takes_it_over(pr
 
 
 @needs_bubblewrap
-def test_a_tree_that_goes_on_without_its_walls_says_so(project: Project) -> None:
-    died = project.run("--yes", agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+def test_a_tree_that_goes_on_without_its_sandbox_says_so(project: Project) -> None:
+    died = project.run("--yes", agents={"main": CHANGE}, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     done = project.retinue("resume", "--yes", "--json", "--runtime", "inherited")
     result = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_a_tree_that_goes_on_without_its_walls_says_so(project: Project) -> None
 def test_a_tree_that_may_reach_less_than_it_did_says_which_setting_that_is(project: Project) -> None:
     file = project.folder / "narrower.yaml"
     file.write_text("network: [a.com]\n")
-    died = project.run("--yes", "--config", str(file), agents={"main": CHANGE}, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", "--config", str(file), agents={"main": CHANGE}, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     file.write_text("network: none\n")
     done = project.retinue("resume", "--yes", "--config", str(file))
@@ -87,7 +87,7 @@ def test_outside_a_repository_it_is_a_copy(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-def test_a_walled_parent_applies_what_its_child_did_and_works_on_it(project: Project) -> None:
+def test_a_sandboxed_parent_applies_what_its_child_did_and_works_on_it(project: Project) -> None:
     task = {"task": "work", "subagent_id": "kid"}
     main = [
         {"tools": [{"name": "spawn_subagents", "args": {"tasks": [task]}}]},
@@ -108,7 +108,7 @@ def test_a_walled_parent_applies_what_its_child_did_and_works_on_it(project: Pro
 
 
 @needs_bubblewrap
-def test_the_setup_runs_behind_the_wall_and_a_failed_one_ends_the_run(project: Project) -> None:
+def test_the_setup_runs_in_the_sandbox_and_a_failed_one_ends_the_run(project: Project) -> None:
     config = project.folder / "retinue.yaml"
     config.write_text("workspace_setup: 'id -u; echo ready > made.txt'\n")
     result = result_of(
@@ -153,7 +153,7 @@ def test_what_a_run_may_use_of_the_machine_is_a_setting(project: Project, runtim
 
 
 @needs_bubblewrap
-def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
+def test_in_mode_sandboxed_work_inside_does_not_ask_and_taking_it_over_does(project: Project) -> None:
     config = project.folder / "retinue.yaml"
     config.write_text("approvals: {mode: sandboxed, deny: [shell(git push*)]}\n")
     main = [shell("touch b.txt"), shell("git push"), {"text": "{{last_result}}"}]
@@ -167,7 +167,7 @@ def test_in_mode_walled_work_inside_does_not_ask_and_taking_it_over_does(project
 
 
 @needs_bubblewrap
-def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) -> None:
+def test_in_mode_sandboxed_a_program_asks_as_little_as_a_shell(project: Project) -> None:
     config = project.folder / "retinue.yaml"
     config.write_text(
         "approvals: {mode: sandboxed}\nprofiles: {coder: {description: x, tools: [execute_python_code]}}\n"
@@ -185,7 +185,7 @@ def test_in_mode_walled_a_program_asks_as_little_as_a_shell(project: Project) ->
 
 @without_bubblewrap
 @pytest.mark.requirement("MASS-4")
-def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: Project) -> None:
+def test_where_no_sandbox_can_be_built_the_user_chooses_and_the_choice_is_kept(project: Project) -> None:
     project.prefix = WITHOUT
     model = project.script({"main": [{"text": "the answer"}]})
     terminal = Terminal(project, "run", "x", "--model", model)
@@ -208,7 +208,7 @@ def test_where_no_wall_stands_the_user_chooses_and_the_choice_is_kept(project: P
 @without_bubblewrap
 @needs_containers
 @pytest.mark.requirement("MASS-4")
-def test_where_no_wall_stands_a_container_can_be_chosen_for_the_project(project: Project) -> None:
+def test_where_no_sandbox_can_be_built_a_container_can_be_chosen_for_the_project(project: Project) -> None:
     make_image()
     project.prefix = WITHOUT
     model = project.script({"main": [shell("echo $((6 * 7)) > b.txt; cat b.txt"), {"text": "said {{last_result}}"}]})
@@ -245,9 +245,9 @@ def test_where_there_is_no_engine_a_container_is_not_offered(project: Project) -
 @pytest.mark.requirement("P23")
 @pytest.mark.parametrize(
     "point",
-    ["run_started:1", "turn_started:2", "reply_logged:1", "tool_call_logged:2", "result_logged:1", "tool_done:2"],
+    ["run.started:1", "turn.started:2", "usage:1", "tool.call:2", "tool.result:1", "before-tool.result:2"],
 )
-def test_a_walled_run_goes_on_after_a_crash(project: Project, point: str) -> None:
+def test_a_sandboxed_run_goes_on_after_a_crash(project: Project, point: str) -> None:
     """Nothing is done twice that may have been done, and what was spilled before the crash is still there."""
     main = [
         shell("echo one >> marks; seq 20000"),

@@ -1,0 +1,16 @@
+"""The factory of the Control of stored trees, for commands that need no living process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retinue.log.opening import open_reader
+from retinue.supervisor.stored_control import StoredControl
+from retinue.workspaces.copies import CopiedWorkspace
+
+__all__ = ["CopiedWorkspace", "open_stored_control"]
+
+
+def open_stored_control(state: Path) -> StoredControl:
+    """Return the Control of the stored trees of a project, whichever process has written them."""
+    return StoredControl(open_reader(state), str(state))

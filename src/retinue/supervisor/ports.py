@@ -1,0 +1,37 @@
+"""The ports that a supervisor stands on, as `build` gives them to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from retinue.core.caller import NOBODY, Caller
+from retinue.core.limits import Limits, Timeouts
+from retinue.core.plans import Planner
+from retinue.core.ports import Approver, Clock, CommitHook, Log, Policy, Prices, RuleBook, ToolServers
+from retinue.supervisor.approvals import ApprovalTerms
+from retinue.workspaces.run_folders import StateFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorPorts:
+    """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
+    serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
+    `on_close` closes what was built for the supervisor."""
+
+    log: Log
+    planner: Planner
+    state: StateFolder
+    clock: Clock
+    policy: Policy
+    approver: Approver | None
+    limits: Limits
+    timeouts: Timeouts
+    prices: Prices
+    terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
+    book: RuleBook | None = None
+    caller: Caller = NOBODY
+    servers: ToolServers | None = None
+    hook: CommitHook | None = None
+    trace: Callable[[], str] | None = None
+    on_close: Callable[[], Awaitable[None]] | None = None
