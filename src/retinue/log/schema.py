@@ -28,6 +28,7 @@ import msgspec
 
 from retinue.core.errors import LogError, LogVersionError
 from retinue.core.events import make_line
+from retinue.files.locks import open_own_file
 from retinue.files.user_key import find_user_folder, load_user_key
 
 SEAL_BYTES = 16
@@ -76,7 +77,7 @@ def describe_error(what: str, error: BaseException, db: apsw.Connection | None =
 def open_writer(path: Path) -> apsw.Connection:
     """Open a log file for its one writing process, and create it if it is new. Commits are on disk when they return."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.close(open_own_file(path))
         db = apsw.Connection(str(path))
         db.set_busy_timeout(5000)
         for pragma, value in (("journal_mode", "wal"), ("synchronous", "full")):

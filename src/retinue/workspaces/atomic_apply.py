@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import NEW_FLAGS, replace_file
-from retinue.files.locks import take_file_lock
+from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
@@ -101,7 +101,7 @@ def _hold_lock(aside: str) -> Iterator[None]:
             raise RetinueError(f"{folder} is a link: remove it")
     made = not Path(aside).parent.exists()
     make_private_folder(aside)
-    lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = open_own_file(f"{aside}/lock")
     try:
         if not take_file_lock(lock):
             raise RetinueError(BUSY)

@@ -24,7 +24,7 @@ def clone(tmp_path: Path) -> Project:
     marker = tmp_path / "marker"
     agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}
     home = {"XDG_STATE_HOME": str(tmp_path / "their-home")}
-    died = theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn_started:2", **home)
+    died = theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2", **home)
     assert died.returncode == -signal.SIGKILL
     assert (
         theirs.run("--yes", "--workspace", "copy", agents={"main": [shell("echo 1 > b"), "x"]}, **home).returncode == 0
@@ -148,7 +148,7 @@ def test_an_interrupted_apply_is_undone_after_the_question(project: Project) -> 
 @pytest.mark.finding("X1")
 def test_a_moved_project_goes_on_where_it_is_and_a_copied_one_does_not(project: Project, tmp_path: Path) -> None:
     agents = {"main": [shell("echo 1 > one"), shell("echo 2 > two"), shell("echo 3 > three"), "end"]}
-    assert project.run("--yes", agents=agents, RETINUE_FAILPOINT="turn_started:2").returncode == -signal.SIGKILL
+    assert project.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2").returncode == -signal.SIGKILL
     shutil.copytree(project.folder, tmp_path / "copy")
     assert FOREIGN in one_line_error(Project(tmp_path / "copy").retinue("resume", "--yes"))
     project.folder.rename(tmp_path / "moved")
@@ -161,7 +161,7 @@ def test_a_moved_project_goes_on_where_it_is_and_a_copied_one_does_not(project: 
 def test_a_log_never_loosens_the_runtime_that_the_settings_say(project: Project, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     agents = {"main": [shell("true"), shell("true"), shell(f"touch {outside}"), "end"]}
-    died = project.run("--yes", "--runtime", "inherited", agents=agents, RETINUE_FAILPOINT="turn_started:2")
+    died = project.run("--yes", "--runtime", "inherited", agents=agents, RETINUE_FAILPOINT="turn.started:2")
     assert died.returncode == -signal.SIGKILL
     project.runtime = ""
     done = project.retinue("resume", "--yes")
@@ -257,7 +257,7 @@ def test_a_log_that_a_pull_brings_into_our_own_state_is_not_read(project: Projec
     home = {"XDG_STATE_HOME": str(tmp_path / "their-home")}
     agents = {"main": [shell("true"), shell("true"), shell(f"touch {marker}"), "end"]}
     theirs = Project(tmp_path / "theirs")
-    assert theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn_started:2", **home).returncode == -signal.SIGKILL
+    assert theirs.run("--yes", agents=agents, RETINUE_FAILPOINT="turn.started:2", **home).returncode == -signal.SIGKILL
     assert project.run("--yes", agents={"main": ["end"]}).returncode == 0
     ours = project.folder / ".retinue/logs"
     if how == "file":
