@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import latency, peers, reports, sandboxes, speed, start
+from bench import counts, latency, logs, peers, reports, sandboxes, speed, start
 
 MEASUREMENTS = {
     "speed": speed.rows,
     "many": speed.many_rows,
+    "counts": counts.rows,
     "latency": latency.rows,
+    "logs": logs.rows,
     "reports": reports.rows,
     "start": start.rows,
     "sandboxes": sandboxes.rows,

@@ -7,12 +7,15 @@ import importlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
-from bench.table import Row, best
+from bench.table import Row, compare, micros, time_run
 from bench.work import bare, ours
 
 COUNT = 100
+ROUNDS = 5
+AS_LONG = 10  # runs of the reference that take as long as one of ours: what disturbs one disturbs both
 
 
 def pydantic_ai_work() -> Callable[[], Awaitable[object]]:
@@ -104,9 +107,10 @@ def openai_agents_work() -> Callable[[], Awaitable[object]]:
 
 
 def rows() -> Iterator[Row]:
-    reference = best(lambda: bare(count=COUNT, delay=0, at_once=True), times=9)
-    own = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=5)
-    yield Row("ours, 100 at once in memory", f"{own / COUNT * 1e6:.0f} us", own / reference)
+    reference = partial(time_run, partial(bare, count=COUNT, delay=0, at_once=True), times=AS_LONG)
+    own = partial(time_run, partial(ours, None, count=COUNT, delay=0, at_once=True))
+    seconds, ratio = compare(own, reference, rounds=ROUNDS)
+    yield Row("ours, 100 at once in memory", micros(seconds, COUNT), ratio)
     for name, make in (("pydantic-ai", pydantic_ai_work), ("openai-agents", openai_agents_work)):
         try:
             work = make()
@@ -117,5 +121,5 @@ def rows() -> Iterator[Row]:
         async def together(work: Callable[[], Awaitable[object]] = work) -> None:
             await asyncio.gather(*(work() for _ in range(COUNT)))
 
-        seconds = best(together, times=2)
-        yield Row(f"{name}, 100 at once, nothing recorded", f"{seconds / COUNT * 1e6:.0f} us", seconds / reference)
+        seconds, ratio = compare(partial(time_run, together), reference, rounds=ROUNDS)
+        yield Row(f"{name}, 100 at once, nothing recorded", micros(seconds, COUNT), ratio)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -11,12 +12,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from bench.table import Row, best, micros
+from bench.table import Row, compare, micros, time_run
 from bench.work import MODEL_CALLS, bare, ours
 
 COUNT = 1000
 DELAY = 0.05
-REPEATS = 12  # the fastest counts, of the reference too: on a shared machine every slower one is somebody else's
+ROUNDS = 12
+AS_LONG = 10  # runs of the reference that take as long as one of ours: what disturbs one disturbs both
 
 
 async def durable(folder: str, *, count: int, delay: float, at_once: bool, guarded: bool = False) -> int:
@@ -33,34 +35,37 @@ def rows() -> Iterator[Row]:
 
 
 def rows_in(folder: str) -> Iterator[Row]:
-    reference = best(lambda: bare(count=COUNT, delay=0, at_once=True), times=REPEATS)
-    yield Row("reference: bare tasks, per parent and subagent", micros(reference, COUNT))
-    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=False), times=REPEATS)
-    yield Row("in memory, one by one", micros(seconds, COUNT), seconds / reference, 8)
-    seconds = best(lambda: ours(None, count=COUNT, delay=0, at_once=True), times=REPEATS)
-    yield Row("in memory, 1,000 at once", micros(seconds, COUNT), seconds / reference, 8)
-    for what, at_once in (("one by one", False), ("1,000 at once", True)):
-        guarded = partial(ours, None, count=COUNT, delay=0, at_once=at_once, guarded=True)
-        seconds = best(guarded, times=REPEATS)
-        yield Row(f"in memory, {what}, rules and budget on", micros(seconds, COUNT), seconds / reference, 8)
-    seconds = best(lambda: durable(folder, count=COUNT, delay=0, at_once=True), times=REPEATS)
-    yield Row("durable log, 1,000 at once", micros(seconds, COUNT), seconds / reference, 20)
-    seconds = best(partial(durable, folder, count=COUNT, delay=0, at_once=True, guarded=True), times=REPEATS)
-    yield Row("durable log, 1,000 at once, rules and budget on", micros(seconds, COUNT), seconds / reference, 20)
+    reference = partial(time_run, partial(bare, count=COUNT, delay=0, at_once=True), times=AS_LONG)
+    seconds = statistics.median(reference() for _ in range(ROUNDS))
+    yield Row("reference: bare tasks, per parent and subagent", micros(seconds, COUNT))
+    for guards, guarded in (("", False), (", rules and budget on", True)):
+        for what, at_once in (("one by one", False), ("1,000 at once", True)):
+            work = partial(ours, None, count=COUNT, delay=0, at_once=at_once, guarded=guarded)
+            seconds, ratio = compare(partial(time_run, work), reference, rounds=ROUNDS)
+            yield Row(f"in memory, {what}{guards}", micros(seconds, COUNT), ratio, 10)
+    for guards, guarded in (("", False), (", rules and budget on", True)):
+        lasting = partial(durable, folder, count=COUNT, delay=0, at_once=True, guarded=guarded)
+        seconds, ratio = compare(partial(time_run, lasting), reference, rounds=ROUNDS)
+        yield Row(f"durable log, 1,000 at once{guards}", micros(seconds, COUNT), ratio, 14)
+    yield from _rows_one_by_one(folder)
+    ideal = MODEL_CALLS * DELAY
+    for guards, guarded in (("", False), (", rules and budget on", True)):
+        lasting = partial(durable, folder, count=COUNT, delay=DELAY, at_once=True, guarded=guarded)
+        seconds = statistics.median(time_run(lasting) for _ in range(ROUNDS))
+        name = f"durable log, 1,000 at once, 50 ms a model call{guards}"
+        yield Row(name, f"{seconds:.3f} s", seconds / ideal, 1.8, "ideal")
+
+
+def _rows_one_by_one(folder: str) -> Iterator[Row]:
     few = 200
     commits: list[int] = []
 
     async def one_by_one() -> None:
         commits.append(await durable(folder, count=few, delay=0, at_once=False))
 
-    seconds = best(one_by_one, times=2)
+    seconds = min(time_run(one_by_one) for _ in range(2))
     yield Row("durable log, one by one", micros(seconds, few))
     yield Row("durable log, one by one: commits per subagent", f"{min(commits)} / {few}", min(commits) / few, 8, "")
-    ideal = MODEL_CALLS * DELAY
-    for what, guarded in (("", False), (", rules and budget on", True)):
-        seconds = best(partial(durable, folder, count=COUNT, delay=DELAY, at_once=True, guarded=guarded), times=REPEATS)
-        name = f"durable log, 1,000 at once, 50 ms a model call{what}"
-        yield Row(name, f"{seconds:.3f} s", seconds / ideal, 1.5, "ideal")
 
 
 def many_rows() -> Iterator[Row]:
@@ -92,5 +97,5 @@ def many() -> None:
         await ours(None, count=count, delay=0, at_once=True)
         watching.cancel()
 
-    seconds = best(work, times=1)
+    seconds = time_run(work)
     print(seconds / count * 1e6, (max(most, resident()) - before) / (2 * count) / 1024)

@@ -7,56 +7,57 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from bench.table import Row
+from bench.table import Row, compare
+
+ROUNDS = 15
 
 
-def fastest(command: list[str], *, times: int = 15) -> float:
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+def time_command(*command: str) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
 
 
-def first_answer(request: dict[str, object], *, times: int = 15) -> float:
-    """From the start of `retinue mcp serve` until its first answer is read."""
+def time_first_answer(request: dict[str, object]) -> float:
+    """Return the seconds from the start of `retinue mcp serve` until its first answer is read."""
     command = [str(Path(sys.executable).with_name("retinue")), "mcp", "serve", "--model", "scripted:none.yaml"]
     line = json.dumps({"jsonrpc": "2.0", "id": 1, **request}).encode() + b"\n"
-    seconds = []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(times):
-            started = time.perf_counter()
-            with subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            ) as process:
-                assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(line)
-                process.stdin.flush()
-                assert b'"result"' in process.stdout.readline()
-                seconds.append(time.perf_counter() - started)
-                process.stdin.close()
-    return min(seconds)
+        started = time.perf_counter()
+        with subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert b'"result"' in process.stdout.readline()
+            seconds = time.perf_counter() - started
+            process.stdin.close()
+    return seconds
 
 
 def rows() -> Iterator[Row]:
-    nothing = fastest([sys.executable, "-c", "pass"])
-    yield Row("reference: python -c pass", f"{nothing * 1e3:.1f} ms")
-    shown = fastest([sys.executable, "-m", "retinue", "--help"])
-    yield Row("retinue --help", f"{shown * 1e3:.1f} ms", shown / nothing, 5)
-    imported = fastest([sys.executable, "-c", "import retinue; retinue.open"])
-    yield Row("import retinue, with the library loaded", f"{imported * 1e3:.1f} ms", imported / nothing)
-    asyncio = fastest([sys.executable, "-c", "import asyncio"])
-    yield Row("reference: python -c 'import asyncio'", f"{asyncio * 1e3:.1f} ms")
+    nothing = partial(time_command, sys.executable, "-c", "pass")
+    yield Row("reference: python -c pass", f"{nothing() * 1e3:.1f} ms")
+    yield _row("retinue --help", partial(time_command, sys.executable, "-m", "retinue", "--help"), nothing, 5)
+    library = partial(time_command, sys.executable, "-c", "import retinue; retinue.open")
+    yield _row("import retinue, with the library loaded", library, nothing, None)
+    asyncio = partial(time_command, sys.executable, "-c", "import asyncio")
+    yield Row("reference: python -c 'import asyncio'", f"{asyncio() * 1e3:.1f} ms")
     hello = {"method": "initialize", "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}}}
-    answered = first_answer(hello)
-    yield Row("retinue mcp serve: the answer to initialize", f"{answered * 1e3:.1f} ms", answered / asyncio, 6)
+    yield _row("retinue mcp serve: the answer to initialize", partial(time_first_answer, hello), asyncio, 6)
     envelope = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    answered = first_answer({"method": "server/discover", "params": {"_meta": envelope}})
-    yield Row("retinue mcp serve: the answer to server/discover", f"{answered * 1e3:.1f} ms", answered / asyncio, 6)
+    discover = partial(time_first_answer, {"method": "server/discover", "params": {"_meta": envelope}})
+    yield _row("retinue mcp serve: the answer to server/discover", discover, asyncio, 6)
+
+
+def _row(what: str, candidate: Callable[[], float], reference: Callable[[], float], limit: float | None) -> Row:
+    seconds, ratio = compare(candidate, reference, rounds=ROUNDS)
+    return Row(what, f"{seconds * 1e3:.1f} ms", ratio, limit)

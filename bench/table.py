@@ -1,9 +1,10 @@
-"""One line of the result, and the stop watch."""
+"""One line of the result, and the stopwatch."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import statistics
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -30,17 +31,27 @@ class Row:
         return f"{self.what:68} {self.measured:>14} {ratio:>9}  {limit}".rstrip()
 
 
-def best(work: Callable[[], Coroutine[Any, Any, object]], *, times: int) -> float:
-    """Seconds of the fastest of several runs. What exists before is kept out of the collector, as after start-up."""
-    fastest = float("inf")
+def time_run(work: Callable[[], Coroutine[Any, Any, object]], *, times: int = 1) -> float:
+    """Return the seconds of one run in a loop of its own, the mean of `times`. Older objects are kept out of the
+    collector, as after start-up."""
+    gc.collect()
+    gc.freeze()
+    started = time.perf_counter()
     for _ in range(times):
-        gc.collect()
-        gc.freeze()
-        started = time.perf_counter()
         asyncio.run(work())
-        fastest = min(fastest, time.perf_counter() - started)
-        gc.unfreeze()
-    return fastest
+    seconds = time.perf_counter() - started
+    gc.unfreeze()
+    return seconds / times
+
+
+def compare(candidate: Callable[[], float], reference: Callable[[], float], *, rounds: int) -> tuple[float, float]:
+    """Time both in turn. Returns the median seconds of the candidate and the median of the ratios.
+
+    The speed of a shared machine changes within a minute, so only what ran side by side is comparable.
+    """
+    candidate(), reference()  # the first of each fills caches
+    pairs = [(candidate(), reference()) for _ in range(rounds)]
+    return statistics.median(one for one, _ in pairs), statistics.median(one / two for one, two in pairs)
 
 
 def micros(seconds: float, count: int) -> str:

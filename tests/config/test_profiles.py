@@ -9,21 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.config.profiles import BUILT_IN, TEMPLATE, choose_active, find_profiles, parse_profile
+from retinue.config.profiles import BUILT_IN, BUILT_IN_FOLDER, choose_active, find_definitions, parse_definition
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 from tests.config.conftest import Write
 
 TYPES = ".agent/subagent_types"
+TEMPLATE = BUILT_IN_FOLDER / "_template" / "SUBAGENT_TEMPLATE.md"
 
 
 def subagent(name: str, more: str = "", body: str = "Do it.") -> str:
     return f"---\nname: {name}\ndescription: It does it.\n{more}---\n{body}\n"
 
 
+def find_profiles(project: Path | None) -> list[Profile]:
+    return [definition.profile for definition in find_definitions(project)]
+
+
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_profile(text, file="S.md", source="here")
+        parse_definition(text, file="S.md", source="here")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -89,7 +94,7 @@ def test_a_projects_profile_wins_in_any_case_and_templates_are_left_out(tmp_path
 
 @pytest.mark.requirement("MASS-43")
 def test_the_template_is_a_good_profile_that_is_never_discovered() -> None:
-    profile = parse_profile(TEMPLATE.read_text(), file=str(TEMPLATE), source="template").profile
+    profile = parse_definition(TEMPLATE.read_text(), file=str(TEMPLATE), source="template").profile
     assert profile.name not in names(find_profiles(None))
 
 
@@ -105,11 +110,13 @@ def test_the_four_keys() -> None:
     text = subagent(
         "helper", "skills: [report-writing]\nexpected_input: [a file, a question]\n", "Line one.\n\n---\nLine two."
     )
-    profile = parse_profile(text, file="S.md", source="here").profile
+    profile = parse_definition(text, file="S.md", source="here").profile
     assert (profile.name, profile.description, profile.source) == ("helper", "It does it.", "here")
     assert (profile.skills, profile.expected_input) == (("report-writing",), ("a file", "a question"))
     assert profile.instructions == "Line one.\n\n---\nLine two."
-    short = parse_profile(subagent("helper", "skills:\nexpected_input: a file\n"), file="S.md", source="here").profile
+    short = parse_definition(
+        subagent("helper", "skills:\nexpected_input: a file\n"), file="S.md", source="here"
+    ).profile
     assert (short.skills, short.expected_input) == ((), ("a file",))
 
 
@@ -191,6 +198,6 @@ def test_windows_line_ends_and_a_bom(tmp_path: Path) -> None:
 @given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody"))
 def test_any_text_is_a_profile_or_a_config_error(text: str) -> None:
     try:
-        parse_profile(text, file="S.md", source="here")
+        parse_definition(text, file="S.md", source="here")
     except ConfigError as error:
         assert "\n" not in str(error)

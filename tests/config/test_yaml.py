@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retinue.config.yaml as strict
-from retinue.config.located import Section, make_node
+from retinue.config.located import Node, Section, make_node
 from retinue.config.location import Place
 from retinue.config.yaml import parse_yaml, read_yaml
 from retinue.core.errors import ConfigError
@@ -102,18 +102,11 @@ def test_hidden_characters_in_keys_are_escaped_in_the_message() -> None:
 
 def test_section_gives_typed_values() -> None:
     s = section("t: x\ni: 3\nn: 2\nf: true\nl: [a, b]\ns: {k: 1}\np: [1, {a: null}]\nz:\n")
-    assert (s.text("t"), s.integer("i", minimum=1), s.number("n"), s.flag("f"), s.texts("l")) == (
-        "x",
-        3,
-        2.0,
-        True,
-        ("a", "b"),
-    )
-    inner = s.section("s")
-    assert inner is not None and inner.integer("k") == 1
-    assert s.require("p").to_plain() == [1, {"a": None}]
-    assert s.text("z") is None and s.text("absent") is None
-    s.finish()
+    readers = {"t": Node.text, "i": Node.integer, "n": Node.number, "f": Node.flag, "l": Node.texts, "z": Node.text}
+    inner = {"s": lambda node: node.section().read_keys({"k": Node.integer}), "p": Node.to_plain, "absent": Node.text}
+    assert s.read_keys(readers | inner) == {
+        "t": "x", "i": 3, "n": 2.0, "f": True, "l": ("a", "b"), "s": {"k": 1}, "p": [1, {"a": None}],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,23 +130,20 @@ def test_section_gives_typed_values() -> None:
 )
 def test_wrong_types_are_named(method: str, text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        getattr(section(text), method)("k")
+        getattr(section(text).require("k"), method)()
     assert str(caught.value) == expected
 
 
 def test_ranges() -> None:
     with pytest.raises(ConfigError, match="key 'k': must be 1 or more, got 0"):
-        section("k: 0").integer("k", minimum=1)
+        section("k: 0").require("k").integer(minimum=1)
     with pytest.raises(ConfigError, match="key 'k': must be 5 or less, got 6"):
-        section("k: 6").number("k", maximum=5)
+        section("k: 6").require("k").number(maximum=5)
 
 
 def test_unknown_keys_list_the_allowed_ones_and_the_likely_one() -> None:
-    s = section("model: x\nmax_dept: 3\n")
-    s.text("model")
-    s.integer("max_depth")
     with pytest.raises(ConfigError) as caught:
-        s.finish()
+        section("model: x\nmax_dept: 3\n").read_keys({"model": Node.text, "max_depth": Node.integer})
     expected = "f.yaml:2: key 'max_dept': unknown key; allowed here: max_depth, model; did you mean 'max_depth'?"
     assert str(caught.value) == expected
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retinue.config.project import load_project
-from retinue.config.reference import render_reference
 from retinue.core.events import KINDS
 from retinue.core.limits import Caps
+from tests.docs.settings_reference import render_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,7 +53,7 @@ def test_the_config_of_the_settings_page_loads(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_the_settings_page_are_those_of_the_declarations() -> None:
-    """`python -m retinue.config.reference` prints them."""
+    """`python -m tests.docs.settings_reference` prints them."""
     assert render_reference() in (ROOT / "docs/settings.md").read_text()
 
 

@@ -1,12 +1,16 @@
-"""Factories of MCP server connections and of both ends of reporting: the collector and the publisher."""
+"""Factories of MCP server connections, of both ends of reporting (collector and publisher) and of control servers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retinue.build.parts import Parts
+from retinue.core.control import Control
+from retinue.core.errors import RetinueError
 from retinue.core.limits import Limits
 from retinue.core.ports import Clock, Collector, CommitHook, Log, ToolServers
 from retinue.core.servers import McpServer
@@ -68,3 +72,14 @@ def make_reporting(*, collects: bool, strict: bool, limits: Limits, clock: Clock
     from retinue.control.reporting import Reporting
 
     return Reporting(address, strict=strict, limits=limits, clock=clock)
+
+
+async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
+    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
+    from retinue.control.server import ControlServer
+
+    assert parts.state is not None
+    try:
+        await servers.enter_async_context(ControlServer(control, parts.state, unattended=parts.is_unattended))
+    except RetinueError as error:
+        say(f"warning: no control server for other terminals: {error}")

@@ -28,13 +28,8 @@ from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
+from retinue.workspaces.create import Workspaces
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Workspaces
-
-
-def make_clock() -> SystemClock:
-    """Return the clock of the running event loop."""
-    return SystemClock()
 
 
 def make_supervisor(parts: Parts) -> Supervisor:

@@ -24,7 +24,7 @@ HEAD = "# Model calls of a test, recorded by retinue_cassette. `pytest --retinue
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One call as the file has it. None means: as in the call before it. `messages` are the new ones, or all of them if
     `whole`."""
 
@@ -32,12 +32,12 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     turn: int
     agent: str
     model: str
-    reply: Reply
     tree: int = 1
     system: str | None = None
     whole: bool = False
     messages: list[Turn] = []
     tools: list[str] | None = None
+    reply: Reply
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,34 +117,33 @@ def write_cassette(path: Path, exchanges: Iterable[Exchange]) -> None:
 
 def _shorten_exchange(exchange: Exchange, before: Exchange | None, tools: list[str]) -> dict[str, Any]:
     """Return the entry of a call, without what it has in common with the call before it."""
-    request, known = exchange.request, ()  # type: RecordedRequest, tuple[Turn, ...]
-    same_tools = same_system = whole = False
-    if before is not None:
-        known = _extend_thread(before)
-        same_system, same_tools = before.request.system == request.system, before.request.tools == request.tools
-        whole = request.thread[: len(known)] != known
-        known = () if whole else known
-    entry: dict[str, Any] = {
-        "run": exchange.run,
-        "turn": exchange.turn,
-        "agent": exchange.agent,
-        "model": request.model,
-    }
-    entry |= {} if exchange.tree == 1 else {"tree": exchange.tree}
-    entry |= {} if same_system else {"system": request.system}
-    entry |= {"whole": True} if whole else {}
-    entry["messages"] = [_shorten_turn(turn) for turn in request.thread[len(known) :]]
-    entry |= {} if same_tools else {"tools": tools}
-    reply = {name: value for name, value in msgspec.to_builtins(exchange.reply).items() if value}
+    request, old = exchange.request, None if before is None else before.request
+    known = () if before is None else _extend_thread(before)
+    whole = request.thread[: len(known)] != known
+    entry: dict[str, Any] = msgspec.to_builtins(
+        _Entry(
+            run=exchange.run,
+            turn=exchange.turn,
+            agent=exchange.agent,
+            model=request.model,
+            tree=exchange.tree,
+            system=None if old is not None and old.system == request.system else request.system,
+            whole=whole,
+            messages=list(request.thread if whole else request.thread[len(known) :]),
+            tools=None if old is not None and old.tools == request.tools else tools,
+            reply=exchange.reply or Reply(),
+        )
+    )
+    entry["messages"] = [_shorten_turn(turn) for turn in entry.get("messages", ())]
+    reply = {name: value for name, value in entry["reply"].items() if value}
     reply["usage"] = {name: value for name, value in reply["usage"].items() if value}
     return entry | {"reply": reply}
 
 
-def _shorten_turn(turn: Turn) -> dict[str, Any]:
+def _shorten_turn(turn: dict[str, Any]) -> dict[str, Any]:
     """Return a message without the usual values: that it is the task, that the tool worked."""
-    plain: dict[str, Any] = msgspec.to_builtins(turn)
     usual = {"source": "task", "success": True}
-    return {name: value for name, value in plain.items() if usual.get(name) != value}
+    return {name: value for name, value in turn.items() if usual.get(name) != value}
 
 
 def _name_tool(tool: ToolSpec, tools: dict[str, ToolSpec]) -> str:

@@ -37,57 +37,35 @@ def add_allowed(path: Path, rule: str) -> tuple[str | None, str]:
     """Add a rule to `approvals.allow`; make the file when there is none.
 
     Return the text before (None when there was no file) and after. Raises ConfigError when it cannot be changed."""
-
-    def want(values: dict[str, Any]) -> dict[str, Any]:
-        allowed = (values.get("approvals") or {}).get("allow") or []
-        return values if rule in allowed else _with_value(values, ALLOW, [*allowed, rule])
-
-    def change(document: CommentedMap) -> None:
-        _append_item(_enter_section(document, "approvals"), "allow", rule)
-
-    return _change_file(path, want, change, f"cannot be changed here; add this to approvals.allow by hand: {rule}")
+    by_hand = f"cannot be changed here; add this to approvals.allow by hand: {rule}"
+    return _change_file(path, ALLOW, lambda rules: rules if rule in (rules or ()) else [*(rules or ()), rule], by_hand)
 
 
 def set_runtime(path: Path, runtime: str) -> tuple[str | None, str]:
     """Set the runtime mode of the project; otherwise like `add_allowed`."""
-
-    def want(values: dict[str, Any]) -> dict[str, Any]:
-        return _with_value(values, RUNTIME_MODE, runtime)
-
-    def change(document: CommentedMap) -> None:
-        *sections, key = RUNTIME_MODE
-        for section in sections:
-            document = _enter_section(document, section)
-        if key in document:
-            document[key] = runtime
-        else:
-            document.insert(0, key, runtime)
-
-    return _change_file(
-        path, want, change, f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand"
-    )
+    by_hand = f"cannot be changed here; write {'.'.join(RUNTIME_MODE)}: {runtime} by hand"
+    return _change_file(path, RUNTIME_MODE, lambda _: runtime, by_hand)
 
 
 def _change_file(
-    path: Path,
-    want: Callable[[dict[str, Any]], dict[str, Any]],
-    change: Callable[[CommentedMap], None],
-    otherwise: str,
+    path: Path, keys: tuple[str, ...], make_value: Callable[[Any], Any], by_hand: str
 ) -> tuple[str | None, str]:
+    """Give the key the value that `make_value` makes of the old one. `by_hand` is the error if that is not possible."""
     path = Path(os.path.realpath(path))
     there = _read_raw(path) if exists(path) else None
     old = NEW if there is None else there
     before = _read_values(old, path)
-    by_hand = Place(str(path)).error(otherwise)
     try:
-        wanted = want(before)
+        value = make_value(_get_value(before, keys))
+        wanted = _with_value(before, keys, value)
         if wanted == before:
             return there, old
-        new = _edit_text(old, change)
-        if _read_values(new, path) != wanted:
-            raise by_hand
+        new = _edit_text(old, keys, value)
+        changed = _read_values(new, path) == wanted
     except (ConfigError, YAMLError, ValueError, AttributeError, TypeError):
-        raise by_hand from None
+        changed = False
+    if not changed:
+        raise Place(str(path)).error(by_hand)
     try:
         replace_file(path, new.encode(), mode=None, sync=True)
     except OSError as error:
@@ -104,14 +82,19 @@ def _read_values(text: str, path: Path) -> Any:
     return parse_yaml(text.replace("\r\n", "\n"), str(path)).to_plain() or {}
 
 
+def _get_value(values: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        values = (values or {}).get(key)
+    return values
+
+
 def _with_value(values: dict[str, Any], keys: tuple[str, ...], value: object) -> dict[str, Any]:
     key, *rest = keys
     return {**values, key: _with_value(values.get(key) or {}, tuple(rest), value) if rest else value}
 
 
-def _edit_text(text: str, change: Callable[[CommentedMap], None]) -> str:
-    """Return the text with the change made, in the indentation and line ends that it has."""
-
+def _edit_text(text: str, keys: tuple[str, ...], value: Any) -> str:
+    """Return the text with the new value, in the indentation and line ends that it has."""
     end = "\r\n" if "\r\n" in text else "\n"
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -122,7 +105,11 @@ def _edit_text(text: str, change: Callable[[CommentedMap], None]) -> str:
     head = ""
     if document is None:  # nothing but comments, which have no value to hang on
         head, document = text if not text or text.endswith("\n") else text + end, CommentedMap()
-    change(document)
+    *sections, key = keys
+    section = document
+    for name in sections:
+        section = _enter_section(section, name)
+    _set_value(section, key, value)
     out = io.StringIO()
     yaml.dump(document, out)
     return head + out.getvalue().replace("\n", end)
@@ -143,7 +130,6 @@ def _find_indent(text: str) -> tuple[int, int]:
 
 def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
     """Return the section of that name, which is made if it is missing or empty."""
-
     if document.get(key) is None:
         document[key] = CommentedMap()
     section = document[key]
@@ -152,25 +138,25 @@ def _enter_section(document: CommentedMap, key: str) -> CommentedMap:
     return section
 
 
-def _append_item(section: CommentedMap, key: str, text: str) -> None:
-    """Append the text to a list, which is made if it is missing or empty."""
-
-    value = DoubleQuotedScalarString(text)
+def _set_value(section: CommentedMap, key: str, value: Any) -> None:
+    """Set a text, or append the last item of a list; either is made if it is missing."""
     items = section.get(key)
-    if isinstance(items, CommentedSeq):
-        items.append(value)
+    if isinstance(value, list) and isinstance(items, CommentedSeq):
+        items.append(DoubleQuotedScalarString(value[-1]))
         _move_comments_below(items)
-    elif items is not None:
-        raise TypeError(f"{key} is no list")
-    elif key in section:
-        section[key] = CommentedSeq([value])
+        return
+    if isinstance(value, list):
+        if items is not None:
+            raise TypeError(f"{key} is no list")
+        value = CommentedSeq([DoubleQuotedScalarString(value[-1])])
+    if key in section:
+        section[key] = value
     else:
-        section.insert(0, key, CommentedSeq([value]))
+        section.insert(0, key, value)
 
 
 def _move_comments_below(items: CommentedSeq) -> None:
     """Keep comments that stood below the list below its new last item: ruamel.yaml hangs them on the old one."""
-
     last = len(items) - 2
     tokens = items.ca.items.get(last)
     if not tokens or tokens[0] is None:

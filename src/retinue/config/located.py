@@ -112,9 +112,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping that is read key by key. It remembers which keys were asked for, so that `finish` knows the rest.
-
-    For the short forms (`text`, `integer`, ...) a key that is absent or null gives None."""
+    """A mapping that is read key by key. It remembers which keys were asked for, so that `finish` knows the rest."""
 
     place: Place
     entries: Mapping[str, Node]
@@ -137,29 +135,11 @@ class Section:
             raise self.place.error(f"the key '{key}' is missing{suggest(key, others)}")
         return node
 
-    def text(self, key: str) -> str | None:
-        node = self.get(key)
-        return None if node is None else node.text()
-
-    def integer(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int | None:
-        node = self.get(key)
-        return None if node is None else node.integer(minimum=minimum, maximum=maximum)
-
-    def number(self, key: str, *, minimum: float | None = None, maximum: float | None = None) -> float | None:
-        node = self.get(key)
-        return None if node is None else node.number(minimum=minimum, maximum=maximum)
-
-    def flag(self, key: str) -> bool | None:
-        node = self.get(key)
-        return None if node is None else node.flag()
-
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        node = self.get(key)
-        return None if node is None else node.texts()
-
-    def section(self, key: str) -> Section | None:
-        node = self.get(key)
-        return None if node is None else node.section()
+    def read_keys(self, readers: Mapping[str, Callable[[Node], Any]]) -> dict[str, Any]:
+        """Return the values of the keys that are there, and raise for a key that none of the readers is for."""
+        values = {key: read(node) for key, read in readers.items() if (node := self.get(key)) is not None}
+        self.finish()
+        return values
 
     def finish(self, hints: Mapping[str, str] | None = None) -> None:
         """Raise for the first key that was not read; `hints` has better words for some keys."""

@@ -23,7 +23,7 @@ class Provider:
     package: str
     extra: str
 
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         return all(importlib.util.find_spec(package) is not None for package in ("pydantic_ai", self.package))
 
     def has_key(self, environ: Mapping[str, str]) -> bool:
@@ -62,5 +62,5 @@ def find_install_command(name: str) -> str:
     prefix = name.partition(":")[0]
     for provider in PROVIDERS:
         if prefix == provider.name or prefix.startswith(f"{provider.name}-"):
-            return "" if provider.installed() else f"pip install 'retinue[{provider.extra}]'"
+            return "" if provider.is_installed() else f"pip install 'retinue[{provider.extra}]'"
     return "" if importlib.util.find_spec("pydantic_ai") is not None else "pip install 'retinue[providers]'"

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders
-from retinue.config.frontmatter import parse_document, read_document
-from retinue.config.located import Node, Section
+from retinue.config.files import exists, list_subfolders, read_text
+from retinue.config.located import Node
 from retinue.config.location import Place, show_text, suggest
 from retinue.config.ownership import check_owners_between
+from retinue.config.yaml import parse_frontmatter
 from retinue.core.profiles import Profile, check_name
 
 BUILT_IN = "built in"
 BUILT_IN_FOLDER = Path(__file__).parent / "subagent_types"
-TEMPLATE = BUILT_IN_FOLDER / "_template" / "SUBAGENT_TEMPLATE.md"
 PROJECT_FOLDER = Path(".agent", "subagent_types")
 FILE_NAME = "SUBAGENT.md"
 DEFAULT_TYPES = ("evaluator", "explorer", "researcher", "critic")
@@ -45,29 +44,12 @@ class Definition:
     skills: Place
 
 
-def find_profiles(project: Path | None) -> list[Profile]:
-    """Return all profiles by name; without a project the built-in ones."""
-    return [definition.profile for definition in find_definitions(project)]
-
-
 def find_definitions(project: Path | None) -> list[Definition]:
     """Return all profiles by name, with their places."""
     found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
         found |= _read_folder(project / PROJECT_FOLDER, project)
     return [found[key] for key in sorted(found)]
-
-
-def load_profile(path: Path, *, source: str) -> Definition:
-    """Read the profile of one SUBAGENT.md; `source` tells people where it comes from."""
-    document = read_document(path)
-    return _make_definition(document.keys, document.body, source)
-
-
-def parse_profile(text: str, *, file: str, source: str) -> Definition:
-    """Read the profile of a text in the format of SUBAGENT.md."""
-    document = parse_document(text, file)
-    return _make_definition(document.keys, document.body, source)
 
 
 def choose_active(profiles: Sequence[Profile], names: Sequence[str] | None) -> tuple[list[Profile], list[str]]:
@@ -100,14 +82,17 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
             continue
         if project is not None:
             check_owners_between(project, path)
-        definition = load_profile(path, source=BUILT_IN if project is None else path.relative_to(project).as_posix())
+        source = BUILT_IN if project is None else path.relative_to(project).as_posix()
+        definition = parse_definition(read_text(path, follow=False), file=str(path), source=source)
         other = found.setdefault(definition.profile.name.casefold(), definition)
         if other is not definition:
             raise definition.place.error(f"'{definition.profile.name}' is also the name in {other.place.file}")
     return found
 
 
-def _make_definition(keys: Section, body: str, source: str) -> Definition:
+def parse_definition(text: str, *, file: str, source: str) -> Definition:
+    """Read the profile of a text in the format of SUBAGENT.md; `source` tells people where it comes from."""
+    keys, body = parse_frontmatter(text, file)
     for key in ("name", "description", "skills", "expected_input"):
         keys.entry(key)
     keys.finish(_HINTS)

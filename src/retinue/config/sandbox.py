@@ -100,26 +100,18 @@ class CapsSettings:
         whole_from(128),
         "all its processes together; each of them, where the kernel cannot count that",
         default=_DEFAULTS.memory // MIB,
-        example="4096",
         trust=ABOVE_DEFAULT,
     )
-    processes: int = setting(
-        whole_from(16), "processes at once", default=_DEFAULTS.processes, example="512", trust=ABOVE_DEFAULT
-    )
-    cpu_seconds: int = setting(
-        COUNT, "CPU time of each process", default=_DEFAULTS.cpu_seconds, example="14400", trust=ABOVE_DEFAULT
-    )
-    file_mib: int = setting(
-        COUNT, "size of one file", default=_DEFAULTS.file_bytes // MIB, example="2048", trust=ABOVE_DEFAULT
-    )
+    processes: int = setting(whole_from(16), "processes at once", default=_DEFAULTS.processes, trust=ABOVE_DEFAULT)
+    cpu_seconds: int = setting(COUNT, "CPU time of each process", default=_DEFAULTS.cpu_seconds, trust=ABOVE_DEFAULT)
+    file_mib: int = setting(COUNT, "size of one file", default=_DEFAULTS.file_bytes // MIB, trust=ABOVE_DEFAULT)
     open_files: int = setting(
-        whole_from(64), "open files of each process", default=_DEFAULTS.open_files, example="4096", trust=ABOVE_DEFAULT
+        whole_from(64), "open files of each process", default=_DEFAULTS.open_files, trust=ABOVE_DEFAULT
     )
     workspace_mib: int = setting(
         COUNT,
         "size of the whole workspace; above it the run ends",
         default=_DEFAULTS.workspace_bytes // MIB,
-        example="8192",
         trust=ABOVE_DEFAULT,
     )
 

@@ -2,7 +2,7 @@
 
 A section of a file is a frozen dataclass whose fields are made by `setting`. From these declarations a file is read
 strictly (`read_section`), described as a JSON schema (`section_schema`), checked for trust (`restrict_section`),
-written by `retinue init` (`template.py`) and documented (`reference.py`). Knows no particular setting; reads no file.
+written by `retinue init` and documented in docs/settings.md. Knows no particular setting; reads no file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
+
+from msgspec import UNSET
 
 from retinue.config.located import Node, Section
 
@@ -82,16 +84,32 @@ def setting(
     *,
     default: Any = None,
     unset: Any = _SAME,
-    example: str = "",
+    example: str | None = None,
     null: Null = "unset",
     trust: TrustRule | None = None,
 ) -> Any:
-    """Declare one key as a field of a section's dataclass. The key's name is the field's name."""
+    """Declare one key as a field of a section's dataclass. The key's name is the field's name. Without an example the
+    default is it."""
     unset = default if unset is _SAME else unset
+    example = format_default(default) if example is None else example
     metadata = {_KEY: Setting("", kind, help, default, unset, example, null, trust)}
     if isinstance(unset, dict):
         return field(default_factory=lambda: unset, metadata=metadata)
     return field(default=unset, metadata=metadata)
+
+
+def limit(kind: Kind, help: str, *, default: Any = None, example: str | None = None, null: Null = "unlimited") -> Any:
+    """Declare the key of a limit. It is unset unless given, because it can still come from a profile or an option; more
+    than the default needs trust."""
+    trust = None if default is None else ABOVE_DEFAULT
+    return setting(kind, help, default=default, unset=UNSET, example=example, null=null, trust=trust)
+
+
+def format_default(value: object) -> str:
+    """Return a default as YAML; nothing for one that is empty."""
+    if value is None or value in ((), {}, ""):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
 
 
 def section(cls: type[T], help: str, *, example: str = "") -> Any:

@@ -13,15 +13,17 @@ agents:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from retinue.config.located import Node, Section, make_node
 from retinue.config.location import Place
+from retinue.config.schema import NUMBER, WHOLE
 from retinue.config.yaml import read_yaml
 from retinue.core.scripts import Script, ScriptedCall, ScriptedReply, ScriptedUsage
 
+Readers = Mapping[str, Callable[[Node], Any]]
 FAULTS = ("refuse", "error", "crash", "cut", "hang")
 MAX_CHUNKS = 100_000
 _BESIDE_A_FAULT = frozenset(("usage", "delay", "thinking"))
@@ -40,16 +42,16 @@ def parse_script(values: Mapping[str, Any]) -> Script:
 
 def _read_script(node: Node) -> Script:
     section = node.section(what="a mapping with the key 'agents'")
-    agents = section.require("agents").section(what="a mapping of agents to lists of replies")
-    strict = section.flag("strict") or False
-    section.finish()
-    return Script({name: _read_replies(name, replies) for name, replies in agents.entries.items()}, strict)
+    section.require("agents")
+    return Script(**section.read_keys({"agents": _read_agents, "strict": Node.flag}))
 
 
-def _read_replies(name: str, node: Node) -> tuple[ScriptedReply, ...]:
-    if not name.strip():
-        raise node.error("the name of an agent is empty")
-    return tuple(_read_reply(item) for item in node.items(what="a list of replies"))
+def _read_agents(node: Node) -> dict[str, tuple[ScriptedReply, ...]]:
+    agents = node.section(what="a mapping of agents to lists of replies").entries
+    for name, replies in agents.items():
+        if not name.strip():
+            raise replies.error("the name of an agent is empty")
+    return {name: tuple(map(_read_reply, node.items(what="a list of replies"))) for name, node in agents.items()}
 
 
 def _read_reply(node: Node) -> ScriptedReply:
@@ -60,21 +62,7 @@ def _read_reply(node: Node) -> ScriptedReply:
         if entry.value is None:
             raise entry.error("expected a value, got nothing")
     fault = _find_fault(section)
-    reply = ScriptedReply(
-        text=section.text("text") or "",
-        thinking=section.text("thinking") or "",
-        tools=_read_calls(section.get("tools")),
-        usage=_read_usage(section.section("usage")),
-        delay=section.number("delay", minimum=0) or 0.0,
-        chunks=section.integer("chunks", minimum=1, maximum=MAX_CHUNKS) or 1,
-        refuse=section.text("refuse"),
-        error=section.text("error"),
-        status=section.integer("status", minimum=100, maximum=599),
-        crash=section.text("crash"),
-        cut=section.text("cut"),
-        hang=section.flag("hang") or False,
-    )
-    section.finish()
+    reply = ScriptedReply(**section.read_keys(_REPLY))
     _check_fault_keys(section, fault)
     return reply
 
@@ -99,26 +87,30 @@ def _check_fault_keys(section: Section, fault: str | None) -> None:
             raise node.error(f"cannot stand beside the fault '{fault}'; allowed there: {', '.join(sorted(allowed))}")
 
 
-def _read_calls(node: Node | None) -> tuple[ScriptedCall, ...]:
-    if node is None:
-        return ()
-    items = node.items(what="a list of tool calls")
-    return tuple(_read_call(item.section(what="a tool call {name, args}")) for item in items)
+def _read_call(node: Node) -> ScriptedCall:
+    section = node.section(what="a tool call {name, args}")
+    section.require("name")
+    return ScriptedCall(**section.read_keys({"name": Node.word, "args": _read_arguments}))
 
 
-def _read_call(section: Section) -> ScriptedCall:
-    name = section.require("name").word()
-    args = section.get("args")
-    section.finish()
-    if args is None:
-        return ScriptedCall(name)
-    args.section(what="a mapping of arguments")
-    return ScriptedCall(name, args.to_plain())
+def _read_arguments(node: Node) -> dict[str, Any]:
+    node.section(what="a mapping of arguments")
+    arguments: dict[str, Any] = node.to_plain()
+    return arguments
 
 
-def _read_usage(section: Section | None) -> ScriptedUsage:
-    if section is None:
-        return ScriptedUsage()
-    spent = section.integer("input_tokens", minimum=0), section.integer("output_tokens", minimum=0)
-    section.finish()
-    return ScriptedUsage(spent[0] or 0, spent[1] or 0)
+_USAGE: Readers = {"input_tokens": WHOLE.read, "output_tokens": WHOLE.read}
+_REPLY: Readers = {
+    "text": Node.text,
+    "thinking": Node.text,
+    "tools": lambda node: tuple(map(_read_call, node.items(what="a list of tool calls"))),
+    "usage": lambda node: ScriptedUsage(**node.section().read_keys(_USAGE)),
+    "delay": NUMBER.read,
+    "chunks": lambda node: node.integer(minimum=1, maximum=MAX_CHUNKS),
+    "refuse": Node.text,
+    "error": Node.text,
+    "status": lambda node: node.integer(minimum=100, maximum=599),
+    "crash": Node.text,
+    "cut": Node.text,
+    "hang": Node.flag,
+}

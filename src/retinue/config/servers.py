@@ -134,14 +134,10 @@ class ServerSettings:
         example='{Authorization: "Bearer ${TRACKER_TOKEN}"}',
     )
     timeout: float | None = setting(
-        POSITIVE,
-        "seconds a call may be silent; null: as long as its run has",
-        default=CALL_SECONDS,
-        example="300",
-        null="unlimited",
+        POSITIVE, "seconds a call may be silent; null: as long as its run has", default=CALL_SECONDS, null="unlimited"
     )
     startup_timeout: float = setting(
-        POSITIVE, "seconds until its first answer", default=STARTUP_SECONDS, example="30", null="refused"
+        POSITIVE, "seconds until its first answer", default=STARTUP_SECONDS, null="refused"
     )
     tools: tuple[str, ...] | None = setting(
         TEXTS, "the tools you want of it, by name or pattern; all unless named", example="[search_*]"

@@ -61,7 +61,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from retinue.config.files import read_text
 from retinue.config.limits import make_limits
@@ -87,6 +87,7 @@ from retinue.config.schema import (
     Setting,
     TrustRule,
     choice,
+    limit,
     list_of,
     nullable,
     read_section,
@@ -129,7 +130,6 @@ class ApprovalSettings:
         "for edit, write and shell in a sandboxed workspace of its own; yes: never",
         default="ask",
         unset=None,
-        example="ask",
         trust=trust_for(*(mode for mode in MODES if mode not in ("ask", "strict"))),
     )
     allow: tuple[Rule, ...] = setting(
@@ -153,60 +153,27 @@ class LimitSettings:
     hints: ClassVar[Mapping[str, str]] = {
         "concurrent": "is a limit of the whole tree: 'max_concurrent' at the top of the file"
     }
-    turns: int | UnsetType | None = setting(
-        WHOLE,
-        "turns of the run; null is unlimited",
-        default=DEFAULT_TURNS,
-        unset=UNSET,
-        example="30",
-        null="unlimited",
-        trust=ABOVE_DEFAULT,
+    turns: int | UnsetType | None = limit(
+        WHOLE, "turns of the run; null is unlimited", default=DEFAULT_TURNS, example="30"
     )
-    seconds: float | UnsetType | None = setting(
-        NUMBER,
-        "how long it may take; null is unlimited",
-        default=SPAWNED_SECONDS,
-        unset=UNSET,
-        example="900",
-        null="unlimited",
-        trust=ABOVE_DEFAULT,
+    seconds: float | UnsetType | None = limit(
+        NUMBER, "how long it may take; null is unlimited", default=SPAWNED_SECONDS, example="900"
     )
-    depth: int | UnsetType = setting(
-        WHOLE,
-        "levels of subagents below it",
-        default=DEFAULT_DEPTH,
-        unset=UNSET,
-        example="0",
-        null="refused",
-        trust=ABOVE_DEFAULT,
+    depth: int | UnsetType = limit(
+        WHOLE, "levels of subagents below it", default=DEFAULT_DEPTH, example="0", null="refused"
     )
-    tokens: int | UnsetType | None = setting(
-        WHOLE, "what it and all below it may spend; null is unlimited", unset=UNSET, example="200000", null="unlimited"
+    tokens: int | UnsetType | None = limit(
+        WHOLE, "what it and all below it may spend; null is unlimited", example="200000"
     )
-    cost: Decimal | UnsetType | None = setting(
-        _COST,
-        "the same in US dollars; needs models whose price is known",
-        unset=UNSET,
-        example="0.50",
-        null="unlimited",
+    cost: Decimal | UnsetType | None = limit(
+        _COST, "the same in US dollars; needs models whose price is known", example="0.50"
     )
-    stall: float | UnsetType | None = setting(
-        NUMBER,
-        "seconds in which nothing may happen in it and below it; null is none",
-        unset=UNSET,
-        example="120",
-        null="unlimited",
+    stall: float | UnsetType | None = limit(
+        NUMBER, "seconds in which nothing may happen in it and below it; null is none", example="120"
     )
 
     def to_limits(self) -> Limits:
-        return Limits(
-            turns=self.turns,
-            seconds=self.seconds,
-            depth=self.depth,
-            tokens=self.tokens,
-            cost=self.cost,
-            stall=self.stall,
-        )
+        return Limits(**vars(self))
 
 
 def _drop_server_tools(tools: tuple[str, ...], _: Setting) -> tuple[tuple[str, ...], list[Loosening]]:
@@ -270,25 +237,19 @@ class CoordinationSettings:
         NUMBER,
         "seconds of a subagent, unless its profile or its parent says otherwise",
         default=SPAWNED_SECONDS,
-        example="1800",
         trust=ABOVE_DEFAULT,
     )
     subagent_min_timeout: float = setting(
-        NUMBER, "the least that a model may ask for", default=MODEL_ASKED_SECONDS[0], example="60", trust=ABOVE_DEFAULT
+        NUMBER, "the least that a model may ask for", default=MODEL_ASKED_SECONDS[0], trust=ABOVE_DEFAULT
     )
     subagent_max_timeout: float = setting(
-        NUMBER,
-        "the most that a model may ask for",
-        default=MODEL_ASKED_SECONDS[1],
-        example="14400",
-        trust=ABOVE_DEFAULT,
+        NUMBER, "the most that a model may ask for", default=MODEL_ASKED_SECONDS[1], trust=ABOVE_DEFAULT
     )
     subagent_runtime_mode: RuntimeName | None = setting(
         choice(RUNTIMES),
         "where tools run: isolated or container (a sandbox), inherited (this process), delegated (the host)",
         default="isolated",
         unset=None,
-        example="isolated",
         trust=trust_for("inherited", "delegated"),
     )
     subagent_runtime_fallback_mode: RuntimeName | None = setting(
@@ -312,7 +273,6 @@ class CoordinationSettings:
         "in an MCP server: what becomes of a run whose events do not reach the process that started the server; "
         "strict: it fails; best_effort: it continues",
         default="strict",
-        example="strict",
         trust=trust_for("best_effort"),
     )
 
@@ -376,52 +336,22 @@ class Settings:
     approval_timeout: float | None = setting(
         NUMBER, "seconds a question waits, then it is a no; null is for ever", example="600"
     )
-    max_depth: int | UnsetType = setting(
-        WHOLE,
-        "levels of subagents below the primary; 0: none",
-        default=DEFAULT_DEPTH,
-        unset=UNSET,
-        example="3",
-        null="refused",
-        trust=ABOVE_DEFAULT,
+    max_depth: int | UnsetType = limit(
+        WHOLE, "levels of subagents below the primary; 0: none", default=DEFAULT_DEPTH, null="refused"
     )
-    max_concurrent: int | UnsetType | None = setting(
-        WHOLE,
-        "subagents of a tree at once; null is unlimited",
-        default=DEFAULT_CONCURRENT,
-        unset=UNSET,
-        example="8",
-        null="unlimited",
-        trust=ABOVE_DEFAULT,
+    max_concurrent: int | UnsetType | None = limit(
+        WHOLE, "subagents of a tree at once; null is unlimited", default=DEFAULT_CONCURRENT
     )
-    max_turns: int | UnsetType | None = setting(
-        WHOLE,
-        "turns of one run; null is unlimited",
-        default=DEFAULT_TURNS,
-        unset=UNSET,
-        example="100",
-        null="unlimited",
-        trust=ABOVE_DEFAULT,
+    max_turns: int | UnsetType | None = limit(WHOLE, "turns of one run; null is unlimited", default=DEFAULT_TURNS)
+    timeout: float | UnsetType | None = limit(NUMBER, "seconds of the primary; null is unlimited", example="600")
+    stall: float | UnsetType | None = limit(
+        NUMBER, "seconds in which nothing may happen in a run and below it; null is none", example="300"
     )
-    timeout: float | UnsetType | None = setting(
-        NUMBER, "seconds of the primary; null is unlimited", unset=UNSET, example="600", null="unlimited"
+    max_tokens: int | UnsetType | None = limit(
+        WHOLE, "tokens a whole tree may spend; null is unlimited", example="2000000"
     )
-    stall: float | UnsetType | None = setting(
-        NUMBER,
-        "seconds in which nothing may happen in a run and below it; null is none",
-        unset=UNSET,
-        example="300",
-        null="unlimited",
-    )
-    max_tokens: int | UnsetType | None = setting(
-        WHOLE, "tokens a whole tree may spend; null is unlimited", unset=UNSET, example="2000000", null="unlimited"
-    )
-    max_cost: Decimal | UnsetType | None = setting(
-        _COST,
-        "the same in US dollars; needs models whose price is known",
-        unset=UNSET,
-        example="5.00",
-        null="unlimited",
+    max_cost: Decimal | UnsetType | None = limit(
+        _COST, "the same in US dollars; needs models whose price is known", example="5.00"
     )
     network: tuple[str, ...] | str | None = setting(
         NETWORK,
@@ -439,13 +369,9 @@ class Settings:
     workspace_setup: str | None = setting(
         WORD, "a command run in each new copy or worktree before its run begins", example="npm ci", trust=ANY_VALUE
     )
-    workspace_setup_timeout: float = setting(POSITIVE, "its seconds", default=SETUP_SECONDS, example="600")
+    workspace_setup_timeout: float = setting(POSITIVE, "its seconds", default=SETUP_SECONDS)
     workspace_max_mib: int = setting(
-        COUNT,
-        "how large a copy or worktree may be when it is made",
-        default=WORKSPACE_MIB,
-        example="2048",
-        trust=ABOVE_DEFAULT,
+        COUNT, "how large a copy or worktree may be when it is made", default=WORKSPACE_MIB, trust=ABOVE_DEFAULT
     )
     expose_paths: tuple[str, ...] = setting(
         PATHS,
@@ -472,7 +398,7 @@ class Settings:
         FLAG, "spans and metrics to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names", example="true"
     )
     retention_days: float = setting(
-        NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, example="30", trust=BELOW_DEFAULT
+        NUMBER, "days that `retinue gc` keeps trees", default=RETENTION_DAYS, trust=BELOW_DEFAULT
     )
     orchestrator: OrchestratorSettings = section(OrchestratorSettings, "subagents that a model asks for")
     profiles: Mapping[str, ProfileSettings] = setting(

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.files import exists, list_subfolders
-from retinue.config.frontmatter import read_document
+from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.location import show_text, suggest
 from retinue.config.ownership import check_owners_between
+from retinue.config.yaml import parse_frontmatter
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
 
@@ -63,7 +63,7 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:
             continue
         if project is not None:
             check_owners_between(project, path)
-        keys = read_document(path).keys
+        keys, _ = parse_frontmatter(read_text(path, follow=False), str(path))
         name = keys.require("name")
         skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())
         other = found.setdefault(skill.name.casefold(), skill)

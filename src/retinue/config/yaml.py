@@ -16,10 +16,11 @@ from typing import Any
 import yaml
 
 from retinue.config.files import read_text
-from retinue.config.located import MAX_DEPTH, Node, check_number, check_text
+from retinue.config.located import MAX_DEPTH, Node, Section, check_number, check_text
 from retinue.config.location import Place
 from retinue.core.errors import ConfigError
 
+FENCE = "---"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -34,35 +35,46 @@ def read_yaml(path: Path) -> Node:
     return parse_yaml(read_text(path), str(path))
 
 
-def parse_yaml(text: str, file: str, *, first_line: int = 1) -> Node:
-    """Read the one document of a text that begins on that line of the file; an empty text is null."""
+def parse_yaml(text: str, file: str) -> Node:
+    """Read the one document of a text that stands in that file; an empty text is null."""
     bad = _NOT_YAML.search(text)
     if bad is not None:
-        line = text.count("\n", 0, bad.start()) + first_line
+        line = text.count("\n", 0, bad.start()) + 1
         raise Place(file, line).error(f"has a character that YAML does not allow (U+{ord(bad[0]):04X})")
     try:
-        return _read_document(yaml.parse(text, Loader=_LOADER), Place(file, first_line), first_line)
+        return _read_document(yaml.parse(text, Loader=_LOADER), file)
     except yaml.MarkedYAMLError as error:
-        raise _make_syntax_error(error, file, first_line) from None
+        raise _make_syntax_error(error, file) from None
     except yaml.YAMLError:
-        raise Place(file, first_line).error("is not valid YAML") from None
+        raise Place(file, 1).error("is not valid YAML") from None
 
 
-def _read_document(events: Iterator[Any], root: Place, first_line: int) -> Node:
-    node = Node(root, None)
-    seen = False
+def parse_frontmatter(text: str, file: str) -> tuple[Section, str]:
+    """Read a Markdown text that begins with YAML between two `---` lines: its keys and its body."""
+    lines = text.split("\n")
+    if lines[0].rstrip() != FENCE:
+        raise Place(file, 1).error(f"the first line must be '{FENCE}', with the keys below it (frontmatter)")
+    end = next((i for i, line in enumerate(lines) if i > 0 and line.rstrip() == FENCE), None)
+    if end is None:
+        raise Place(file, 1).error(f"the frontmatter that begins here has no closing '{FENCE}' line")
+    node = parse_yaml("\n".join(["", *lines[1:end]]), file)  # the empty line keeps the numbers of the others
+    entries = {} if node.value is None else node.section(what="'key: value' lines").entries
+    return Section(Place(file, 1), entries), "\n".join(lines[end + 1 :]).strip()
+
+
+def _read_document(events: Iterator[Any], file: str) -> Node:
+    node = None
     for event in events:
         if not isinstance(event, yaml.DocumentStartEvent):
             continue
-        if seen:
-            raise Place(root.file, _line_of(event, first_line)).error("a second document begins here; one is allowed")
-        seen = True
+        if node is not None:
+            raise Place(file, _line_of(event)).error("a second document begins here; one is allowed")
         first = next(events)
-        node = _read_node(first, events, Place(root.file, _line_of(first, first_line)), first_line)
-    return node
+        node = _read_node(first, events, Place(file, _line_of(first)))
+    return node or Node(Place(file, 1), None)
 
 
-def _read_node(event: Any, events: Iterator[Any], place: Place, first_line: int) -> Node:
+def _read_node(event: Any, events: Iterator[Any], place: Place) -> Node:
     """Return the node that begins with this event; consumes its other events."""
     _check_bare(event, place)
     if len(place.keys) > MAX_DEPTH:
@@ -70,8 +82,8 @@ def _read_node(event: Any, events: Iterator[Any], place: Place, first_line: int)
     if isinstance(event, yaml.ScalarEvent):
         return Node(place, _read_scalar(event, place))
     if isinstance(event, yaml.SequenceStartEvent):
-        return Node(place, tuple(_read_items(events, place, first_line)))
-    return Node(place, _read_entries(events, place, first_line))
+        return Node(place, tuple(_read_items(events, place)))
+    return Node(place, _read_entries(events, place))
 
 
 def _check_bare(event: Any, place: Place) -> None:
@@ -83,22 +95,22 @@ def _check_bare(event: Any, place: Place) -> None:
         raise place.error(f"tags are not allowed ({event.tag}); quote a text that begins with '!'")
 
 
-def _read_items(events: Iterator[Any], place: Place, first_line: int) -> Iterator[Node]:
+def _read_items(events: Iterator[Any], place: Place) -> Iterator[Node]:
     index = 0
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        yield _read_node(event, events, place.child(index, _line_of(event, first_line)), first_line)
+        yield _read_node(event, events, place.child(index, _line_of(event)))
         index += 1
 
 
-def _read_entries(events: Iterator[Any], place: Place, first_line: int) -> dict[str, Node]:
+def _read_entries(events: Iterator[Any], place: Place) -> dict[str, Node]:
     entries: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        line = _line_of(event, first_line)
+        line = _line_of(event)
         key = _read_key(event, Place(place.file, line, place.keys))
         below = place.child(key, line)
         if key in entries:
             raise below.error(f"appears twice, first on line {entries[key].place.line}")
-        entries[key] = _read_node(next(events), events, below, first_line)
+        entries[key] = _read_node(next(events), events, below)
     return entries
 
 
@@ -134,13 +146,13 @@ def _read_scalar(event: Any, place: Place) -> str | int | float | bool | None:
     return check_text(text, place)
 
 
-def _line_of(event: Any, first_line: int) -> int:
-    return int(event.start_mark.line) + first_line
+def _line_of(event: Any) -> int:
+    return int(event.start_mark.line) + 1
 
 
-def _make_syntax_error(error: yaml.MarkedYAMLError, file: str, first_line: int) -> ConfigError:
+def _make_syntax_error(error: yaml.MarkedYAMLError, file: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
-    line = first_line if mark is None else mark.line + first_line
+    line = 1 if mark is None else mark.line + 1
     words = " ".join(part for part in (error.context, error.problem) if part)
     hint = ""
     if "alias" in words:

@@ -23,6 +23,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.trees import give_folder, remove_tree
 from retinue.sandbox.box import Box
 from retinue.sandbox.process import PreparedSandbox, Process
@@ -35,7 +36,6 @@ PACKAGES = ("retinue", "msgspec", "re2")
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
 PASSED = frozenset({"LANG", "TZ"})
-STATE = ".retinue"
 TEMPORARY_BYTES = 512 * 1024**2
 SHARED_BYTES = 64 * 1024**2
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
@@ -128,7 +128,7 @@ class SandboxBuilder(ABC):
     def _list_masks(self, box: Box, roots: Sequence[str]) -> list[str]:
         """Return the folders of our own state inside what is shown, which have to be hidden."""
         shown = (*self._expose, *roots)
-        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots)
+        masks = {box.hidden, *(f"{path}/{STATE_FOLDER}" for path in shown)}.difference(roots)
         return sorted(
             mask for mask in masks if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown)
         )
@@ -151,7 +151,7 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
     """Make a box for the check from inside, with a file that must not be seen there."""
     folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
     try:
-        hidden = folder / "project" / STATE
+        hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
         for name in ("workspace", "outputs", "host_outputs"):
             (own / name).mkdir(parents=True)

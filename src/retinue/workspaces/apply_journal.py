@@ -15,8 +15,8 @@ import msgspec
 from retinue.core.errors import ConfigError, RetinueError
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
+from retinue.files.reserved import is_reserved_name
 from retinue.files.user_key import has_signature, sign_data
-from retinue.workspaces.walk import is_reserved_name
 
 JOURNAL = "journal.json"
 MAX_BYTES = 256 * 1024 * 1024

@@ -50,7 +50,7 @@ async def flood(folder: Path, *, processes: int, subagents: int, events: int, pe
 
 
 async def _print(h: Hall, printer: Printer, delays: list[float]) -> None:
-    thread = PrintThread("screen")
+    thread = PrintThread()
     async for event in h.supervisor.watch(h.tree):
         if not isinstance(event, Delta):
             await thread.enqueue(_show, printer, event, delays)

@@ -6,8 +6,8 @@ import pytest
 
 from retinue.config.edit import add_allowed, set_runtime
 from retinue.config.settings import load_settings
-from retinue.config.template import render_settings
 from retinue.core.errors import ConfigError
+from retinue.surfaces.cli.init import render_settings
 
 RULE = 'shell(git commit -m "a: b" [*])'
 WORD = '"shell(git commit -m \\"a: b\\" [*])"'

@@ -36,7 +36,7 @@ from tests.surfaces.cli.shell import BOUND_BY_MODES, SOURCE, Project, one_line_e
         (["run", "x\x1b[2J", "--model", "\x1b[31mred"], "\\x1b[31mred"),
         (["show"], "there are no runs in "),
         (["tail", "nothing"], "there are no runs in "),
-        (["tail", "--after", "-1"], "--after: must be the number of an event"),
+        (["tail", "--after", "-1"], "--after: must be a whole number of 0 or more"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_bug_is_one_line_too_and_says_how_to_see_more(project: Project, tmp_pa
     (trap / "sitecustomize.py").write_text(
         "import retinue.surfaces.cli.ps as ps\n"
         "def run(args):\n    raise ValueError('two\\nlines \\x1b[31m')\n"
-        "ps.run_command = run\n"
+        "ps.execute_ps = run\n"
     )
     path = f"{trap}{os.pathsep}{SOURCE}"
     done = project.retinue("ps", PYTHONPATH=path)

@@ -16,8 +16,8 @@ PROGRAM = """
 import argparse, sys
 from retinue.surfaces.cli import demo
 parser = argparse.ArgumentParser()
-demo.add_arguments(parser)
-sys.exit(demo.run_command(parser.parse_args()))
+demo.configure_demo(parser)
+sys.exit(demo.execute_demo(parser.parse_args()))
 """
 SAMPLE = REPO / "src/retinue/surfaces/cli/sample"
 CHECKS = ["-m", "unittest", "checks.check_till"]

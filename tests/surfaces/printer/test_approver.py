@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from retinue.core.approvals import Allow, Approval, Deny
-from retinue.core.events import ApprovalAsked, Thinking
+from retinue.core.events import ApprovalAsked, Delta, Thinking
 from retinue.surfaces.printer.approver import NOBODY, PROMPT, SURE, TerminalApprover, parse_answer
 from retinue.surfaces.printer.printer import Printer
 from tests.surfaces.printer.facts import ANNA, Facts
@@ -197,7 +197,10 @@ async def test_blocks_still_come_and_the_prompt_comes_again(person: Person, colo
 async def test_what_is_being_said_leaves_the_line_to_who_is_asked(person: Person) -> None:
     person.sit_down(color=True)
     termios.tcsetwinsize(person.terminal, (24, 77))
-    assert person.printer.columns == 77  # of where it prints, wherever the answer goes
+    person.printer.show_delta(Delta(tree="t", run=1, path="/anna", agent="anna", text="let me " * 50))
+    await person.sees("\r\x1b[K\x1b[2manna: …")
+    await person.sees("let me\x1b[0m")
+    assert len("anna: …" + person.seen + "let me") == 76  # as wide as where it prints, wherever the answer goes
     person.printer.show_status("anna: let me \x1bsee")
     await person.sees("\r\x1b[K\x1b[2manna: let me \\x1bsee\x1b[0m")
     asking = person.ask("one")

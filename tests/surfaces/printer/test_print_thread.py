@@ -7,7 +7,7 @@ from retinue.surfaces.printer.printer import AHEAD, PrintThread
 
 
 async def test_work_is_done_in_order_and_waited_for_at_the_end() -> None:
-    behind, done = PrintThread("test"), list[int]()
+    behind, done = PrintThread(), list[int]()
     for number in range(5 * AHEAD + 3):
         await behind.enqueue(done.append, number)
         assert len(done) >= number - AHEAD
@@ -17,7 +17,7 @@ async def test_work_is_done_in_order_and_waited_for_at_the_end() -> None:
 
 
 async def test_a_thread_that_stands_still_holds_up_one_who_is_far_ahead() -> None:
-    behind, stuck = PrintThread("test"), threading.Event()
+    behind, stuck = PrintThread(), threading.Event()
     await behind.enqueue(stuck.wait)
     given = 1
 
@@ -37,7 +37,7 @@ async def test_a_thread_that_stands_still_holds_up_one_who_is_far_ahead() -> Non
 
 
 async def test_what_comes_after_the_last_words_is_not_printed_and_hurts_nobody() -> None:
-    behind, done = PrintThread("test"), list[int]()
+    behind, done = PrintThread(), list[int]()
     await behind.enqueue(done.append, 1)
     await behind.drain()
     behind.close()

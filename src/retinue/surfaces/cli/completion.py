@@ -10,12 +10,6 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-EPILOG = """\
-examples:
-  bash:  retinue completion bash > ~/.local/share/bash-completion/completions/retinue
-         or for this shell only: source <(retinue completion bash)
-  zsh:   retinue completion zsh > "${fpath[1]}/_retinue"
-  fish:  retinue completion fish > ~/.config/fish/completions/retinue.fish"""
 SHELLS = ("bash", "zsh", "fish")
 FILES, FOLDERS, TASKS = ("FILE",), ("DIR", "FOLDER", "PATH"), ("TASK", "TEXT")
 TASK = {"bash": "_retinue_complete_task", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
@@ -27,13 +21,19 @@ _retinue_complete_task() {
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print a completion script for your shell."
-    parser.epilog = EPILOG
+def configure_completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="which shell it is for")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_completion(args: argparse.Namespace) -> int:
+    """Print a completion script for your shell.
+
+    examples:
+      bash:  retinue completion bash > ~/.local/share/bash-completion/completions/retinue
+             or for this shell only: source <(retinue completion bash)
+      zsh:   retinue completion zsh > "${fpath[1]}/_retinue"
+      fish:  retinue completion fish > ~/.config/fish/completions/retinue.fish
+    """
     import shtab
 
     from retinue.surfaces.cli.main import COMMANDS, make_parser

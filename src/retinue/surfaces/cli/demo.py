@@ -28,8 +28,10 @@ from retinue.core.rules import ALLOW, ASK, Verdict
 from retinue.log.runs import Runs
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import Shown, drive
+from retinue.surfaces.cli.options import add_level_options
+from retinue.surfaces.cli.startup import make_printer
 from retinue.surfaces.printer import safe
-from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
 
 HERE = Path(__file__).parent
@@ -38,10 +40,6 @@ EXIT_CODES = {"done": 0, "timed_out": 124, "cancelled": 130}
 FAILED = 1
 
 
-EPILOG = """examples:
-  retinue demo
-  retinue demo --quiet
-"""
 EDITED = "till/pricing.py"
 UNASKED = frozenset({"spawn_subagents", "shell"})
 
@@ -61,22 +59,20 @@ MAIN = Profile(
 PROFILES = (EXPLORER, SCOUT, TESTER, CRITIC, FIXER)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network."
-    )
-    parser.epilog = EPILOG
+def configure_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="do not wait as a model would")
-    level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quiet", action="store_true", help="one line for each tool call")
-    level.add_argument("--verbose", action="store_true", help="print long payloads whole")
+    add_level_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
-    """Run the demo in a scratch folder and say how to look closer."""
-    level: Level = "quiet" if args.quiet else "verbose" if args.verbose else "normal"
+def execute_demo(args: argparse.Namespace) -> int:
+    """Watch a scripted agent and its subagents fix a real bug in a sample project: no key, no network.
+
+    examples:
+      retinue demo
+      retinue demo --quiet
+    """
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-    printer = Printer(sys.stderr, level=level)
+    printer = make_printer(args)
     command = screen.find_command()
     project = _copy_of_the_sample()
     parts = Parts(

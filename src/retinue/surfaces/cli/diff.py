@@ -1,38 +1,43 @@
-"""`retinue diff RUN`: what a run changed in its copy of the project."""
+"""`retinue diff` and `retinue apply`: what runs changed in their copies of the project."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 
 from retinue.build.stored import CopiedWorkspace, open_stored_control
+from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
-EPILOG = """\
-examples:
-  retinue diff                      what the latest tree's primary changed
-  retinue diff 7jw4p2xk9mtb/3 --stat
-  retinue diff /main/coder-1 | less -R
-  retinue diff --json | jq '.[].path'"""
+QUESTION = "apply these changes? [y]es [n]o > "
+RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
+FAILED = 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show what a run changed in its copy or worktree; of one that still runs, what it has so far."
-    parser.epilog = EPILOG
+def configure_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stat", action="store_true", help="only how much changed in which files")
     how.add_argument("--json", action="store_true", help="the files as a JSON list")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_diff(args: argparse.Namespace) -> int:
+    """Show what a run changed in its copy or worktree; of one that still runs, what it has so far.
+
+    examples:
+      retinue diff                      what the latest tree's primary changed
+      retinue diff 7jw4p2xk9mtb/3 --stat
+      retinue diff /main/coder-1 | less -R
+      retinue diff --json | jq '.[].path'
+    """
     tree, found, shown = asyncio.run(find_copies(args.name))
     live = tree.live and tree.runs.runs[found.run].ended is None
     if args.json:
@@ -73,3 +78,91 @@ def _print_diff(one: CopiedWorkspace, how: str, *, live: bool, named: bool) -> N
             colors.paint_header((("name", f"{one.name}  {one.workspace.kind} of {one.workspace.source}"),), color=color)
         )
     print(colors.paint_diff(safe.escape_text(text), color=color), end="")
+
+
+def configure_apply(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN|TREE", nargs="?", help=RUN_HELP)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def execute_apply(args: argparse.Namespace) -> int:
+    """Apply to the project what a run, or all runs of a tree, changed in a copy or worktree.
+
+    The changes are merged into the project as it is now, as git merges: what both changed in different lines is put
+    together; a file that cannot be merged is named, and then nothing at all is changed. Nothing is committed or staged.
+    Given a tree whose primary worked in the project itself, the changes of all its runs are applied in turn.
+
+    exit codes: 0 applied (or there was nothing left to apply), 1 conflicts, or the answer was no, 2 usage
+
+    examples:
+      retinue diff 7jw4p2xk9mtb/1        first look
+      retinue apply 7jw4p2xk9mtb/1       then this: it shows the diff once more and asks
+      retinue apply --yes                what the latest tree changed
+    """
+    tree, _, copies = asyncio.run(find_copies(args.name))
+    runs = _select_unapplied(tree, copies)
+    if not runs:
+        return 0
+    control = open_stored_control(find_project(Path.cwd()) / ".retinue")
+    interrupted = control.find_interrupted()
+    if interrupted and not args.yes and not _ask_recovery(interrupted):
+        print("Nothing was changed.", file=sys.stderr)
+        return FAILED
+    if control.recover_project():
+        screen.print_warning("an earlier apply was interrupted: what it had done is undone")
+    plan = control.plan_apply(runs)
+    if plan.conflicts:
+        screen.print_error(f"nothing was changed: {len(plan.conflicts)} of the files cannot be applied:")
+        for conflict in plan.describe_conflicts().split("\n"):
+            print(f"  {safe.escape_line(conflict)}", file=sys.stderr)
+        return FAILED
+    if not args.yes and not _ask_user(plan.diff.decode("utf-8", "backslashreplace")):
+        print("Nothing was changed.", file=sys.stderr)
+        return FAILED
+    control.carry_out_plan(plan, runs)
+    count = len(plan.changes)
+    print(f"Applied {count} file{'' if count == 1 else 's'} from {', '.join(one.name for one in runs)}.")
+    return 0
+
+
+def _must_have_ended(tree: Listing, one: CopiedWorkspace) -> None:
+    view = tree.runs.runs.get(one.workspace.run)
+    if tree.live and view is not None and view.ended is None:
+        raise ConfigError(f"{one.name} has not ended yet: wait for it, or `retinue cancel {one.name}`")
+
+
+def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[CopiedWorkspace]:
+    """Return the runs with something to apply, and print for each of the others why it has nothing."""
+    left = []
+    for one in runs:
+        _must_have_ended(tree, one)
+        why = one.explain_nothing_to_apply()
+        if why:
+            print(safe.escape_line(why), file=sys.stderr)
+        else:
+            left.append(one)
+    return left
+
+
+def _ask_recovery(paths: list[str]) -> bool:
+    """Ask whether the files that an interrupted apply was changing may be put back."""
+    _require_terminal()
+    shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
+    print(f"an earlier apply was interrupted while it changed these files:{shown}", file=sys.stderr)
+    return _ask(RECOVERY_QUESTION)
+
+
+def _ask_user(diff: str) -> bool:
+    _require_terminal()
+    print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
+    return _ask(QUESTION)
+
+
+def _require_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
+
+
+def _ask(question: str) -> bool:
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

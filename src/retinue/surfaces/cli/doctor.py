@@ -1,48 +1,92 @@
-"""`retinue doctor`: check that everything this project needs is there; change nothing. `checkup` has the checks."""
+"""`retinue doctor`: check the machine, the project and its models; change nothing.
+
+Looks for keys and never shows them. Calls no provider: the first run shows whether a key is accepted.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from retinue.build.sandboxes import build_image
-from retinue.config.project import find_project_folder, load_project
-from retinue.config.settings import settings_schema
-from retinue.core.errors import ConfigError, RetinueError
-from retinue.surfaces.cli import checkup
+from retinue import build
+from retinue.build.models import ModelSource, make_prices
+from retinue.build.parts import Parts
+from retinue.build.project import load_project_parts
+from retinue.build.sandboxes import build_image, make_placement
+from retinue.build.servers import make_tool_servers
+from retinue.concurrency import SystemClock
+from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
+from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
+from retinue.config.settings import find_unsandboxed, settings_schema
+from retinue.control import address_files
+from retinue.core.errors import ConfigError, LogError, RetinueError
+from retinue.core.limits import Limits
+from retinue.core.ports import Prices
+from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, RuntimeName
+from retinue.core.servers import McpServer, ServerReport
+from retinue.core.usage import Usage
+from retinue.files.state_owner import verify_state_folder
+from retinue.log.opening import open_reader
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.checkup import Check, Look
+from retinue.surfaces.cli.main import get_version
 from retinue.surfaces.printer import safe
+from retinue.telemetry import providers
 
-EPILOG = """\
-ok: as it should be; warn: works, with a caveat; fail: runs will not work. Exit code 1 when something fails.
-Keys are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
-
-examples:
-  retinue doctor
-  retinue doctor --json | jq '.[] | select(.state != "ok")'
-  retinue doctor --escape                     tries to break out of the sandboxes; exit code 1 if something does
-  retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
-                                              # yaml-language-server: $schema=schema.json"""
-SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
-    "system": checkup.check_system,
-    "sandboxes": checkup.check_sandboxes,
-    "files": checkup.check_files,
-    "tools": checkup.check_tools,
-    "models": checkup.check_models,
-    "servers": checkup.check_servers,
-    "telemetry": checkup.check_telemetry,
-    "control": checkup.check_control,
-    "logs": checkup.check_logs,
-    "authority": checkup.check_authority,
-}
+State = Literal["ok", "warn", "fail"]
+OLDEST_PYTHON = (3, 11)
+MIN_FREE_BYTES = 200 * 1024 * 1024
+LOOPBACK = "127.0.0.1"
+SANDBOXES: tuple[RuntimeName, ...] = ("isolated", "container")
+HOSTS_SHOWN = 8
+FULL_NETWORK = "full: sandboxed runs have the network as this machine has it, including its own services"
+NO_NETWORK = "none: sandboxed commands reach nothing; `network: [HOST, ...]` in retinue.yaml names what they may"
+WEB_TOOLS_OFF = "web_fetch and web_search are off: no host may be reached"
+WEB_TOOLS_ON = "web_fetch, and web_search where the model's provider has one"
+ALLOW_HOSTS = "name what may be reached: `network: [HOST, ...]` in retinue.yaml, then `retinue trust`"
+FULL_AUTHORITY = (
+    "runs without a sandbox work as you: a shell command that you allow can do whatever you can, "
+    "also answer questions and change files outside the project ({settings})"
+)
+RESTRICT = "take that out of {file}, or read what you allow: --yes and mode `yes` allow everything"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Check that everything retinue needs here is there, and say what to do about the rest."
-    parser.epilog = EPILOG
+@dataclass(frozen=True)
+class Check:
+    """One finding. ok: as it should be; warn: works, with a caveat; fail: something this project needs does not work.
+    `do` is the exact cure."""
+
+    name: str
+    state: State
+    text: str
+    do: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The project that is checked, and its parts. If its files cannot be read, it is None and `error` says why."""
+
+    folder: Path
+    parts: Parts
+    project: Project | None
+    error: str = ""
+
+    @property
+    def state(self) -> Path:
+        return self.folder / ".retinue"
+
+
+def configure_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each check")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--schema", action="store_true", help="print the JSON schema of retinue.yaml, and check nothing")
@@ -52,7 +96,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_doctor(args: argparse.Namespace) -> int:
+    """Check that everything retinue needs here is there, and say what to do about the rest.
+
+    ok: as it should be; warn: works, with a caveat; fail: runs will not work. Exit code 1 when something fails. Keys
+    are looked for and never shown. No model is called; MCP servers of a trusted retinue.yaml are started and ended.
+
+    examples:
+      retinue doctor
+      retinue doctor --json | jq '.[] | select(.state != "ok")'
+      retinue doctor --escape                     tries to break out of the sandboxes; exit code 1 if something does
+      retinue doctor --schema > schema.json       then, on top of retinue.yaml, for help in your editor:
+                                                  # yaml-language-server: $schema=schema.json
+    """
     if args.schema and args.json:
         raise ConfigError("argument --json: not allowed with argument --schema, which is JSON")
     if args.schema:
@@ -65,9 +121,10 @@ def run_command(args: argparse.Namespace) -> int:
     if args.build_image:
         print(build_image())
         return 0
-    checks = list(_run_checks(_load_look(find_project_folder(Path.cwd()))))
+    look = _load_look(find_project_folder(Path.cwd()))
+    checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(look)]
     if args.json:
-        screen.print_json([_to_json(section, check) for section, check in checks])
+        screen.print_json([{"section": section, **_to_json(check)} for section, check in checks])
     else:
         for _, check in checks:
             print(f"{check.state:<5} {check.name:<9} {safe.escape_line(check.text)}")
@@ -78,17 +135,294 @@ def run_command(args: argparse.Namespace) -> int:
 
 def _load_look(folder: Path) -> Look:
     try:
-        return Look(folder, load_project(folder))
+        return Look(folder, *load_project_parts(folder))
     except RetinueError as error:
-        return Look(folder, None, str(error))
+        return Look(folder, Parts(folder), None, str(error))
 
 
-def _run_checks(look: Look) -> Iterator[tuple[str, Check]]:
-    for section, find in SECTIONS.items():
-        for check in find(look):
-            yield section, check
+def _to_json(check: Check) -> dict[str, str]:
+    return {key: value for key, value in asdict(check).items() if value}
 
 
-def _to_json(section: str, check: Check) -> dict[str, Any]:
-    about = {"section": section, "name": check.name, "state": check.state, "text": check.text}
-    return about | ({"do": check.do} if check.do else {})
+def check_system(look: Look) -> Iterator[Check]:
+    """Check Python, this package, SQLite, git, the shell and the disk."""
+    new_enough = sys.version_info >= OLDEST_PYTHON
+    cure = "" if new_enough else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+    yield Check("python", "ok" if new_enough else "fail", f"{platform.python_version()} at {sys.executable}", cure)
+    yield Check("retinue", "ok", f"{get_version()} at {Path(build.__file__).parents[1]}")
+    yield _check_sqlite()
+    yield _check_git()
+    yield _check_shell()
+    yield _check_disk(look.folder)
+
+
+def check_sandboxes(look: Look) -> Iterator[Check]:
+    """Start each sandbox and check it from inside; then say what sandboxed runs may reach."""
+    runtimes = make_placement(replace(look.parts, fallback=None))
+    for name in SANDBOXES:
+        try:
+            started = runtimes.runtime(name).started
+        except RetinueError as error:
+            yield Check("sandbox", "warn", f"runtime `{name}` is not possible here: {error}")
+        else:
+            yield Check("sandbox", "ok", f"runtime `{name}` works: {', '.join(started.sandbox if started else ())}")
+    yield _check_network(look.parts.network or ())
+
+
+def check_control(look: Look) -> Iterator[Check]:
+    """Check that other terminals can reach a run, and list the processes that can be reached."""
+    yield _check_loopback()
+    live, stale = address_files.survey_addresses(look.state / "control")
+    for pid in live:
+        yield Check("control", "ok", f"process {pid} can be reached from here")
+    if stale:
+        count = f"{len(stale)} address file{'' if len(stale) == 1 else 's'}"
+        left = ", ".join(str(path) for path in stale[:3])
+        yield Check("control", "ok", f"{count} of dead processes, removed at the next use: {left}")
+
+
+def check_telemetry(_: Look) -> Iterator[Check]:
+    """Check that spans can be sent. Settings and the environment decide whether they are."""
+    if not providers.is_installed():
+        yield Check("telemetry", "ok", f"not installed: {providers.INSTALL}")
+        return
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT is set" if providers.is_requested(os.environ) else "no collector is named"
+    yield Check("telemetry", "ok", f"installed; {named}")
+
+
+def _check_sqlite() -> Check:
+    try:
+        import apsw
+    except ImportError as error:
+        return Check("sqlite", "fail", f"apsw cannot be loaded: {error}", "pip install --force-reinstall apsw")
+    return Check("sqlite", "ok", f"{apsw.sqlite_lib_version()} in apsw {apsw.apsw_version()}")
+
+
+def _check_git() -> Check:
+    found = shutil.which("git")
+    if found is None:
+        return Check("git", "warn", "not found; runs work, but there is no history to go back to", "install git")
+    try:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("git", "warn", f"{found} does not work: {error}", f"run `{found} --version` and see")
+    return Check("git", "ok", f"{said.strip()} at {found}")
+
+
+def _check_shell() -> Check:
+    """Check the program that the tool `shell` starts."""
+    found = shutil.which("bash") or shutil.which("sh")
+    if found is None:
+        return Check("shell", "warn", "there is no bash and no sh: the tool `shell` will fail", "install bash")
+    return Check("shell", "ok", found)
+
+
+def _check_disk(folder: Path) -> Check:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Check("disk", "warn", f"{folder}: {error.strerror or error}")
+    text = f"{free / 1e9:.1f} GB free" if free > 1e9 else f"{free / 1e6:.0f} MB free"
+    if free < MIN_FREE_BYTES:
+        return Check("disk", "warn", f"{text}: a run stops when its log cannot be written", "free space; `retinue gc`")
+    return Check("disk", "ok", text)
+
+
+def _check_network(network: Sequence[str]) -> Check:
+    if network == "full":
+        return Check("network", "warn", FULL_NETWORK, "name the hosts that are needed: `network: [HOST, ...]`")
+    if not network or network == "none":
+        return Check("network", "ok", NO_NETWORK)
+    more = f" and {len(network) - HOSTS_SHOWN} more" if len(network) > HOSTS_SHOWN else ""
+    hosts = f"{', '.join(network[:HOSTS_SHOWN])}{more}"
+    return Check("network", "ok", f"sandboxed commands reach these hosts through a proxy: {hosts}")
+
+
+def _check_loopback() -> Check:
+    """Listen on a loopback port as the control server does, and close it at once."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind((LOOPBACK, 0))
+            listener.listen(1)
+    except OSError as error:
+        text = f"cannot listen on {LOOPBACK}: {error.strerror or error}: other terminals cannot reach runs"
+        return Check("loopback", "warn", text, "runs work without it; `retinue run --no-control` drops the warning")
+    return Check("loopback", "ok", f"can listen on {LOOPBACK}, so other terminals can reach a run")
+
+
+def check_files(look: Look) -> Iterator[Check]:
+    """Check the project's folder, retinue.yaml and whether it is trusted, agents and the state folder."""
+    marked = (look.folder / SETTINGS_FILE).exists()
+    note = "" if marked else f" (no {SETTINGS_FILE}: defaults)"
+    yield Check("project", "ok", f"{look.folder}{note}", "" if marked else "retinue init")
+    yield _check_state(look.state)
+    if look.project is None:
+        yield Check("profiles", "fail", look.error, "correct the file at this place")
+        return
+    if look.project.ignored:
+        ignored = ", ".join(look.project.ignored)
+        yield Check("trust", "warn", f"{SETTINGS_FILE} is not trusted; ignored: {ignored}", "retinue trust")
+    for warning in look.project.warnings[1:] if look.project.ignored else look.project.warnings:
+        yield Check("profiles", "warn", warning, f"correct it in {SETTINGS_FILE}")
+    names = ", ".join(profile.name for profile in look.project.profiles) or "none"
+    yield Check("profiles", "ok", f"{names} ({len(look.project.all_profiles)} in all)")
+
+
+def check_tools(look: Look) -> Iterator[Check]:
+    """List the tools that always work and check those that need a reachable host."""
+    if look.project is None:
+        return  # another check reports what is wrong with the settings
+    network = look.parts.network
+    has_network = bool(network) and network != "none"
+    yield Check("tools", "ok", ", ".join((*LOCAL_TOOLS, *SPAWN_TOOLS)))
+    yield Check("tools", "ok", WEB_TOOLS_ON if has_network else WEB_TOOLS_OFF)
+    for profile in look.project.all_profiles:
+        wanted = [name for name in profile.tools or () if name in WEB_TOOLS]
+        if wanted and not has_network:
+            text = f"profile '{profile.name}' names {' and '.join(wanted)}, which cannot work: no host may be reached"
+            yield Check("tools", "warn", text, ALLOW_HOSTS)
+
+
+def check_servers(look: Look) -> Iterator[Check]:
+    """Start or reach each MCP server of the project, ask for its tools, and end it."""
+    if look.project is None or not look.project.settings.mcp_servers:
+        return
+    for report in asyncio.run(_try_servers(look.project.settings.mcp_servers, look.folder)):
+        if report.error:
+            cure = f"correct mcp_servers.{report.name}, or try it by hand: {report.words}"
+            yield Check("mcp", "fail", f"{report.name}: {report.error}", cure)
+            continue
+        tools = f"{report.tools} tool{'' if report.tools == 1 else 's'}"
+        yield Check("mcp", "ok", f"{report.name}: {tools}, MCP {report.revision} ({report.words})")
+        for note in report.notes:
+            yield Check("mcp", "warn", f"{report.name}: {note}")
+
+
+def check_authority(look: Look) -> Iterator[Check]:
+    """Warn if a setting in force lets runs work with the user's own authority."""
+    settings = None if look.project is None else look.project.settings
+    found = [] if settings is None else [f"`{each}`" for each in find_unsandboxed(settings)]
+    if settings is not None and found:
+        text = FULL_AUTHORITY.format(settings=", ".join(found))
+        yield Check("authority", "warn", text, RESTRICT.format(file=settings.file))
+
+
+def check_logs(look: Look) -> Iterator[Check]:
+    """Check that each log can be read, is whole and has our version."""
+    try:
+        log = open_reader(look.state)
+    except ConfigError:
+        return  # another check reports what is wrong with the state folder
+    problems: list[LogError] = []
+    try:
+        found = asyncio.run(log.check_health(problems.append))
+    except RetinueError as error:
+        yield Check("logs", "fail", str(error), f"see that you can read {log.location}")
+        return
+    cure = f"move it out of {log.location}; the other logs are read all the same"
+    for problem in problems:
+        yield Check("logs", "fail", str(problem), cure)
+    if found:
+        yield Check("logs", "ok", found)
+
+
+def _check_state(state: Path) -> Check:
+    """Check that the state folder can be written, without making it: the first run does."""
+    try:
+        verify_state_folder(state)
+    except ConfigError as error:
+        return Check("state", "fail", str(error))
+    there = next(folder for folder in (state, *state.parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check("state", "fail", f"{there} cannot be written", f"chmod u+rwx {there}, or work in another folder")
+    return Check("state", "ok", f"{state} " + ("can be written" if there == state else "will be made by the first run"))
+
+
+async def _try_servers(servers: Sequence[McpServer], project: Path) -> Sequence[ServerReport]:
+    connections = make_tool_servers(servers, project, None)
+    assert connections is not None
+    try:
+        await connections.ready(None)
+        return connections.reports()
+    finally:
+        await connections.close()
+
+
+def check_models(look: Look) -> Iterator[Check]:
+    prices = make_prices()
+    for provider in PROVIDERS:
+        yield _check_provider(provider)
+    if look.project is None:
+        return
+    chosen = look.project.settings.model or find_default_model(os.environ)
+    if chosen is None:
+        yield _check_missing()
+    for model, limits in _list_models(look.project, chosen).items():
+        yield from _check_model(look, model, limits, prices)
+
+
+def _check_provider(provider: Provider) -> Check:
+    key = f"{provider.key} is {'set' if provider.has_key(os.environ) else 'not set'}"
+    if not provider.is_installed():
+        command = find_install_command(provider.default)
+        wanted = provider.has_key(os.environ)
+        return Check("provider", "warn" if wanted else "ok", f"{provider.name}: {key}; not installed: {command}",
+                     command if wanted else "")  # fmt: skip
+    return Check("provider", "ok", f"{provider.name}: {key}; default {provider.default}")
+
+
+def _check_missing() -> Check:
+    keys = [provider.key for provider in PROVIDERS if provider.has_key(os.environ)]
+    why = f"{' and '.join(keys)} are set, so none is the default" if keys else "no key is set"
+    do = f"give --model MODEL, or write 'model: MODEL' in {SETTINGS_FILE}" + ("" if keys else ", or set a key")
+    return Check("model", "warn", f"none is set ({why}); scripted:FILE is available without a key", do)
+
+
+def _list_models(project: Project, chosen: str | None) -> dict[str, list[Limits]]:
+    """Return the models this project runs on, with the limits that hold for each."""
+    found: dict[str, list[Limits]] = {} if chosen is None else {chosen: [project.settings.limits]}
+    for profile in project.profiles:
+        model = profile.model or chosen
+        if isinstance(model, str):
+            found.setdefault(model, []).extend((project.settings.limits, profile.limits))
+    return found
+
+
+def _check_model(look: Look, model: str, limits: list[Limits], prices: Prices) -> Iterator[Check]:
+    try:
+        ModelSource(look.folder, SystemClock())(model)
+    except RetinueError as error:
+        yield Check("model", "fail", str(error), _find_cure(model))
+        return
+    yield Check("model", "ok", model)
+    if model.startswith("scripted:"):
+        known = True
+    else:
+        known = prices.price(model, Usage(input_tokens=1, output_tokens=1)) is not None
+        yield Check("price", "ok", f"of {model}: {'known' if known else 'unknown, so its cost is not counted'}")
+    if not known and any(isinstance(limit.cost, Decimal) for limit in limits):
+        do = f"limit tokens instead, or take a model whose price is known: {PROVIDERS[0].default}"
+        yield Check("price", "fail", f"a cost limit is set, and the price of {model} is unknown: runs are refused", do)
+
+
+def _find_cure(model: str) -> str:
+    provider = next((one for one in PROVIDERS if model.partition(":")[0].startswith(one.name)), None)
+    if provider is None or provider.has_key(os.environ):
+        return find_install_command(model) or f"correct 'model:' in {SETTINGS_FILE}"
+    return find_install_command(model) or f"export {provider.key}=..."
+
+
+SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {
+    "system": check_system,
+    "sandboxes": check_sandboxes,
+    "files": check_files,
+    "tools": check_tools,
+    "models": check_models,
+    "servers": check_servers,
+    "telemetry": check_telemetry,
+    "control": check_control,
+    "logs": check_logs,
+    "authority": check_authority,
+}

@@ -19,7 +19,7 @@ from retinue.files.private import make_private_folder, open_private_file
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.live import Begin, Shown, drive
 from retinue.surfaces.cli.startup import StartUp, make_printer
-from retinue.surfaces.printer import colors, safe
+from retinue.surfaces.printer import colors
 from retinue.surfaces.printer.printer import Printer
 from retinue.surfaces.printer.summary import format_summary
 
@@ -79,7 +79,7 @@ def print_answer(shown: Shown, printer: Printer, *, as_json: bool) -> int:
     if as_json:
         output.print_json(result.to_json())
     elif result.status == "done" and result.final_response:
-        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
+        output.print_text(result.final_response)
     sys.stdout.flush()
     if shown.stuck:  # a thread still waits for the screen; waiting for the thread would be waiting for ever
         os._exit(code)

@@ -15,23 +15,10 @@ from retinue.log.retention import Report, remove_old_trees
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import AGES, parse_age
 
-EPILOG = """\
-A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
-workspaces of its runs. An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that
-another continues. A tree also stays while a run of it has changes that nobody applied (`retinue apply`), unless
---force is given. What lives is never touched; a log that another process writes just now is left for later.
-The default is `retention_days` in retinue.yaml, else 30 days.
-
-examples:
-  retinue gc --dry-run
-  retinue gc --older-than 7d
-  retinue gc --json | jq .freed_bytes"""
 FAILED = 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Remove old trees: their events and their folders."
-    parser.epilog = EPILOG
+def configure_gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--older-than", metavar="AGE", type=parse_age, help="30d, 12h (`retention_days` in retinue.yaml)"
     )
@@ -41,7 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="what was removed as one JSON object")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_gc(args: argparse.Namespace) -> int:
+    """Remove old trees: their events and their folders.
+
+    A tree goes when nothing has been heard of it for so long: its events, and its folder in .retinue/runs with the
+    workspaces of its runs. An interrupted tree is kept, since `retinue resume` can go on with it, and so is one that
+    another continues. A tree also stays while a run of it has changes that nobody applied (`retinue apply`), unless
+    --force is given. What lives is never touched; a log that another process writes just now is left for later.
+    The default is `retention_days` in retinue.yaml, else 30 days.
+
+    examples:
+      retinue gc --dry-run
+      retinue gc --older-than 7d
+      retinue gc --json | jq .freed_bytes
+    """
     project = load_project(Path.cwd())
     seconds = project.settings.retention_days * AGES["d"] if args.older_than is None else args.older_than
     for warning in project.warnings if any(word.startswith("retention_days") for word in project.ignored) else ():

@@ -11,19 +11,19 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from retinue.build.parts import Parts
+from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner
-from retinue.control.server import ControlServer
 from retinue.core.control import Control, RunHandle
 from retinue.core.errors import LogError, RetinueError
 from retinue.core.events import Delta, Event
 from retinue.core.profiles import Profile
 from retinue.core.results import Result
 from retinue.log.runs import Runs
-from retinue.surfaces.cli.live_line import Speech
 from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.printer.approver import TerminalApprover
 from retinue.surfaces.printer.printer import Printer, PrintThread
@@ -68,7 +68,7 @@ async def drive(  # noqa: PLR0913 - what one command wants of it, another does n
         await control.close()
         raise
     shown: Shown | None = None
-    with Signals(control) as signals, catch_telemetry_warnings() as telemetry:
+    with Signals() as signals, catch_telemetry_warnings() as telemetry:
         servers = AsyncExitStack()
         try:
             if serve and parts.state is not None:
@@ -99,17 +99,8 @@ async def _wait_for_other_trees(control: Control, signals: Signals, printer: Pri
     while (live := await control.list_trees(live=True)) and not signals.killed.is_set():
         tree = live[0]
         printer.show_note(f"{tree.tree} still runs here, for another terminal; Ctrl-C cancels it")
-        signals.aim(tree.tree, printer.show_note, tree.root)
+        signals.aim(partial(control.cancel, tree.tree, tree.root), partial(control.kill, tree.tree), printer.show_note)
         await control.wait(tree.tree, tree.root)
-
-
-async def serve_control(servers: AsyncExitStack, control: Control, parts: Parts, say: Callable[[str], object]) -> None:
-    """Open a control server for other terminals, closed with `servers`. Runs work without it: a failure warns."""
-    assert parts.state is not None
-    try:
-        await servers.enter_async_context(ControlServer(control, parts.state, unattended=parts.is_unattended))
-    except RetinueError as error:
-        say(f"warning: no control server for other terminals: {error}")
 
 
 async def _wait_until_logged(run: RunHandle) -> None:
@@ -125,15 +116,15 @@ class _Screen:
     def __init__(self, run: RunHandle, printer: Printer, *, in_thread: bool, after: int) -> None:
         self._run = run
         self._printer = printer
-        self._thread = PrintThread("retinue-screen") if in_thread else None
+        self._thread = PrintThread(in_thread=in_thread)
         self._runs = Runs(run.tree)
-        self._speech = Speech(printer) if printer.terminal and printer.level != "quiet" else None
         self._after = after
         self._tasks = TaskOwner()
 
     async def show_to_end(self, signals: Signals) -> Shown:
         printing = self._tasks.start(self._print())
-        signals.aim(self._run.tree, self._say, self._run.number)
+        control, tree = self._run.control, self._run.tree
+        signals.aim(partial(control.cancel, tree, self._run.number), partial(control.kill, tree), self._say)
         result = await self._run.result()
         if not await self._is_ending_logged():
             printing.cancel()
@@ -142,38 +133,26 @@ class _Screen:
         if killed.done():  # a screen that takes its text has it at once, another one is not waited for
             await asyncio.wait({printing}, timeout=LAST_WORDS_SECONDS)
         killed.cancel()
-        if self._thread is not None:
-            self._thread.close()
+        self._thread.close()
         return Shown(result, self._runs, stuck=not printing.done())
 
     async def _print(self) -> None:
-        async for item in self._run.control.watch(self._run.tree, deltas=self._speech is not None):
+        async for item in self._run.control.watch(self._run.tree, deltas=self._printer.shows_deltas):
             if not isinstance(item, Delta):
                 self._runs.apply(item)
-            if self._thread is None:
-                self._show(item)
-            else:
-                await self._thread.enqueue(self._show, item)
-        if self._thread is not None:
-            await self._thread.drain()
+            await self._thread.enqueue(self._show, item)
+        await self._thread.drain()
 
     def _show(self, item: Event | Delta) -> None:
         if isinstance(item, Delta):
-            if self._speech is not None:
-                self._speech.hear(item)
-            return
-        if self._speech is not None:
-            self._speech.over(item)
-        if item.seq <= self._after:
+            self._printer.show_delta(item)
+        elif item.seq <= self._after:
             self._printer.recall_event(item)
         else:
             self._printer.show_event(item)
 
     def _say(self, text: str) -> None:
-        if self._thread is None:
-            self._printer.show_note(text)
-        else:
-            self._thread.submit(self._printer.show_note, text)
+        self._thread.submit(self._printer.show_note, text)
 
     async def _is_ending_logged(self) -> bool:
         """Return whether the log has the ending. A log that failed never gets it; then there is nothing to wait for."""

@@ -1,7 +1,7 @@
 """`retinue`: the command table, and the edge where every error becomes one line and an exit code.
 
-Only argparse is loaded before a command is chosen, so that `--help` answers at once. A command is a module with
-`add_arguments(parser)` and `run_command(args) -> int`.
+Only argparse is loaded before a command is chosen, so that `--help` answers at once. The command NAME is two functions
+of a module: `configure_NAME(parser)`, and `execute_NAME(args) -> int`, whose docstring is the command's help.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 COMMANDS = {
@@ -38,7 +39,7 @@ COMMANDS = {
     "doctor": "check the installation and the project",
     "completion": "print a completion script for your shell",
 }
-MODULES = {"continue": "continue_"}
+MODULES = {"approve": "approvals", "deny": "approvals", "apply": "diff", "cancel": "send", "continue": "resume"}
 EPILOG = """\
 examples:
   retinue demo
@@ -83,8 +84,16 @@ def make_parser(*chosen: str) -> tuple[Parser, dict[str, Parser]]:
     commands = top.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     made = {name: commands.add_parser(name, help=text) for name, text in COMMANDS.items()}
     for name in chosen:
-        load_command(name).add_arguments(made[name])
+        load_function(name, "configure")(made[name])
+        describe_command(made[name], load_function(name, "execute"))
     return top, made
+
+
+def describe_command(parser: argparse.ArgumentParser, execute: Callable[..., object]) -> None:
+    """Take a command's description and epilog from the docstring of the function that executes it."""
+    import inspect
+
+    parser.description, _, parser.epilog = inspect.cleandoc(execute.__doc__ or "").partition("\n\n")
 
 
 def get_version() -> str:
@@ -93,8 +102,11 @@ def get_version() -> str:
     return number
 
 
-def load_command(command: str) -> Any:
-    return importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
+def load_function(command: str, verb: str) -> Callable[[Any], Any]:
+    """Return one of the two functions of a command: `configure` or `execute`."""
+    module = importlib.import_module(f"retinue.surfaces.cli.{MODULES.get(command, command)}")
+    function: Callable[[Any], Any] = getattr(module, f"{verb}_{command}")
+    return function
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -129,7 +141,7 @@ def _run_command(argv: list[str]) -> int:
     if chosen is None:
         top.print_help(sys.stderr)
         return USAGE
-    code: int = load_command(chosen).run_command(args)
+    code: int = load_function(chosen, "execute")(args)
     return code
 
 

@@ -13,31 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retinue.core.errors import ConfigError
+from retinue.surfaces.cli.main import describe_command
 from retinue.surfaces.cli.options import add_options, parse_seconds
 from retinue.surfaces.printer import safe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from retinue.config.project import Project
     from retinue.core.profiles import Profile
-    from retinue.surfaces.mcp.host import Host, ServeOptions
+    from retinue.surfaces.mcp.host import Host
 
-EPILOG = """\
-examples:
-  retinue mcp install --client claude          how to tell Claude Code of it, or another client
-  retinue mcp serve                            what those clients start: stdin and stdout are the protocol
-  retinue mcp serve --http --port 8931         the same over HTTP on this machine, for many clients
-  retinue mcp serve --profile explorer         one subagent as one tool"""
-SERVE_EPILOG = """\
-The client gets eight tools: spawn_subagents, list_subagents, continue_subagent and five for those in the background.
-Its subagents are a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue apply` work on them.
-What subagents ask is asked in the client if it can ask its user; `retinue approve` answers it in any case.
-On stdio nothing but the protocol is written to stdout.
-
-examples:
-  retinue mcp serve --project ~/src/shop
-  retinue mcp serve --model anthropic:claude-sonnet-4-5 --max-cost 5
-  retinue mcp serve --profile explorer --output-schema findings.json
-  retinue mcp serve --http --port 8931 --wait-approvals 60"""
 CLIENTS = ("claude", "codex", "gemini", "opencode", "cursor", "vscode")
 WAIT_APPROVALS = 600.0
 AT_TERMINAL = (
@@ -45,17 +31,29 @@ AT_TERMINAL = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI."
-    parser.epilog = EPILOG
+def configure_mcp(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    _configure_serve(actions.add_parser("serve", help="be an MCP server, on stdio or over HTTP"))
-    _configure_install(actions.add_parser("install", help="tell an MCP client of this server"))
+    serve = actions.add_parser("serve", help="be an MCP server, on stdio or over HTTP")
+    _configure_serve(serve)
+    describe_command(serve, _execute_serve)
+    install = actions.add_parser("install", help="tell an MCP client of this server")
+    _configure_install(install)
+    describe_command(install, _execute_install)
+
+
+def execute_mcp(args: argparse.Namespace) -> int:
+    """Give the subagents of this project to MCP clients such as Claude Code, Codex or Gemini CLI.
+
+    examples:
+      retinue mcp install --client claude          how to tell Claude Code of it, or another client
+      retinue mcp serve                            what those clients start: stdin and stdout are the protocol
+      retinue mcp serve --http --port 8931         the same over HTTP on this machine, for many clients
+      retinue mcp serve --profile explorer         one subagent as one tool
+    """
+    return _execute_install(args) if args.action == "install" else _execute_serve(args)
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Be an MCP server: subagents as tools, for the client that starts this command."
-    parser.epilog = SERVE_EPILOG
     parser.add_argument("--project", metavar="DIR", type=Path, help="the project, where that is not the current folder")
     parser.add_argument("--profile", metavar="NAME", help="one tool: this subagent (takes prompt, inputs and runId)")
     parser.add_argument(
@@ -79,13 +77,10 @@ def _configure_serve(parser: argparse.ArgumentParser) -> None:
         help="answer each call after so long: if need be with a handle to wait with (50 for clients that take no "
         "progress, no limit for others)",
     )
-    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
     add_options(parser)
 
 
 def _configure_install(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print what tells an MCP client of this server, or write it into the client's own file."
-    parser.epilog = "examples:\n  retinue mcp install --client codex\n  retinue mcp install --client cursor --write"
     parser.add_argument("--client", choices=CLIENTS, required=True, help="which one")
     parser.add_argument("--write", action="store_true", help="write it, keeping the old file as FILE.retinue-backup")
     parser.add_argument(
@@ -94,9 +89,20 @@ def _configure_install(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", default="retinue", help="what the client calls the server (retinue)")
 
 
-def run_command(args: argparse.Namespace) -> int:
-    if args.action == "install":
-        return _run_install(args)
+def _execute_serve(args: argparse.Namespace) -> int:
+    """Be an MCP server: subagents as tools, for the client that starts this command.
+
+    The client gets eight tools: spawn_subagents, list_subagents, continue_subagent and five for those in the
+    background. Its subagents are a tree of runs like any other: `retinue ps`, `retinue tail -f` and `retinue apply`
+    work on them. What subagents ask is asked in the client if it can ask its user; `retinue approve` answers it in
+    any case. On stdio nothing but the protocol is written to stdout.
+
+    examples:
+      retinue mcp serve --project ~/src/shop
+      retinue mcp serve --model anthropic:claude-sonnet-4-5 --max-cost 5
+      retinue mcp serve --profile explorer --output-schema findings.json
+      retinue mcp serve --http --port 8931 --wait-approvals 60
+    """
     if args.output_schema is not None and args.profile is None:
         raise ConfigError("--output-schema is about the answer of one subagent: give --profile too")
     if not args.http and (args.port is not None or args.no_token):
@@ -106,7 +112,13 @@ def run_command(args: argparse.Namespace) -> int:
     return asyncio.run(_run_server(args))
 
 
-def _run_install(args: argparse.Namespace) -> int:
+def _execute_install(args: argparse.Namespace) -> int:
+    """Print what tells an MCP client of this server, or write it into the client's own file.
+
+    examples:
+      retinue mcp install --client codex
+      retinue mcp install --client cursor --write
+    """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
     from retinue.surfaces.mcp.install import Installation, write_entry
@@ -145,7 +157,7 @@ def _find_command() -> list[str]:
 async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
 
-    from retinue.surfaces.cli.signals import Signals, StopAll
+    from retinue.surfaces.cli.signals import Signals
     from retinue.surfaces.mcp.server import Server
 
     stop = asyncio.Event()
@@ -154,8 +166,8 @@ async def _run_server(args: argparse.Namespace) -> int:
         return await _open_host(args)
 
     server = Server(load, say=_say, keeps_running=not args.http, profile=args.profile)
-    with Signals(StopAll(stop.set, server.kill)) as signals:
-        signals.aim("", _say)
+    with Signals() as signals:
+        signals.aim(stop.set, server.kill, _say)
         try:
             if args.http:
                 from retinue.surfaces.mcp import http
@@ -176,14 +188,16 @@ async def _open_host(args: argparse.Namespace) -> Host:
     """Open the host after the first request is answered: everything heavy is loaded here, in a thread."""
     import asyncio
 
-    options = await asyncio.to_thread(_make_options, args)
-    from retinue.surfaces.mcp.host import Host  # `_make_options` has loaded it, off the event loop
+    host = (await asyncio.to_thread(_prepare_host, args))()
+    if not args.no_control:
+        await host.backend.serve_control(_say)
+    return host
 
-    return await Host.open(options, _say)
 
-
-def _make_options(args: argparse.Namespace) -> ServeOptions:
+def _prepare_host(args: argparse.Namespace) -> Callable[[], Host]:
+    """Return what makes the host. It must be called in the event loop."""
     from dataclasses import replace
+    from functools import partial
 
     import msgspec
 
@@ -192,7 +206,7 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
     from retinue.surfaces.cli import output
     from retinue.surfaces.cli.options import parse_limits
     from retinue.surfaces.cli.startup import check_sandbox, prepare, require_model
-    from retinue.surfaces.mcp.host import ServeOptions
+    from retinue.surfaces.mcp.host import Host
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
@@ -209,14 +223,14 @@ def _make_options(args: argparse.Namespace) -> ServeOptions:
             parts, [replace(found, limits=own.override(found.limits)) for found in (general, *parts.profiles)]
         )
         profile = profile and replace(profile, limits=own.override(profile.limits))
-    return ServeOptions(
-        parts=parts,
-        profiles=tuple(start.project.all_profiles),
+    return partial(
+        Host,
+        parts,
+        start.project.all_profiles,
         command=output.find_command(),
         profile=profile,
         wait_approvals=args.wait_approvals,
         reply_within=args.reply_within,
-        control=not args.no_control,
     )
 
 

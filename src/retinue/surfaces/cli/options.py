@@ -16,22 +16,32 @@ from retinue.core.profiles import RUNTIMES
 
 AGES = {"d": 86400.0, "h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 DETACHED_WAIT_SECONDS = 600.0
+NAMED_RUN_HELP = (
+    "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning "
+    "of one"
+)
+RUN_HELP = f"{NAMED_RUN_HELP}; without it the primary of the latest tree"
+
+
+def add_level_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how much of a tree is shown."""
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--verbose", action="store_true", help="show long texts and results in full")
+    level.add_argument("--quiet", action="store_true", help="show one line for each tool call")
 
 
 def add_live_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that shows a tree at work."""
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--verbose", action="store_true", help="show long texts and results in full")
-    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    add_level_options(parser)
     parser.add_argument("--detach", action="store_true", help="print the tree's id and run in the background")
-    parser.add_argument("--no-control", action="store_true", help="do not let other terminals send, cancel or answer")
     parser.add_argument(
         "--wait-approvals",
         metavar="SECONDS",
         type=parse_seconds,
         help=f"without a terminal: how long to wait for answers from another ({DETACHED_WAIT_SECONDS:g} with --detach)",
     )
+    add_options(parser)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="anthropic:NAME, openai:NAME, another PROVIDER:NAME or scripted:FILE; the default is `model:` in "
         "retinue.yaml, else RETINUE_MODEL, else that of the only provider whose key is set",
     )
+    parser.add_argument("--no-control", action="store_true", help="do not let other terminals send, cancel or answer")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument(
         "--yes", action="store_true", help="run every tool without asking; ask and deny rules still hold"
@@ -60,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits", "a limit of 0 means 0")
     for name, metavar, parse, text in (
-        ("--max-depth", "N", _parse_whole, "levels of subagents below the primary (3)"),
+        ("--max-depth", "N", parse_whole, "levels of subagents below the primary (3)"),
         ("--max-concurrent", "N", _parse_whole_or_none, "subagents at once (8); none: no limit"),
         ("--max-turns", "N", _parse_whole_or_none, "turns of each run (100); none: no limit"),
         ("--timeout", "SECONDS", parse_seconds, "time for the whole run (no limit)"),
@@ -94,14 +105,15 @@ def parse_model(args: argparse.Namespace) -> str | None:
     return f"scripted:{Path.cwd() / Path(model.removeprefix('scripted:')).expanduser()}"
 
 
-def _parse_whole(text: str) -> int:
+def parse_whole(text: str) -> int:
+    """Return a whole number of 0 or more."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"must be a whole number of 0 or more, got {text!r}")
     return int(text)
 
 
 def _parse_whole_or_none(text: str) -> int | None:
-    return None if text.lower() == "none" else _parse_whole(text)
+    return None if text.lower() == "none" else parse_whole(text)
 
 
 def _parse_amount_or_none(text: str) -> Decimal | None:

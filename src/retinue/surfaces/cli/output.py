@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import sys
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run
 from retinue.log.opening import open_reader
 from retinue.surfaces.printer import safe
+from retinue.surfaces.printer.safe import measure_width
 
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -70,10 +70,14 @@ def print_warning(text: object) -> None:
     print_error(f"warning: {text}")
 
 
+def print_text(text: str, *, end: str = "\n") -> None:
+    """Print text of a run; on a terminal without characters that could harm it."""
+    print(safe.escape_text(text) if sys.stdout.isatty() else text, end=end)
+
+
 def print_json(value: Any, *, indent: int | None = None) -> None:
     """Print JSON; on a terminal without characters that could harm it."""
-    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=indent)
-    print(text)
+    print(json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=indent))
 
 
 def format_duration(seconds: float) -> str:
@@ -110,11 +114,6 @@ def format_table(
         line = "  ".join(cells).rstrip()
         lines.append(line if screen is None else shorten_to_width(line, screen))
     return lines
-
-
-def measure_width(text: str) -> int:
-    """Return the width of a text on a terminal: wide letters take two columns, combining marks none."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def shorten_to_width(text: str, width: int) -> str:

@@ -13,34 +13,37 @@ from retinue.core.profiles import Profile
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
-`orchestrator: coordination: subagent_types:` in retinue.yaml names them.
-Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
-
-examples:
-  retinue profiles
-  retinue profiles --all
-  retinue profiles --json | jq -r '.[].name'"""
+FIELDS = (
+    "source", "description", "expected_input", "skills", "model", "tools", "runtime", "workspace", "leaf",
+)  # fmt: skip
 HEADS = ("NAME", "ACTIVE", "SOURCE", "DESCRIPTION")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the agents that can be spawned by name in this project."
-    parser.epilog = EPILOG
+def configure_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also those that are not active")
     parser.add_argument("--config", metavar="FILE", type=Path, help="read this instead of the project's retinue.yaml")
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each profile")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_profiles(args: argparse.Namespace) -> int:
+    """List the agents that can be spawned by name in this project.
+
+    Active profiles can be spawned by name; the others only with `retinue run --profile NAME`, or when
+    `orchestrator: coordination: subagent_types:` in retinue.yaml names them.
+    Your own: .agent/subagent_types/NAME/SUBAGENT.md, or `profiles:` in retinue.yaml.
+
+    examples:
+      retinue profiles
+      retinue profiles --all
+      retinue profiles --json | jq -r '.[].name'
+    """
     project = load_project(Path.cwd(), config=args.config)
     for warning in project.warnings:
         screen.print_warning(warning)
     active = {profile.name for profile in project.profiles}
     chosen = project.all_profiles if args.all else project.profiles
     if args.json:
-        screen.print_json([_json(profile, active=profile.name in active) for profile in chosen])
+        screen.print_json([_to_json(profile, active=profile.name in active) for profile in chosen])
         return 0
     if not chosen:
         print("No profile is active: `subagent_types: []` says so. `retinue profiles --all` lists those there are.")
@@ -58,18 +61,6 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _json(profile: Profile, *, active: bool) -> dict[str, Any]:
-    return {
-        "name": profile.name,
-        "active": active,
-        "source": profile.source,
-        "description": profile.description,
-        "expected_input": list(profile.expected_input),
-        "skills": list(profile.skills),
-        "model": profile.model,
-        "tools": None if profile.tools is None else list(profile.tools),
-        "limits": msgspec.to_builtins(profile.limits),
-        "runtime": profile.runtime,
-        "workspace": profile.workspace,
-        "leaf": profile.leaf,
-    }
+def _to_json(profile: Profile, *, active: bool) -> dict[str, Any]:
+    fields = {name: getattr(profile, name) for name in FIELDS}
+    return {"name": profile.name, "active": active, **fields, "limits": msgspec.to_builtins(profile.limits)}

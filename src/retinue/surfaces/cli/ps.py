@@ -10,23 +10,11 @@ from pathlib import Path
 from retinue.control.address_files import find_address
 from retinue.core.errors import LogError
 from retinue.log.accounts import format_cost
-from retinue.log.listing import LATEST, Listing, load_listings
+from retinue.log.listing import Listing, load_listings
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
-EPILOG = f"""\
-Without --all: every tree with a live run, and the latest {LATEST}. Newest first.
-
-states:
-  queued starting running waiting_approval waiting_children stalled   it lives
-  done refused failed limited timed_out cancelled disconnected       it has ended
-  interrupted                                                        its process is gone and it has no ending
-
-examples:
-  retinue ps
-  retinue ps --all --since 1d
-  retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'"""
 HEADS = ("RUN", "LABEL", "AGENT", "STATE", "TURNS", "TOOLS", "TOKENS", "COST", "TIME", "STARTED", "TASK")
 NUMBERS = frozenset({"TURNS", "TOOLS", "TOKENS", "COST", "TIME"})
 COST = HEADS.index("COST")
@@ -35,9 +23,7 @@ LABEL_WIDTH = 40
 TASK_WIDTH = 80
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List runs and where they stand: each tree with its runs below one another."
-    parser.epilog = EPILOG
+def configure_ps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every tree there is, also those that another process shows")
     parser.add_argument(
         "--since", metavar="AGE", type=parse_age, help="every tree begun since then, or live: 1d, 12h, 30min"
@@ -45,7 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON array with an object for each run")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_ps(args: argparse.Namespace) -> int:
+    """List runs and where they stand: each tree with its runs below one another.
+
+    Without --all: every tree with a live run, and the latest 10. Newest first.
+
+    states:
+      queued starting running waiting_approval waiting_children stalled   it lives
+      done refused failed limited timed_out cancelled disconnected       it has ended
+      interrupted                                                        its process is gone and it has no ending
+
+    examples:
+      retinue ps
+      retinue ps --all --since 1d
+      retinue ps --all --json | jq '.[] | select(.status == "failed") | .path'
+    """
     project = screen.open_project_log()
     now = time.time()
     since = None if args.since is None else now - args.since

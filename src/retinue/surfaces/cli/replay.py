@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,56 +18,19 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.profiles import Profile
 from retinue.core.records import Difference, RunRecord, compare_runs
 from retinue.core.results import Result
+from retinue.log.blocks import format_count
 from retinue.log.records import fold_records
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.live import drive
-from retinue.surfaces.cli.startup import choose_profile
+from retinue.surfaces.cli.options import add_level_options
+from retinue.surfaces.cli.startup import choose_profile, make_printer
 from retinue.surfaces.printer import colors, safe
-from retinue.surfaces.printer.printer import Level, Printer
+from retinue.surfaces.printer.printer import Printer
 
-EPILOG = """\
-Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
-asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
-did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
-its record, and the output says where that is.
-
-stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
-exit codes: 0 no difference, 1 it differs, 2 usage
-
-examples:
-  retinue replay                    the latest tree
-  retinue replay 7jw4p2xk9mtb --quiet
-  retinue replay --from-disk        what would the profiles and skills as they are now have asked?
-  retinue replay 7jw4 --json | jq .differences"""
 EXIT_DIFFERS = 1
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The result of the comparison. `ends` are the runs whose record stops before an ending of their own."""
-
-    tree: str
-    runs: int
-    events: int
-    differences: Sequence[Difference]
-    ends: Sequence[RunRecord]
-
-    def to_json(self) -> dict[str, Any]:
-        ends = [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in self.ends]
-        differences = [{**asdict(d), "lines": list(d.lines)} for d in self.differences]
-        return {
-            "tree": self.tree,
-            "same": not differences,
-            "runs": self.runs,
-            "events": self.events,
-            "differences": differences,
-            "ends": ends,
-        }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a recorded tree again, without a model and without tools, and show where it differs."
-    parser.epilog = EPILOG
+def configure_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or any run of it; without it the latest")
     parser.add_argument("--json", action="store_true", help="print what the comparison came to as one JSON object")
     parser.add_argument(
@@ -76,33 +39,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take instructions, skills and tools from the project's files as they are now, not from the record",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="with --from-disk: this retinue.yaml")
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
-    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
+    add_level_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_replay(args: argparse.Namespace) -> int:
+    """Run a recorded tree again, without a model and without tools, and show where it differs.
+
+    Models, tools and people answer as they did; this version of retinue does the rest again. It compares what each run
+    asks its model (system prompt, messages, tools), what it calls, and how it ends; not when, nor in which order runs
+    did things at the same time. A run that was cancelled, timed out, resumed or never ended is played up to the end of
+    its record, and the output says where that is.
+
+    stdout is the recorded answer (or the comparison, with --json); everything else goes to stderr.
+    exit codes: 0 no difference, 1 it differs, 2 usage
+
+    examples:
+      retinue replay                    the latest tree
+      retinue replay 7jw4p2xk9mtb --quiet
+      retinue replay --from-disk        what would the profiles and skills as they are now have asked?
+      retinue replay 7jw4 --json | jq .differences
+    """
     project, found = asyncio.run(screen.look_up(args.name))
     recorded = fold_records(asyncio.run(project.log.read(found.tree)))
     if 0 not in recorded:
         raise ConfigError(f"the record of {found.tree} does not begin with its primary")
     parts, first = _load_project(args, recorded[0]) if args.from_disk else (None, None)
     replay = make_replay(recorded, parts, first)
-    level: Level = "verbose" if args.verbose else "quiet" if args.quiet else "normal"
-    printer = Printer(sys.stderr, level=level)
+    printer = make_printer(args)
     result, again = asyncio.run(_run_replay(replay, printer))
     differences = list(_find_differences(recorded, again, replay.differences))
     ends = [record for record in recorded.values() if record.cut]
     events = sum(record.events for record in recorded.values())
-    comparison = Comparison(found.tree, len(recorded), events, differences, ends)
+    runs = len(recorded)
     for note in replay.notes:
         screen.print_warning(note)
-    for line in format_comparison(comparison, color=printer.color):
+    for line in _format_ends(ends):
         print(line, file=sys.stderr)
+    for line in _format_differences(differences, color=printer.color):
+        print(line, file=sys.stderr)
+    count = len({difference.run for difference in differences})
+    came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
+    print(f"replayed: {format_count(runs, 'run')}, {events} events, {came}", file=sys.stderr)
     if args.json:
-        screen.print_json(comparison.to_json())
+        screen.print_json(
+            {
+                "tree": found.tree,
+                "same": not differences,
+                "runs": runs,
+                "events": events,
+                "differences": [asdict(difference) for difference in differences],
+                "ends": [{"run": r.number, "path": r.path, "turn": len(r.turns), "why": r.cut} for r in ends],
+            }
+        )
     elif result.status == "done" and result.final_response:
-        print(safe.escape_text(result.final_response) if sys.stdout.isatty() else result.final_response)
+        screen.print_text(result.final_response)
     return EXIT_DIFFERS if differences else 0
 
 
@@ -136,16 +126,15 @@ def _find_differences(
             yield found
 
 
-def format_comparison(comparison: Comparison, *, color: bool) -> Iterator[str]:
-    """Return the comparison as lines for a person."""
-    for record in comparison.ends:
+def _format_ends(ends: Sequence[RunRecord]) -> Iterator[str]:
+    """Say where the records of runs stop before an ending of their own."""
+    for record in ends:
         where = f"in turn {len(record.turns)}" if record.turns else "at its beginning"
         yield f"the record of {safe.escape_line(record.path)} ends {where}: {record.cut}"
-    for difference in comparison.differences:
+
+
+def _format_differences(differences: Sequence[Difference], *, color: bool) -> Iterator[str]:
+    for difference in differences:
         where = f", turn {difference.turn}" if difference.turn else ""
         yield f"{safe.escape_line(difference.path)}{where}: the {difference.what} differs from the record"
         yield colors.paint_diff("\n".join(safe.escape_line(line) for line in difference.lines), color=color)
-    runs = f"{comparison.runs} run{'' if comparison.runs == 1 else 's'}"
-    count = len({difference.run for difference in comparison.differences})
-    came = f"{count} of them differ{'s' if count == 1 else ''}" if count else "no difference"
-    yield f"replayed: {runs}, {comparison.events} events, {came}"

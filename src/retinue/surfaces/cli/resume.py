@@ -1,62 +1,70 @@
-"""`retinue resume [TREE]`: resume a tree whose process is gone, shown live like any run."""
+"""`retinue resume` and `retinue continue`: runs in trees that exist, here or in the process that may write them."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
-from retinue.core.control import ResumeOverrides
-from retinue.core.errors import ConfigError, NotFound
+from retinue.build.parts import MAIN
+from retinue.build.stored import open_stored_control
+from retinue.control.client import ControlClient
+from retinue.core.control import RAN_ELSEWHERE, Control, ResumeOverrides, RunHandle
+from retinue.core.errors import ConfigError, LogHeld, NotFound
+from retinue.core.events import RunEnded, decode_raw
+from retinue.core.limits import Limits
+from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
+from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
-from retinue.log.lookup import find_run
+from retinue.log.lookup import find_reported_run, find_run
+from retinue.log.reading import decode_stored, follow_lines
+from retinue.log.runs import Runs
 from retinue.protocol.outbox import asked_id, request_name
+from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import add_live_options, add_options
-from retinue.surfaces.cli.resume_command import keep_runtime, make_overrides, run_in_tree
-from retinue.surfaces.cli.startup import prepare
+from retinue.surfaces.cli.foreground import print_answer, run_tree
+from retinue.surfaces.cli.live import Shown
+from retinue.surfaces.cli.options import NAMED_RUN_HELP, add_live_options
+from retinue.surfaces.cli.run import read_task
+from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
 
-EPILOG = """\
-Every run without an ending continues where its events stop: running children come back at any depth, spending is kept,
-open questions are asked again, and answers that were given take effect. A tool that was running when the
-process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is told.
-Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
-
-exit codes: as `retinue run`
-
-examples:
-  retinue resume
-  retinue resume 7jw4p2xk9mtb --yes
-  retinue resume 7jw4 --model anthropic:NAME --json"""
-
+BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
+STRICTER = "{tree} ran with runtime '{runtime}'; it goes on with '{current}' (--runtime {runtime} keeps it as it was)"
 ERRAND = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
     "was killed: what it does from here on stays in {workspace}"
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Resume a tree whose process is gone, and print its answer."
-    parser.epilog = EPILOG
+def configure_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help="a tree, or the beginning of its name")
     add_live_options(parser)
-    add_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_resume(args: argparse.Namespace) -> int:
+    """Resume a tree whose process is gone, and print its answer.
+
+    Every run without an ending continues where its events stop: running children come back at any depth, spending is
+    kept, open questions are asked again, and answers that were given take effect. A tool that was running when the
+    process died is not repeated unless that does no harm: its outcome is `unknown_after_crash`, and the model is
+    told. Without TREE the latest interrupted one. The limits and the model are those of the tree, unless given here.
+
+    exit codes: as `retinue run`
+
+    examples:
+      retinue resume
+      retinue resume 7jw4p2xk9mtb --yes
+      retinue resume 7jw4 --model anthropic:NAME --json
+    """
     start = prepare(args)
     project = screen.open_project_log()
     found = asyncio.run(find_interrupted(project.log, args.name))
     _tell_of_errand(start.project.folder / ".retinue", found)
-    return run_in_tree(
-        args,
-        keep_runtime(args, start, found),
-        project,
-        found,
-        lambda control: control.resume(found.tree, make_overrides(args, start)),
-        lambda client, unattended: client.resume(found.tree, ResumeOverrides(model=start.model, unattended=unattended)),
-    )
+    return run_in_tree(args, start, project, found, lambda control, overrides: control.resume(found.tree, overrides))
 
 
 def _tell_of_errand(state: Path, found: Listing) -> None:
@@ -85,3 +93,129 @@ async def find_interrupted(log: LogReader, name: str | None) -> Listing:
             f"{found.tree} is not interrupted: process {found.pid} runs it (`retinue tail -f {found.tree}`)"
         )
     return found
+
+
+def configure_continue(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
+    parser.add_argument("text", metavar="TEXT", help="what to do now; - reads it from stdin, @FILE from a file")
+    add_live_options(parser)
+
+
+def execute_continue(args: argparse.Namespace) -> int:
+    """Continue a run that has ended, with a new message, and print the answer.
+
+    The new run knows the whole conversation of the old one. A primary continues in a new tree, whose origin is the
+    old one; a subagent continues in its own tree, beside the old run. A subagent_id then names the newest of them. A
+    run that worked in a copy starts with a new copy: `retinue apply` applies the changes of the old one first. To
+    talk to a run at work use `retinue send`; for an interrupted tree use `retinue resume`.
+
+    exit codes: as `retinue run`
+
+    examples:
+      retinue continue 7jw4p2xk9mtb "now write the tests too"
+      retinue continue /main/explorer-1 @question.md
+      retinue continue 7jw4 - --json
+    """
+    text = read_task(args.text)
+    start = prepare(args, interactive=args.text != "-")
+    project, tree, found = asyncio.run(_find_ended(args.name))
+    copy = open_stored_control(project.state).find_copy(tree.tree, found.run)
+    if copy is not None and copy.has_unapplied:
+        screen.print_warning(
+            f"{found.name} changed files that were not applied: the new run begins without them "
+            f"(`retinue apply {found.name}`)"
+        )
+    if found.run == 0:
+        overrides, start = make_overrides(args, start), keep_runtime(args, start, tree)
+        return run_tree(args, start, lambda control: control.continue_run(tree.tree, 0, text, overrides))
+    return run_in_tree(
+        args,
+        start,
+        project,
+        tree,
+        lambda control, overrides: control.continue_run(tree.tree, found.run, text, overrides),
+    )
+
+
+async def _find_ended(name: str) -> tuple[screen.ProjectLog, Listing, RunRef]:
+    """Find the run of that name, which must have ended, here."""
+    project, found = await screen.look_up(name)
+    tree = await load_listing(project.log, found.tree)
+    old = tree.runs.runs[found.run]
+    if old.spawned.server:
+        home = await find_reported_run(project.log, old.agent, old.spawned.subagent_id)
+        where = "" if home is None else f"; `retinue continue {home.name} TEXT` does"
+        raise ConfigError(RAN_ELSEWHERE.format(who=found.name, server=old.spawned.server) + where)
+    if not tree.live and not tree.ended:
+        raise ConfigError(f"{tree.tree} was interrupted: `retinue resume {tree.tree}` resumes it")
+    if old.ended is None:
+        raise ConfigError(f"{found.name} is at work: `retinue send {found.name} TEXT` tells it something")
+    return project, tree, found
+
+
+def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
+    """Return what the command line changes in a tree that exists."""
+    profiles = (MAIN, *start.project.all_profiles)
+    return ResumeOverrides(profiles=profiles, limits=start.limits, model=start.model, runtime=args.runtime)
+
+
+def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> StartUp:
+    """Give new runs the runtime of the tree's primary if that is stricter than the settings of now. A laxer one has to
+    be asked for again, because a log must not loosen what the settings say."""
+    runtime, current = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime"), start.parts.runtime
+    if args.runtime is not None or current == "delegated" or runtime not in RUNTIMES or runtime == current:
+        return start
+    if RUNTIMES.index(runtime) > RUNTIMES.index(current):
+        return replace(start, parts=replace(start.parts, runtime=runtime))
+    screen.print_warning(STRICTER.format(tree=tree.tree, runtime=runtime, current=current))
+    return start
+
+
+def run_in_tree(
+    args: argparse.Namespace, start: StartUp, project: screen.ProjectLog, found: Listing, begin: BeginInTree
+) -> int:
+    """Run in a tree here, or through the control server of the process that has the right to write it."""
+    overrides = make_overrides(args, start)
+    try:
+        start = keep_runtime(args, start, found)
+        return run_tree(args, start, lambda control: begin(control, overrides), after=found.last_seq)
+    except LogHeld as held:
+        client = _find_holder(project, found.tree, held.pid, limits=start.limits)
+        theirs = ResumeOverrides(model=start.model, unattended=start.parts.is_unattended)
+        return asyncio.run(_run_elsewhere(args, project, found, held.pid, begin(client, theirs)))
+
+
+def _find_holder(project: screen.ProjectLog, tree: str, pid: int, *, limits: Limits) -> ControlClient:
+    """Return a client of the process that writes the tree's log. That process takes no limits."""
+    client = control_clients.find_client(project, pid)
+    if client is None:
+        raise ConfigError(
+            f"the log of {tree} is being written by process {pid}, which has no control server: try later"
+        )
+    if limits != Limits():
+        raise ConfigError(f"process {pid} writes the log of {tree} and runs it: it takes no limits from here")
+    return client
+
+
+async def _run_elsewhere(
+    args: argparse.Namespace, project: screen.ProjectLog, found: Listing, pid: int, starting: Awaitable[RunHandle]
+) -> int:
+    """Start the run in the process that writes the tree's log, and show it here."""
+    begun = await starting
+    if args.detach:
+        print(begun.tree)
+        return 0
+    printer = make_printer(args)
+    printer.show_note(f"{begun.tree} runs in process {pid}, which writes its log; that process decides what asks")
+    runs = Runs(found.tree)
+    async with aclosing(follow_lines(project.log, found.tree)) as lines:
+        async for stored in lines:
+            event = decode_stored(stored.line, project.log)
+            runs.apply(event)
+            (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
+            if event.run == begun.number and isinstance(event.body, RunEnded):
+                break
+    view = runs.runs.get(begun.number)
+    if view is None or view.ended is None:
+        raise ConfigError(f"process {pid} is gone too: retinue resume {found.tree}")
+    return print_answer(Shown(view.result(found.tree), runs), printer, as_json=args.json)

@@ -14,28 +14,11 @@ from retinue.core.limits import EVENT_BYTES
 from retinue.core.profiles import WORKSPACES, Task
 from retinue.surfaces.cli import output
 from retinue.surfaces.cli.foreground import run_tree
-from retinue.surfaces.cli.options import add_live_options, add_options
+from retinue.surfaces.cli.options import add_live_options
 from retinue.surfaces.cli.startup import DELEGATED, check_sandbox, choose_profile, prepare, require_model
 
-EPILOG = """\
-stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
-at the terminal, or from another one (`retinue approvals`); without a terminal they are refused, unless
---wait-approvals says how long to wait for that other terminal, or --yes that nothing asks.
-Ctrl-C cancels the run and everything below it; a second one kills it.
 
-exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
-
-examples:
-  retinue run "find the riskiest file" --model scripted:script.yaml
-  retinue run @task.md --profile explorer --max-turns 20
-  git diff | retinue run - --yes --timeout 600
-  retinue run "fix the tests" --detach        then: retinue tail -f, retinue approvals, retinue send
-  retinue run "audit src/" --json --quiet | jq .usage"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run an agent on a task, with all the subagents it makes, and print its answer."
-    parser.epilog = EPILOG
+def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="what to do; - reads it from stdin, @FILE from a file")
     parser.add_argument("--profile", metavar="NAME", help="which agent does it (see `retinue profiles --all`)")
     parser.add_argument(
@@ -44,10 +27,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where it works: shared (the project itself), copy or worktree (until `retinue apply`), scratch (empty)",
     )
     add_live_options(parser)
-    add_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_run(args: argparse.Namespace) -> int:
+    """Run an agent on a task, with all the subagents it makes, and print its answer.
+
+    stdout is the answer and nothing else; everything that happens goes to stderr, live. Tools that change something ask
+    at the terminal, or from another one (`retinue approvals`); without a terminal they are refused, unless
+    --wait-approvals says how long to wait for that other terminal, or --yes that nothing asks.
+    Ctrl-C cancels the run and everything below it; a second one kills it.
+
+    exit codes: 0 done, 1 failed, refused, limited or disconnected, 2 usage, 124 timed out, 130 cancelled
+
+    examples:
+      retinue run "find the riskiest file" --model scripted:script.yaml
+      retinue run @task.md --profile explorer --max-turns 20
+      git diff | retinue run - --yes --timeout 600
+      retinue run "fix the tests" --detach        then: retinue tail -f, retinue approvals, retinue send
+      retinue run "audit src/" --json --quiet | jq .usage
+    """
     text = read_task(args.task)
     start = prepare(args, interactive=args.task != "-")
     profile = choose_profile(start.project, args.profile)

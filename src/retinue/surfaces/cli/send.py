@@ -1,4 +1,4 @@
-"""`retinue send RUN TEXT`: words of the user for a run at work, and a receipt that says when it has read them."""
+"""`retinue send` and `retinue cancel`: commands for a run at work, in whatever process it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
+from retinue.control.client import ControlUnreachable
 from retinue.core.control import ONLY_WATCHED
 from retinue.core.events import Event, RunEnded, TurnStarted
 from retinue.core.messages import RunRef
@@ -15,40 +16,40 @@ from retinue.log.lookup import find_reported_run
 from retinue.log.reading import wait_for_event
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.options import parse_seconds
+from retinue.surfaces.cli.options import NAMED_RUN_HELP, parse_seconds
 from retinue.surfaces.cli.run import read_task
-from retinue.surfaces.cli.show import RUN_HELP
 
-EPILOG = """\
-The run reads it at its next turn, as words of the user. The receipt is one of
-  delivered at turn N   the run has read it
-  queued                it is written, and is read at the next turn; the run is in the middle of one
-  too late              the run has ended, or ended before it had another turn (exit code 1)
-  only watched here     the run lives in an MCP server, which reports it (exit code 1)
-
-examples:
-  retinue send toje555k2w "leave the tests alone"
-  retinue send /main/explorer-1 @notes.md --wait 60
-  git diff | retinue send toje -"""
-WAIT_SECONDS = 5.0
+READ_SECONDS = 5.0
+END_SECONDS = 30.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tell a run something while it works; it reads it at its next turn."
-    parser.epilog = EPILOG
-    parser.add_argument("name", metavar="RUN", help=RUN_HELP.partition("; without it")[0])
+def configure_send(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
     parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin, @FILE from a file")
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
         type=parse_seconds,
-        default=WAIT_SECONDS,
-        help="how long to wait for it to be read (5)",
+        default=READ_SECONDS,
+        help=f"how long to wait for it to be read ({READ_SECONDS:g})",
     )
     parser.add_argument("--json", action="store_true", help="the receipt as one JSON object")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_send(args: argparse.Namespace) -> int:
+    """Tell a run something while it works; it reads it at its next turn.
+
+    The run reads it at its next turn, as words of the user. The receipt is one of
+      delivered at turn N   the run has read it
+      queued                it is written, and is read at the next turn; the run is in the middle of one
+      too late              the run has ended, or ended before it had another turn (exit code 1)
+      only watched here     the run lives in an MCP server, which reports it (exit code 1)
+
+    examples:
+      retinue send toje555k2w "leave the tests alone"
+      retinue send /main/explorer-1 @notes.md --wait 60
+      git diff | retinue send toje -
+    """
     text = read_task(args.text)
     receipt = asyncio.run(_send(args.name, text, args.wait))
     if args.json:
@@ -98,3 +99,48 @@ async def _explain_remote(log: LogReader, found: RunRef) -> str:
     home = await find_reported_run(log, view.agent, view.spawned.subagent_id)
     where = "" if home is None else f"; `retinue send {home.name} TEXT` does"
     return ONLY_WATCHED.format(who=found.name, where=f"in the MCP server '{view.spawned.server}'") + where
+
+
+def configure_cancel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="RUN", help=NAMED_RUN_HELP)
+
+
+def execute_cancel(args: argparse.Namespace) -> int:
+    """Stop a run and everything below it, whatever process runs it.
+
+    Siblings of the run go on; cancelling the primary cancels its whole tree. Waits until the run has ended.
+    Exit code 1 when there was nothing to stop.
+
+    examples:
+      retinue cancel toje555k2w           the whole tree
+      retinue cancel /main/explorer-1     one run, and those it made
+    """
+    return asyncio.run(_cancel(args.name))
+
+
+async def _cancel(name: str) -> int:
+    project, found = await screen.look_up(name, live=True)
+    client = await control_clients.reach(project, found)
+    taken = False
+    if client is not None:
+        try:
+            taken = await client.cancel(found.tree, found.run)
+        except ControlUnreachable:
+            if await control_clients.find_ending(project.log, found) is None:
+                raise
+    if not taken and client is not None and await control_clients.find_ending(project.log, found) is None:
+        print(f"{found.name} is stopping already")
+
+    def is_ending(event: Event) -> bool:
+        return event.run == found.run and isinstance(event.body, RunEnded)
+
+    event = await wait_for_event(project.log, found.tree, is_ending, seconds=END_SECONDS)
+    status = event.body.status if event is not None and isinstance(event.body, RunEnded) else None
+    if status is None:
+        screen.print_error(f"{found.name} was told to stop, and has not ended yet")
+        return 1
+    if not taken:
+        screen.print_error(f"{found.name} had ended already: {status}")
+        return 1
+    print(f"{found.name} {status}")
+    return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,27 +21,13 @@ from retinue.log.runs import RunView
 from retinue.log.summaries import summarize_result
 from retinue.log.transcripts import Action, fold_actions, format_transcript
 from retinue.surfaces.cli import output as screen
+from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import safe
 
-RUN_HELP = (
-    "TREE/N, a tree (its primary), a path such as /main/explorer-1, a label, a subagent_id, or a unique beginning of "
-    "one; without it the primary of the latest tree"
-)
-EPILOG = """\
-examples:
-  retinue show                      the latest tree's primary
-  retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
-  retinue show /main/explorer-1     by path
-  retinue show "look at src"        by label
-  retinue show 7jw4 --json | jq .usage
-  retinue show --tools shell,edit   what ran, what changed, who approved
-  retinue show --markdown > run.md  everything that was said"""
 INDENT = "  "
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show everything about one run: what it was asked, what it did, what came of it."
-    parser.epilog = EPILOG
+def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="RUN", nargs="?", help=RUN_HELP)
     parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument(
@@ -60,7 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_show(args: argparse.Namespace) -> int:
+    """Show everything about one run: what it was asked, what it did, what came of it.
+
+    examples:
+      retinue show                      the latest tree's primary
+      retinue show 7jw4p2xk9mtb/3       run 3 of a tree (`retinue ps` lists them)
+      retinue show /main/explorer-1     by path
+      retinue show "look at src"        by label
+      retinue show 7jw4 --json | jq .usage
+      retinue show --tools shell,edit   what ran, what changed, who approved
+      retinue show --markdown > run.md  everything that was said
+    """
     return asyncio.run(_show(args))
 
 
@@ -75,8 +71,7 @@ async def _show(args: argparse.Namespace) -> int:
         return 0
     if args.markdown:
         events = [event async for event in iterate_events(project.log, found.tree) if event.run == found.run]
-        text = format_transcript(events)
-        print(safe.escape_text(text) if sys.stdout.isatty() else text, end="")
+        screen.print_text(format_transcript(events), end="")
         return 0
     tree = await load_listing(project.log, found.tree)
     view, now = tree.runs.runs[found.run], time.time()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 from retinue.concurrency import TaskOwner
 
@@ -15,45 +15,24 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CANCELLING = "cancelling; press Ctrl-C again to kill"
 KILLING = "killing"
 KILLED = 130
-
-
-class Stoppable(Protocol):
-    """Control, or a process with many trees to stop."""
-
-    async def cancel(self, tree: str, run: int = 0, /) -> bool: ...
-    async def kill(self, tree: str, /) -> None: ...
-
-
-class StopAll:
-    """All trees of a process that serves others, as one thing to stop: the first signal stops serving."""
-
-    def __init__(self, stop: Callable[[], None], kill: Callable[[], None]) -> None:
-        self._stop, self._kill = stop, kill
-
-    async def cancel(self, tree: str, run: int = 0, /) -> bool:
-        self._stop()
-        return True
-
-    async def kill(self, tree: str, /) -> None:
-        self._kill()
+Action = Callable[[], Coroutine[Any, Any, object] | None]
 
 
 class Signals:
-    """The first cancels the tree, the second kills it, a third leaves at once; the log says then what was interrupted.
+    """The first cancels, the second kills, a third leaves at once; the log says then what was interrupted.
 
     Signals that were ignored when we started stay ignored."""
 
-    def __init__(self, control: Stoppable) -> None:
-        self._control = control
-        self._tree, self._run = "", 0
-        self._say: Callable[[str], None] = lambda _: None
+    def __init__(self) -> None:
+        self.aim(lambda: None, lambda: None, lambda _: None)
         self._count = 0
         self._tasks = TaskOwner()
         self._handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self.killed = asyncio.Event()
 
-    def aim(self, tree: str, say: Callable[[str], None], run: int = 0) -> None:
-        self._tree, self._run, self._say = tree, run, say
+    def aim(self, cancel: Action, kill: Action, say: Callable[[str], object]) -> None:
+        """Set what the first two signals do. `say` tells the user which of them came."""
+        self._cancel, self._kill, self._say = cancel, kill, say
 
     def __enter__(self) -> Signals:
         for number in self._handled:
@@ -68,12 +47,12 @@ class Signals:
 
     def _received(self) -> None:
         self._count += 1
-        if self._count == 1:
-            self._say(CANCELLING)
-            self._tasks.start(self._control.cancel(self._tree, self._run))
-        elif self._count == 2:
-            self._say(KILLING)
-            self._tasks.start(self._control.kill(self._tree))
-            self.killed.set()
-        else:
+        if self._count > 2:
             os._exit(KILLED)
+        word, act = (CANCELLING, self._cancel) if self._count == 1 else (KILLING, self._kill)
+        self._say(word)
+        work = act()
+        if work is not None:
+            self._tasks.start(work)
+        if self._count == 2:
+            self.killed.set()

@@ -15,36 +15,34 @@ from retinue.log.reading import decode_stored, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
-from retinue.surfaces.cli.live_line import Speech
-from retinue.surfaces.cli.show import RUN_HELP
+from retinue.surfaces.cli.options import RUN_HELP, parse_whole
 from retinue.surfaces.printer import colors, safe
 from retinue.surfaces.printer.printer import Printer
 
-EPILOG = """\
-Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen.
-With -f it ends when the tree does, or when the process that ran it is gone; on a terminal the last line shows what is
-being said this moment.
 
-examples:
-  retinue tail                            the latest tree, as blocks
-  retinue tail -f toje555k2w              and what happens from now on
-  retinue tail --json --after 120         one event a line, exactly as stored
-  retinue tail --json | jq -r .kind | sort | uniq -c"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print the events of a tree: as blocks, or as JSON lines."
-    parser.epilog = EPILOG
+def configure_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="TREE", nargs="?", help=f"a tree, or a run in it: {RUN_HELP}")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what happens, until the tree has ended")
-    parser.add_argument("--after", metavar="SEQ", type=_parse_seq, default=0, help="only events after this number")
+    parser.add_argument("--after", metavar="SEQ", type=parse_whole, default=0, help="only events after this number")
     parser.add_argument("--all", action="store_true", help="also among trees that another process shows")
     parser.add_argument("--json", action="store_true", help="one event a line, exactly as stored")
     parser.add_argument("--deltas", action="store_true", help='with -f --json: pieces of text too, as {"delta": ...}')
     parser.add_argument("--verbose", action="store_true", help="texts and results whole, not cut")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_tail(args: argparse.Namespace) -> int:
+    """Print the events of a tree: as blocks, or as JSON lines.
+
+    Events of a tree are numbered from 1 without a gap; --after resumes behind a number you have seen. With -f it ends
+    when the tree does, or when the process that ran it is gone; on a terminal the last line shows what is being said
+    this moment.
+
+    examples:
+      retinue tail                            the latest tree, as blocks
+      retinue tail -f toje555k2w              and what happens from now on
+      retinue tail --json --after 120         one event a line, exactly as stored
+      retinue tail --json | jq -r .kind | sort | uniq -c
+    """
     asyncio.run(_print_tree(args))
     return 0
 
@@ -52,26 +50,22 @@ def run_command(args: argparse.Namespace) -> int:
 async def _print_tree(args: argparse.Namespace) -> None:
     project, found = await screen.look_up(args.name, everything=args.all)
     printer = Printer(sys.stdout, level="verbose" if args.verbose else "normal")
-    speech = Speech(printer) if printer.terminal and not args.json else None
-    async for line in _read_lines(project, found.tree, args, deltas=args.deltas or speech is not None):
+    deltas = args.deltas if args.json else printer.shows_deltas
+    async for line in _read_lines(project, found.tree, args, deltas=deltas):
         if args.json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
             continue
         item = decode_item(line) if is_delta(line) else decode_stored(line, project.log)
         if isinstance(item, Delta):
-            if speech is not None:
-                speech.hear(item)
+            printer.show_delta(item)
             continue
-        if speech is not None:
-            speech.over(item)
         printer.show_event(item)
         if item.run == 0 and isinstance(item.body, RunEnded):
             _print_ending(printer, item.agent, item.body)
         if printer.is_closed:
             raise BrokenPipeError
-    if speech is not None:
-        printer.clear_status()
+    printer.clear_status()
     if args.follow and not (await project.log.read_status(found.tree)).ended:
         screen.print_warning(f"the process that ran {found.tree} is gone; go on: retinue resume {found.tree}")
 
@@ -105,9 +99,3 @@ async def _read_lines(
             pass  # the log has the events that the server did not send
     async for stored in follow_lines(project.log, tree, after=after):
         yield stored.line
-
-
-def _parse_seq(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"must be the number of an event, 0 or more, got {text!r}")
-    return int(text)

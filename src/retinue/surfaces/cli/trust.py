@@ -22,22 +22,6 @@ from retinue.log.opening import take_over_state
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
-(`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
-`retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you name with
---config is trusted for that command.
-
-State in .retinue is used only if you made it in this place; --state takes over what you brought here yourself. A
-project of another user is refused, because its files could run commands as you; --owner accepts it.
-
-examples:
-  retinue trust               shows what it would allow, and asks
-  retinue trust --yes         trusts it without asking, such as in CI
-  retinue trust --revoke      from now on it is ignored again
-  retinue trust --state       takes over a .retinue folder that you copied here
-  retinue trust --owner       uses a project that belongs to another user"""
-
 STATE_WARNING = """\
 {state} was not made here by you. Once it is yours, its trees can be resumed and its answers to questions count as
 given by you. Take it over only if you moved, copied or restored it yourself."""
@@ -45,9 +29,7 @@ OWNER_WARNING = """\
 {folder} belongs to {owner}. Its settings and agents decide what runs as you, within what you allow."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Let this project's retinue.yaml loosen what agents may do."
-    parser.epilog = EPILOG
+def configure_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--revoke", action="store_true", help="take it back, also an accepted owner")
@@ -55,7 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--owner", action="store_true", help="accept that another user owns this project")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_trust(args: argparse.Namespace) -> int:
+    """Let this project's retinue.yaml loosen what agents may do.
+
+    A retinue.yaml that came with a clone was written by somebody else. What it forbids always holds; what it loosens
+    (`mode: yes`, `allow`, limits above the defaults) holds only after you said yes to exactly this text, here or when
+    `retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you
+    name with --config is trusted for that command.
+
+    State in .retinue is used only if you made it in this place; --state takes over what you brought here yourself. A
+    project of another user is refused, because its files could run commands as you; --owner accepts it.
+
+    examples:
+      retinue trust               shows what it would allow, and asks
+      retinue trust --yes         trusts it without asking, such as in CI
+      retinue trust --revoke      from now on it is ignored again
+      retinue trust --state       takes over a .retinue folder that you copied here
+      retinue trust --owner       uses a project that belongs to another user
+    """
     folder = find_project_folder(Path.cwd())
     if args.state:
         return _take_over_state(folder / ".retinue", yes=args.yes)

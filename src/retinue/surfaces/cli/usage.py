@@ -14,26 +14,26 @@ from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.options import parse_age
 from retinue.surfaces.printer import safe
 
-EPILOG = """\
-Costs are US dollars, from the prices that were known when the call was made. What has no known price is said to be
-unknown, and never counted as nothing.
-
-examples:
-  retinue usage
-  retinue usage --since 7d --by model
-  retinue usage --by tree --json | jq '.rows[] | select(.cost != null) | .cost'"""
 HEADS = ("CALLS", "INPUT", "OUTPUT", "CACHED", "TOKENS", "COST")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tokens and cost, by day, model, profile, tree or run."
-    parser.epilog = EPILOG
+def configure_usage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="AGE", type=parse_age, help="only what was spent since then: 7d, 12h, 30min")
     parser.add_argument("--by", metavar="|".join(BY), choices=list(BY), default="day", help="one line for each (day)")
     parser.add_argument("--json", action="store_true", help="one JSON object with rows and the total")
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_usage(args: argparse.Namespace) -> int:
+    """Tokens and cost, by day, model, profile, tree or run.
+
+    Costs are US dollars, from the prices that were known when the call was made. What has no known price is said to be
+    unknown, and never counted as nothing.
+
+    examples:
+      retinue usage
+      retinue usage --since 7d --by model
+      retinue usage --by tree --json | jq '.rows[] | select(.cost != null) | .cost'
+    """
     log = screen.open_project_log().log
     since = 0.0 if args.since is None else time.time() - args.since
     problems: dict[str, None] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from retinue.build.parts import MAIN, Parts, adapt_to_watcher, find_profile
+from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
 from retinue.concurrency import TaskOwner, run_until_first
 from retinue.control.delegation_request import Hosting
@@ -18,30 +18,16 @@ from retinue.control.outbox_watcher import Watcher
 from retinue.core.events import Delta, Event
 from retinue.core.messages import RunRef
 from retinue.protocol.inherited_limits import read_process_limits
-from retinue.surfaces.cli.live import serve_control
-from retinue.surfaces.cli.options import add_options, parse_seconds
+from retinue.surfaces.cli.options import add_level_options, add_options, parse_seconds
 from retinue.surfaces.cli.prompts import at_terminal
-from retinue.surfaces.cli.signals import Signals, StopAll
+from retinue.surfaces.cli.signals import Signals
 from retinue.surfaces.cli.startup import check_sandbox, make_printer, prepare, require_model
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.approver import TerminalApprover
-from retinue.surfaces.printer.printer import Printer
-
-EPILOG = """\
-A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
-machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this project
-and no others. A run gets copies of the folders it was asked to work on, which must lie below an --allow-root; what it
-changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C cancels what runs, answers
-it, and stops; a second one kills. What was not yet taken waits for the next watcher.
-
-examples:
-  retinue watch --outbox /srv/box/outbox --allow-root /srv/box/work
-  retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5"""
+from retinue.surfaces.printer.printer import Printer, PrintThread
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run what agents in containers ask for through a shared folder, in a sandbox of this machine."
-    parser.epilog = EPILOG
+def configure_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--outbox", metavar="DIR", type=Path, required=True, help="the folder shared with the container"
     )
@@ -53,17 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a folder whose files may be handed to runs; may be given more than once",
     )
-    how_much = parser.add_mutually_exclusive_group()
-    how_much.add_argument("--verbose", action="store_true", help="show texts and results whole, not cut")
-    how_much.add_argument("--quiet", action="store_true", help="show one line for each tool call")
-    parser.add_argument("--no-control", action="store_true", help="no send, cancel or answers from other terminals")
+    add_level_options(parser)
     parser.add_argument(
         "--wait-approvals", metavar="SECONDS", type=parse_seconds, help="without a terminal, wait so long for answers"
     )
     add_options(parser)
 
 
-def run_command(args: argparse.Namespace) -> int:
+def execute_watch(args: argparse.Namespace) -> int:
+    """Run what agents in containers ask for through a shared folder, in a sandbox of this machine.
+
+    A retinue inside a container asks for subagents by writing into DIR; this command runs each in a sandbox of this
+    machine (isolated, unless --runtime says otherwise), with the profiles, models, keys, budgets and rules of this
+    project and no others. A run gets copies of the folders it was asked to work on, which must lie below an
+    --allow-root; what it changed is copied back. Questions are asked here, or answered with `retinue approve`. Ctrl-C
+    cancels what runs, answers it, and stops; a second one kills. What was not yet taken waits for the next watcher.
+
+    examples:
+      retinue watch --outbox /srv/box/outbox --allow-root /srv/box/work
+      retinue watch --outbox ../box/outbox --allow-root ../box/work --wait-approvals 600 --max-cost 5
+    """
     start = prepare(args, interactive=False, traced=False)
     start = replace(start, parts=adapt_to_watcher(start.parts))
     require_model(start, start.parts.profiles)
@@ -79,7 +74,7 @@ class _Host:
         terminal = at_terminal()
         self._args, self._printer = args, printer
         self._parts = replace(parts, approver=TerminalApprover(printer)) if terminal else parts
-        self._thread = None if terminal else ThreadPoolExecutor(1, "retinue-screen")
+        self._thread = PrintThread(in_thread=not terminal)
         self._screens = TaskOwner()
         self._shown = ""
         self._stop = asyncio.Event()
@@ -105,8 +100,8 @@ class _Host:
             watcher = Watcher(control, hosting)
             if not args.no_control:
                 await serve_control(servers, control, parts, self._say)
-            with Signals(StopAll(self._stop.set, self._kill)) as signals:
-                signals.aim("", self._say)
+            with Signals() as signals:
+                signals.aim(self._stop.set, self._kill, self._say)
                 self._say(f"watching {args.outbox} ({parts.runtime}); Ctrl-C stops")
                 try:
                     await run_until_first([watcher.watch(), self._stop.wait()])
@@ -116,21 +111,14 @@ class _Host:
     async def _end(self) -> None:
         await self._control.close()
         await self._screens.wait(1)
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
+        self._thread.close()
 
-    def _kill(self) -> None:
-        self._screens.start(self._kill_trees())
-
-    async def _kill_trees(self) -> None:
+    async def _kill(self) -> None:
         for tree in await self._control.list_trees(live=True):
             await self._control.kill(tree.tree)
 
     def _say(self, text: str) -> None:
-        if self._thread is None:
-            self._printer.show_note(safe.escape_line(text))
-        else:
-            self._thread.submit(self._printer.show_note, safe.escape_line(text))
+        self._thread.submit(self._printer.show_note, safe.escape_line(text))
 
     def _show(self, ref: RunRef, text: str) -> None:
         self._say(f"{ref.label}: {ref.agent} runs as {ref.tree}: {text[:200]}")
@@ -139,12 +127,9 @@ class _Host:
 
     async def _print(self, tree: str, label: str) -> None:
         async for event in self._control.watch(tree):
-            if isinstance(event, Delta):
-                continue
-            if self._thread is None:
-                self._put(event, label)
-            else:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._put, event, label)
+            if not isinstance(event, Delta):
+                await self._thread.enqueue(self._put, event, label)
+        await self._thread.drain()
 
     def _put(self, event: Event, label: str) -> None:
         """Several run at once: where another's turn begins, its label stands above."""

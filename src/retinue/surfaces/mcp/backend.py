@@ -1,73 +1,106 @@
-"""The Control that serves MCP clients, and what this surface does with it in more than one place.
+"""The Control that serves MCP clients, and the subagents that a client can name: those of its own tree, those it
+continued elsewhere, and the project's earlier ones.
 
 Knows Control and the log as it is read, nothing of the supervisor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from retinue.build.parts import MAIN, Parts
+from retinue.build.servers import serve_control
 from retinue.build.supervisor import open_control
-from retinue.concurrency import TaskOwner
-from retinue.control.server import ControlServer
 from retinue.core.approvals import Answered, Approval, Decision
 from retinue.core.control import (
     MCP_CLIENT,
     MCP_CLIENT_DESCRIPTION,
     ClientHandle,
     ClientOptions,
-    Control,
     ResumeOverrides,
     RunHandle,
 )
-from retinue.core.limits import Limits, Timeouts, clamp_asked
-from retinue.core.ports import LogReader, Row
+from retinue.core.errors import NotFound
+from retinue.core.limits import Limits, clamp_asked
+from retinue.core.messages import RunRef
+from retinue.core.ports import Row, Ticket
 from retinue.core.profiles import Profile
+from retinue.log.listing import INTERRUPTED, load_listing, load_listings
+from retinue.log.lookup import read_run_number
 from retinue.log.opening import open_reader
+from retinue.log.runs import describe_view
 from retinue.protocol import inherited_limits
+from retinue.protocol.subagents import describe_status
 
-CLIENT_NAME = MCP_CLIENT
 ANSWERED_BY = "mcp client"
+TASK_CHARACTERS = 100
+MAX_LISTED = 100
 _CLIENT_LIMITS = Limits(seconds=None, stall=None)  # a client has no end of its own
 
 
+@dataclass(frozen=True)
+class KnownRun:
+    """One subagent. `is_here` says that this process made or resumed it, `is_live` that some process has it."""
+
+    tree: str
+    row: Row
+    is_live: bool
+    is_here: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.tree}/{self.row.run}"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.row.result is not None
+
+    @property
+    def status(self) -> str:
+        if self.row.result is not None:
+            return describe_status(self.row.result)
+        return "running" if self.is_live else INTERRUPTED
+
+    def make_ticket(self, state: Path) -> Ticket:
+        row = self.row
+        ref = RunRef(self.tree, row.run, row.path, row.label, row.agent, row.subagent_id)
+        file = state / "runs" / self.tree / str(row.run) / "full_logs" / "status.json"
+        status_file = str(file) if self.is_here or file.exists() else ""
+        return Ticket(row.run, ref, row.workspace, row.timeout_seconds, status_file)
+
+
 class Backend:
-    """One Control, its control server, and what they were built from. `log` has the trees of other processes too;
-    `profiles` are those that continued runs may have had."""
+    """One Control, its control server, and what they were built from. `log` has the trees of other processes too.
+    `profiles` are those that continued runs may have had; `command` is how the user calls us."""
 
-    def __init__(self, parts: Parts, profiles: Sequence[Profile]) -> None:
+    def __init__(self, parts: Parts, profiles: Sequence[Profile], command: str) -> None:
         assert parts.state is not None
-        self.state: Path = parts.state
-        self.timeouts: Timeouts = parts.timeouts
+        self.project, self.state, self.timeouts = parts.project, parts.state, parts.timeouts
+        self._parts = parts
         self._profiles = (MAIN, *profiles)
-        self._is_unattended = parts.is_unattended
-        self.control: Control = open_control(parts)
-        self.log: LogReader = open_reader(parts.state)
-        self._server: ControlServer | None = None
-        self._tasks = TaskOwner()
+        self._command = f"cd {shlex.quote(str(parts.project))} && {command}"
+        self.control = open_control(parts)
+        self._log = open_reader(parts.state)
+        self._servers = AsyncExitStack()
 
-    async def start_control_server(self) -> None:
-        """Let other terminals in. Raises RetinueError."""
-        server = ControlServer(self.control, self.state, unattended=self._is_unattended)
-        self._server = await server.__aenter__()
+    async def serve_control(self, say: Callable[[str], object]) -> None:
+        """Let other terminals in."""
+        await serve_control(self._servers, self.control, self._parts, say)
 
     async def close(self) -> None:
-        await self._tasks.wait()
-        if self._server is not None:
-            await self._server.__aexit__(None, None, None)
+        await self._servers.aclose()
         await self.control.close()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Stop all trees at once, without waiting for their clean-up."""
-        self._tasks.start(self._kill_trees())
-
-    async def _kill_trees(self) -> None:
         for tree in await self.control.list_trees(live=True):
             await self.control.kill(tree.tree)
 
@@ -79,23 +112,100 @@ class Backend:
 
     async def open_client(self, about: str) -> ClientHandle:
         """Start run 0 of a client's tree. It stands for the client and makes its calls."""
-        options = ClientOptions(name=CLIENT_NAME, task=about, description=MCP_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS)
-        return await self.control.open_client(options)
+        return await self.control.open_client(
+            ClientOptions(name=MCP_CLIENT, task=about, description=MCP_CLIENT_DESCRIPTION, limits=_CLIENT_LIMITS)
+        )
 
-    async def continue_run(self, tree: str, run: int, text: str, *, seconds: float | None) -> RunHandle:
+    async def continue_run(self, known: KnownRun, text: str, *, seconds: float | None) -> RunHandle:
         """Start a run from the conversation of an old one. `seconds` are clamped as those that a model asks for."""
         if seconds is not None:
             seconds = clamp_asked(seconds, (self.timeouts.minimum, self.timeouts.maximum))
         overrides = ResumeOverrides(profiles=self._profiles, seconds=seconds, files=True)
-        return await self.control.continue_run(tree, run, text, overrides)
-
-    async def list_live_runs(self, tree: str) -> list[Row]:
-        """Return the runs of a tree that this process has, in the order they were made; none once it has ended."""
-        for info in await self.control.list_trees(live=True):
-            if info.tree == tree:
-                return info.runs
-        return []
+        return await self.control.continue_run(known.tree, known.row.run, text, overrides)
 
     async def answer(self, asked: Approval, decision: Decision) -> Answered:
         """Answer a question for the client's user, if it is still the one that was shown."""
         return await self.control.answer(asked.id, decision, by=ANSWERED_BY, digest=asked.digest)
+
+    def make_command(self, words: str) -> str:
+        """Return a command for the user, which works in any terminal."""
+        return f"{self._command} {words}"
+
+    # Subagents
+
+    async def find_run(self, name: str, client: str | None, others: Mapping[str, KnownRun]) -> KnownRun:
+        """Find a subagent in the tree of a `client`, among `others`, or in the project's logs. Raises NotFound."""
+        if client is not None:
+            own = _find_row(await self.list_below(client), client, name)
+            if own is not None:
+                return own
+        if name in others:
+            return others[name]
+        found = await self.control.find_run(name)
+        for row in await self._list_live_rows(found.tree):
+            if row.run == found.run:
+                return KnownRun(found.tree, row, is_live=True, is_here=True)
+        if found.run == 0 and found.agent == MCP_CLIENT:
+            raise NotFound(f"'{name}' is an MCP client, no subagent; list_subagents says what there is")
+        stored = await load_listing(self._log, found.tree)
+        return KnownRun(stored.tree, describe_view(stored.runs.runs[found.run], stored.tree), stored.live)
+
+    async def list_below(self, client: str) -> list[KnownRun]:
+        """Return all runs of a client's tree but its own, in the order they were made; none after it has left."""
+        rows = await self._list_live_rows(client)
+        return [KnownRun(client, row, is_live=True, is_here=True) for row in rows if row.run != 0]
+
+    async def _list_live_rows(self, tree: str) -> list[Row]:
+        """Return the runs of a tree that this process has, in the order they were made; none once it has ended."""
+        return next((info.runs for info in await self.control.list_trees(live=True) if info.tree == tree), [])
+
+    async def list_earlier_runs(self, known: set[str]) -> tuple[list[KnownRun], int]:
+        """Return the newest runs of the project but for those `known`, and how many more there are."""
+        trees, _ = await load_listings(self._log)
+        found = [
+            KnownRun(tree.tree, describe_view(view, tree.tree), tree.live)
+            for tree in trees
+            for view in tree.list_runs()
+            if f"{tree.tree}/{view.number}" not in known and not (view.number == 0 and view.agent == MCP_CLIENT)
+        ]
+        return found[:MAX_LISTED], max(0, len(found) - MAX_LISTED)
+
+    def describe_run(self, known: KnownRun, *, own_tree: bool) -> dict[str, Any]:
+        """Make the entry of a list. In the client's own tree `agent:N` names a run."""
+        row = known.row
+        fields: dict[str, Any] = {
+            "subagent_id": row.subagent_id,
+            "status": known.status,
+            "task": row.task[:TASK_CHARACTERS],
+            "workspace": row.workspace,
+            "session_id": known.name,
+            "continuable": known.has_ended,
+            "subagent_type": row.agent,
+            "watch": self.make_command(f"tail -f {known.name}"),
+        }
+        if own_tree:
+            fields["agent"] = f"agent:{row.run}"
+        if known.status == "running":
+            fields |= _describe_times(row)
+        if row.result is not None and row.result.changed_count:
+            apply = self.make_command(f"apply {known.name}")
+            fields |= {"changed_count": row.result.changed_count, "apply": apply}
+        return fields
+
+
+def _describe_times(row: Row) -> dict[str, Any]:
+    elapsed = 0.0 if row.started_at is None else max(0.0, time.time() - row.started_at)
+    timeout = row.timeout_seconds
+    left = None if timeout is None else round(max(0.0, timeout - elapsed), 1)
+    return {"elapsed_seconds": round(elapsed, 1), "timeout_seconds": timeout, "seconds_remaining": left}
+
+
+def _find_row(runs: list[KnownRun], tree: str, name: str) -> KnownRun | None:
+    """Return the newest run of a tree with that name or number."""
+    number = name.removeprefix("agent:").removeprefix(f"{tree}/")
+    if (wanted := read_run_number(number)) is not None:
+        return next((run for run in runs if run.row.run == wanted), None)
+    for run in reversed(runs):
+        if name in (run.row.subagent_id, run.row.label, run.row.path):
+            return run
+    return None

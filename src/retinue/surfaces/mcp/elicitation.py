@@ -10,12 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Allow, Approval, Decision, Deny
 from retinue.log.blocks import format_question_body
-from retinue.surfaces.mcp.backend import ANSWERED_BY, Backend
+from retinue.surfaces.mcp.backend import ANSWERED_BY
 from retinue.surfaces.mcp.progress import question_line
-from retinue.surfaces.mcp.server import ELICIT, Session
+from retinue.surfaces.mcp.server import ELICIT
 from retinue.surfaces.printer import safe
 
 SHOWN_CHARACTERS = 4000
@@ -83,40 +82,3 @@ class ClientApprover:
     async def __call__(self, question: Approval) -> Decision:
         await asyncio.sleep(self._seconds)
         return Deny(f"nobody answered within {self._seconds:g} s")
-
-
-def can_be_asked(session: Session) -> bool:
-    """Tell whether the session's user can be asked now: by a request, or by the answer to an open call."""
-    if session.client is not None:
-        return session.client.can_be_asked
-    return any(exchange.client.can_be_asked for exchange in session.exchanges.values())
-
-
-class Elicitor:
-    """Asks the user of one client with a handshake, one elicitation for each question."""
-
-    def __init__(self, backend: Backend, session: Session) -> None:
-        self._backend, self._session = backend, session
-        self._tasks = TaskOwner()
-        self._asking: dict[str, asyncio.Task[None]] = {}
-
-    def update(self, pending: list[Approval]) -> None:
-        """Ask what is pending and was not asked yet, and take back what is not pending any more."""
-        session = self._session
-        open_questions = {asked.id: asked for asked in pending}
-        for name in [name for name in self._asking if name not in open_questions]:
-            self._asking.pop(name).cancel()
-        if session.client is None or not session.client.can_be_asked or session.find_channel() is None:
-            return
-        for name, asked in open_questions.items():
-            if name not in self._asking:
-                self._asking[name] = self._tasks.start(self._ask(asked))
-
-    async def _ask(self, asked: Approval) -> None:
-        channel = self._session.find_channel()
-        if channel is not None:
-            said = await self._session.ask(channel, make_form(asked, modern=False))
-            await self._backend.answer(asked, read_decision(said))
-
-    def close(self) -> None:
-        self._tasks.cancel()

@@ -1,29 +1,37 @@
 """The host of an MCP server: one backend, and the tool calls of every session on it.
 
-Made by `Host.open` from the command line's options, and torn down by `close`. Heavy: loaded beside the first answers.
+Made by `retinue mcp serve`, and torn down by `close`. Heavy: loaded beside the first answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from retinue.build.parts import Parts
 from retinue.concurrency import TaskOwner
+from retinue.core.approvals import Approval
 from retinue.core.errors import RetinueError
 from retinue.core.profiles import Profile
 from retinue.surfaces.mcp import catalog, profile_tool
 from retinue.surfaces.mcp.backend import Backend
-from retinue.surfaces.mcp.call_runner import CallRunner, InputRequired, RunningCall
-from retinue.surfaces.mcp.elicitation import ClientApprover, Elicitor, can_be_asked
+from retinue.surfaces.mcp.elicitation import ClientApprover, make_form, make_input_required, read_decision
 from retinue.surfaces.mcp.messages import INVALID_PARAMS, RpcError
-from retinue.surfaces.mcp.registry import CommandHints, RunRegistry
-from retinue.surfaces.mcp.server import Exchange, Session
-from retinue.surfaces.mcp.texts import render_reply
+from retinue.surfaces.mcp.server import Channel, Exchange, Session
+from retinue.surfaces.mcp.texts import make_error_result, make_result
 from retinue.surfaces.mcp.tool_handlers import Reply, ToolHandlers
 
 WAIT_APPROVALS = 600.0
+PROGRESS_SECONDS = 4.0
+SETTLE_SECONDS = 0.5
+GATHER_SECONDS = 0.05
+WITHOUT_PROGRESS_SECONDS = 50.0
+MAX_ROUNDS = 8
+MAX_SUSPENDED = 256
 Handler = Callable[[ToolHandlers, str, dict[str, Any]], Any]
 HANDLERS: dict[str, Handler] = {
     catalog.SPAWN: ToolHandlers.spawn,
@@ -37,117 +45,214 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The options of `retinue mcp serve`. `command` is how the user calls us. `profile` is served as one tool instead
-    of the eight. A question waits `wait_approvals` seconds for somebody (0: not at all); each call is answered within
-    `reply_within` seconds. `control` starts a control server for other terminals."""
+class RunningCall:
+    """One call at work. `content` are its tool and arguments; `make_early_reply` makes the reply for a client that does
+    not wait to the end."""
 
-    parts: Parts
-    profiles: tuple[Profile, ...]
-    command: str
-    profile: Profile | None = None
-    wait_approvals: float = WAIT_APPROVALS
-    reply_within: float | None = None
-    control: bool = True
+    def __init__(
+        self,
+        content: tuple[str, Reply],
+        work: Coroutine[Any, Any, Reply],
+        make_early_reply: Callable[[], Awaitable[Reply]],
+    ) -> None:
+        self.content = content
+        owner = TaskOwner(on_error=lambda _: None)  # whoever waits for the call gets the exception
+        self.task = owner.start(work)
+        self.make_early_reply = make_early_reply
+        self.rounds = 0
 
 
-class _ClientSession:
-    """One session's tool calls and questions."""
+class InputRequired(Exception):
+    """The call can go on only when the client's user was asked; `result` says what."""
 
-    def __init__(self, backend: Backend, handlers: ToolHandlers, session: Session, reply_within: float | None) -> None:
-        self.handlers = handlers
-        self.runner = CallRunner(backend, handlers, reply_within)
-        self._session = session
-        self._elicitor = Elicitor(backend, session)
-        session.has_running_subagents = handlers.has_running_subagents
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__("the user has to be asked")
+        self.result = result
+
+
+class ClientSession:
+    """The calls and questions of one client. A call is waited for with progress; answered early if its client will not
+    wait to the end, at the latest after `reply_within` seconds; suspended while its user is asked, and resumed when the
+    client makes it again."""
+
+    def __init__(self, backend: Backend, session: Session, about: str, reply_within: float | None) -> None:
+        self._backend, self._session, self._reply_within = backend, session, reply_within
+        self.handlers = ToolHandlers(backend, about)
+        session.has_running_subagents = self.handlers.has_running_subagents
+        self._suspended: dict[str, RunningCall] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
         self._tasks.start(self._ask_questions())
 
-    @property
-    def is_attended(self) -> bool:
-        return can_be_asked(self._session) or self.runner.has_suspended
-
-    async def _ask_questions(self) -> None:
-        while True:
-            change = self.handlers.changes.next_change()
-            self._elicitor.update(await self.handlers.list_pending())
-            await change
-
     async def leave(self) -> None:
         self._tasks.cancel()
-        self._elicitor.close()
         await self.handlers.leave()
+
+    @property
+    def is_attended(self) -> bool:
+        """True when the user can be asked now: by a request, by the answer to an open call, or because the client was
+        told to ask for a call that is still at work, and has not come back yet."""
+        if any(not call.task.done() for call in self._suspended.values()):
+            return True
+        if self._session.client is not None:
+            return self._session.client.can_be_asked
+        return any(exchange.client.can_be_asked for exchange in self._session.exchanges.values())
+
+    async def _ask_questions(self) -> None:
+        """Ask a client with a handshake what is pending, and take back what is not pending any more."""
+        while True:
+            change = self.handlers.changes.next_change()
+            pending = {asked.id: asked for asked in await self.handlers.list_pending()}
+            for name in [name for name in self._asking if name not in pending]:
+                self._asking.pop(name).cancel()
+            client, channel = self._session.client, self._session.find_channel()
+            if client is not None and client.can_be_asked and channel is not None:
+                for name in [name for name in pending if name not in self._asking]:
+                    self._asking[name] = self._tasks.start(self._ask(channel, pending[name]))
+            await asyncio.shield(change)
+
+    async def _ask(self, channel: Channel, asked: Approval) -> None:
+        said = await self._session.ask(channel, make_form(asked, modern=False))
+        await self._backend.answer(asked, read_decision(said))
+
+    async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
+        """Return the reply. A call that its client cancels is cancelled with what it made; one that only timed out
+        there goes on."""
+        try:
+            is_done = await self._wait_with_progress(exchange, call)
+        except asyncio.CancelledError:
+            if not exchange.timed_out:
+                call.task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(asyncio.wait({call.task}, timeout=SETTLE_SECONDS))
+            raise
+        return call.task.result() if is_done else await call.make_early_reply()
+
+    async def _wait_with_progress(self, exchange: Exchange, call: RunningCall) -> bool:
+        """Wait until the call is done; False if the time for a reply is over. Sends progress every few seconds."""
+        clock = asyncio.get_running_loop().time
+        sent_at, sent, end = clock(), "", self._reply_time(exchange)
+        while True:
+            changed = self.handlers.changes.next_change()  # first, so that nothing from now on is missed
+            if exchange.client.modern:
+                await self._suspend_for_input(exchange, call)
+            line = await self.handlers.describe_progress()
+            due = sent_at + (PROGRESS_SECONDS if line == sent else SETTLE_SECONDS)
+            if clock() >= due:
+                exchange.send_progress(line or "at work")
+                sent_at, sent = clock(), line
+                due = sent_at + PROGRESS_SECONDS
+            either: set[asyncio.Future[Any]] = {call.task, changed}
+            wait = max(0.0, min(due, end) - clock())
+            await asyncio.wait(either, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            if not call.task.done() and changed.done():  # many changes may come at once: look at them once
+                await asyncio.wait({call.task}, timeout=GATHER_SECONDS)
+            if call.task.done():
+                return True
+            if clock() >= end:
+                return False
+
+    def _reply_time(self, exchange: Exchange) -> float:
+        """Return when a reply must be there: most clients give up a call after a minute without progress."""
+        seconds = self._reply_within
+        if seconds is None:
+            seconds = float("inf") if exchange.wants_progress else WITHOUT_PROGRESS_SECONDS
+        return asyncio.get_running_loop().time() + seconds
+
+    async def _suspend_for_input(self, exchange: Exchange, call: RunningCall) -> None:
+        """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
+        if not exchange.client.can_be_asked or call.rounds >= MAX_ROUNDS:
+            return
+        pending = await self.handlers.list_pending()
+        if pending:
+            state = secrets.token_urlsafe(24)
+            call.rounds += 1
+            self._suspended[state] = call
+            if len(self._suspended) > MAX_SUSPENDED:
+                del self._suspended[next(iter(self._suspended))]
+            raise InputRequired(make_input_required(pending, state))
+
+    async def resume_call(self, exchange: Exchange, content: tuple[str, Reply]) -> RunningCall | None:
+        """Return the suspended call that this one goes on with, its user's answers given. None for a new call."""
+        params = exchange.request.params
+        state, answers = params.get("requestState"), params.get("inputResponses")
+        if state is None:
+            return None
+        call = self._suspended.pop(state, None) if isinstance(state, str) else None
+        if call is None or call.content != content:
+            text = "requestState is not that of a call that waits for input, or not of this one"
+            raise RpcError(INVALID_PARAMS, text)
+        shown = {asked.id: asked for asked in await self.handlers.list_pending()}
+        for name, said in answers.items() if isinstance(answers, dict) else ():
+            if name in shown:
+                await self._backend.answer(shown[name], read_decision(said))
+        return call
 
 
 class Host:
-    """Serves all sessions of one server process."""
+    """Serves all sessions of one server process. `profiles` are those that continued runs may have had; `command` is
+    how the user calls us. `profile` is served as one tool instead of the eight. A question waits `wait_approvals`
+    seconds for somebody (0: not at all); each call is answered within `reply_within` seconds."""
 
-    def __init__(self, options: ServeOptions) -> None:
-        seconds = options.wait_approvals or WAIT_APPROVALS
-        approver = ClientApprover(self.attends, seconds)
-        parts = replace(options.parts, approver=approver, wait_approvals=options.wait_approvals)
-        self._options = options
-        self._sessions: dict[Session, _ClientSession] = {}
-        self._backend = Backend(parts, options.profiles)
-        self._registry = RunRegistry(self._backend)
-        self._hints = CommandHints(options.command, parts.project)
-        self.state = self._backend.state
-
-    @classmethod
-    async def open(cls, options: ServeOptions, say: Callable[[str], None]) -> Host:
-        host = cls(options)
-        if options.control:
-            try:
-                await host._backend.start_control_server()
-            except RetinueError as error:
-                say(f"warning: no control server for other terminals: {error}")
-        return host
+    def __init__(
+        self,
+        parts: Parts,
+        profiles: Sequence[Profile],
+        *,
+        command: str,
+        profile: Profile | None,
+        wait_approvals: float,
+        reply_within: float | None,
+    ) -> None:
+        approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
+        parts = replace(parts, approver=approver, wait_approvals=wait_approvals)
+        self._parts, self._profile, self._reply_within = parts, profile, reply_within
+        self._sessions: dict[Session, ClientSession] = {}
+        self.backend = Backend(parts, profiles, command)
+        self.state = self.backend.state
 
     def attends(self, tree: str) -> bool:
         """Tell whether the user of the client whose tree it is can be asked."""
         return any(each.is_attended for each in self._sessions.values() if each.handlers.has_tree(tree))
 
     def list_tools(self) -> list[dict[str, Any]]:
-        options = self._options
-        if options.profile is not None:
-            return [profile_tool.describe_tool(options.profile)]
-        profiles = [(profile.name, profile.description) for profile in options.parts.profiles]
-        return catalog.list_tools(profiles, options.parts.timeouts)
+        if self._profile is not None:
+            return [profile_tool.describe_tool(self._profile)]
+        profiles = [(profile.name, profile.description) for profile in self._parts.profiles]
+        return catalog.list_tools(profiles, self._parts.timeouts)
 
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        client, profile = self._get_session(exchange), self._options.profile
+        client, profile = self._get_session(exchange), self._profile
         run_id = args.get("runId") if profile is not None else ""
-        with self._backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
-            call = await client.runner.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
+        with self.backend.serve_call(exchange.request.meta, run_id.strip() if isinstance(run_id, str) else ""):
+            call = await client.resume_call(exchange, (name, args)) or self._start_call(client, name, args)
         client.handlers.changes.notify()  # the client can be asked again, if it could not before
         try:
-            reply = await client.runner.run(exchange, call)
+            reply = await client.run(exchange, call)
         except InputRequired as required:
             return required.result
         except RetinueError as error:
             if profile is not None:
-                return profile_tool.make_error_result(str(error))
+                return make_error_result(str(error))
             reply = {"success": False, "operation": _name_operation(name), "error": str(error)}
-        return reply if profile is not None else _make_result(reply)
+        return reply if profile is not None else make_result(reply)
 
-    def _get_session(self, exchange: Exchange) -> _ClientSession:
+    def _get_session(self, exchange: Exchange) -> ClientSession:
         found = self._sessions.get(exchange.session)
         if found is None:
             about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
-            handlers = ToolHandlers(self._backend, self._registry, self._hints, about)
-            found = _ClientSession(self._backend, handlers, exchange.session, self._options.reply_within)
+            found = ClientSession(self.backend, exchange.session, about, self._reply_within)
             self._sessions[exchange.session] = found
         return found
 
-    def _start_call(self, client: _ClientSession, name: str, args: dict[str, Any]) -> RunningCall:
+    def _start_call(self, client: ClientSession, name: str, args: dict[str, Any]) -> RunningCall:
         """Start a new call. Raises RpcError if there is no such tool."""
-        handlers, profile = client.handlers, self._options.profile
+        handlers, profile = client.handlers, self._profile
         call_id = handlers.make_call_id()
         if profile is not None:
             if name != profile.name:
                 raise RpcError(INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-            work = profile_tool.run_profile(handlers, self._backend, profile, self._hints.project, call_id, args)
+            work = profile_tool.run_profile(handlers, self.backend, profile, call_id, args)
             return RunningCall((name, args), work, lambda: profile_tool.make_early_reply(handlers, call_id))
         tool = catalog.resolve_name(name)
         if tool is None:
@@ -156,7 +261,7 @@ class Host:
 
         async def make_reply() -> Reply:
             if tool in (catalog.SPAWN, catalog.CONTINUE):
-                await self._backend.control.prepare()
+                await self.backend.control.prepare()
             reply: Reply = await handle(handlers, call_id, args)
             return {"success": reply["success"], "operation": operation, **reply}
 
@@ -175,20 +280,11 @@ class Host:
     async def close(self) -> None:
         for session in list(self._sessions):
             await self.end_session(session)
-        await self._backend.close()
+        await self.backend.close()
 
-    def kill(self) -> None:
-        self._backend.kill()
+    async def kill(self) -> None:
+        await self.backend.kill()
 
 
 def _name_operation(name: str) -> str:
     return (catalog.resolve_name(name) or name).removeprefix(catalog.PREFIX)
-
-
-def _make_result(reply: Reply) -> dict[str, Any]:
-    """Make the result that a client gets: the reply as data, and the same as text."""
-    return {
-        "content": [{"type": "text", "text": render_reply(reply)}],
-        "structuredContent": reply,
-        "isError": "error" in reply,
-    }

@@ -35,6 +35,7 @@ from retinue.surfaces.mcp.messages import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
     UNSUPPORTED_VERSION,
+    Message,
     RpcError,
 )
 from retinue.surfaces.mcp.messages import Request as RpcRequest
@@ -101,15 +102,18 @@ class Endpoint(Listener):
 
     async def respond(self, request: Request, connection: ServerConnection) -> None:
         self._check(request)
+        request_id = None
         try:
             if request.method == "DELETE":
                 await self._end_session(request)
                 connection.send_response(200, b"{}")
             else:
-                body = await connection.read_json_body(request, MAX_MESSAGE_BYTES)
-                await self._handle_message(request, body, connection)
+                message = messages.parse_message(await connection.read_json_body(request, MAX_MESSAGE_BYTES))
+                request_id = message.id if isinstance(message, RpcRequest) else None
+                await self._handle_message(request, message, connection)
         except RpcError as error:
-            connection.send_response(STATUSES.get(error.code, 200), messages.encode_error(error.id, error))
+            answer = messages.encode_error(request_id if error.id is None else error.id, error)
+            connection.send_response(STATUSES.get(error.code, 200), answer)
         await connection.flush(STUCK_SECONDS)
 
     def _check(self, request: Request) -> None:
@@ -129,18 +133,17 @@ class Endpoint(Listener):
         ):
             raise HttpError(406, "answers are application/json or text/event-stream; accept both")
 
-    async def _handle_message(self, request: Request, body: bytes, connection: ServerConnection) -> None:
-        message = messages.parse_message(body)
+    async def _handle_message(self, request: Request, message: Message, connection: ServerConnection) -> None:
         said = request.headers.get("mcp-protocol-version")
         modern = said == revisions.ENVELOPE or (isinstance(message, RpcRequest) and revisions.is_enveloped(message))
         if modern and isinstance(message, RpcRequest):
-            await self._answer_request(
-                self._shared, message, self._read_envelope(message, request), request, connection
-            )
+            client = revisions.read_envelope(message, request.headers)
+            await self._answer_request(self._shared, message, client, request, connection)
         elif modern:
             connection.send_response(202)  # in this revision such messages mean nothing
         elif isinstance(message, RpcRequest) and message.method == "initialize":
-            name, session = await self._open_session(message)
+            await self._make_room()
+            name, session = secrets.token_urlsafe(24), Session(self._server, about="HTTP")
             answer = session.initialize(message)
             self._sessions[name] = session
             connection.send_response(200, answer, {"Mcp-Session-Id": name})
@@ -155,20 +158,13 @@ class Endpoint(Listener):
                 session.handle_message(message)
                 connection.send_response(202)
 
-    def _read_envelope(self, message: RpcRequest, request: Request) -> revisions.ClientInfo:
-        try:
-            return revisions.read_envelope(message, request.headers)
-        except RpcError as error:
-            error.id = message.id
-            raise
-
-    async def _open_session(self, message: RpcRequest) -> tuple[str, Session]:
+    async def _make_room(self) -> None:
+        """End the oldest idle session if there are too many. Raises RpcError if none is idle."""
         if len(self._sessions) >= MAX_SESSIONS:
             idle = next((name for name, session in self._sessions.items() if not session.is_busy), None)
             if idle is None:
-                raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already", id=message.id)
-            await self._sessions.pop(idle).close()  # the oldest idle one
-        return secrets.token_urlsafe(24), Session(self._server, about="HTTP")
+                raise RpcError(INTERNAL_ERROR, f"{MAX_SESSIONS} sessions are at work already")
+            await self._sessions.pop(idle).close()
 
     def _find_session(self, request: Request) -> Session:
         name = request.headers.get(SESSION)
@@ -217,7 +213,7 @@ class Endpoint(Listener):
             stream.end(200, answering.result())
         except RpcError as error:
             status = STATUSES.get(error.code, 200) if client.modern else 200
-            stream.end(status, messages.encode_error(error.id, error))
+            stream.end(status, messages.encode_error(message.id, error))
         except asyncio.CancelledError:
             stream.end(202, b"")  # cancelled by its client, which expects nothing
 

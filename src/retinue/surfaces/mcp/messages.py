@@ -23,7 +23,7 @@ _MAX_ID = 1000
 
 
 class RpcError(Exception):
-    """An error that the peer gets instead of a result. `id` is that of its request, where it is known."""
+    """An error that the peer gets instead of a result. `id` is that of a request that is wrong but has one."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, id: Id | None = None) -> None:
         super().__init__(message)

@@ -16,6 +16,7 @@ from retinue.core.errors import ToolError
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
 from retinue.surfaces.mcp.backend import Backend
+from retinue.surfaces.mcp.texts import make_error_result
 from retinue.surfaces.mcp.tool_handlers import ToolHandlers
 
 MAX_ID = 200
@@ -50,10 +51,10 @@ def describe_tool(profile: Profile) -> dict[str, Any]:
 
 
 async def run_profile(
-    handlers: ToolHandlers, backend: Backend, profile: Profile, project: Path, call_id: str, args: dict[str, Any]
+    handlers: ToolHandlers, backend: Backend, profile: Profile, call_id: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     """Run the profile once, to its end. If the call is given up, the run is cancelled."""
-    task = _read_task(args, project)
+    task = _read_task(args, backend.project)
     if profile.limits.seconds is UNSET:
         task = structs.replace(task, timeout_seconds=backend.timeouts.default)
     run = await handlers.start_primary(call_id, profile, task)
@@ -107,10 +108,6 @@ def _make_result(result: Result[Any], profile: Profile) -> dict[str, Any]:
     if profile.output is None:
         return {"content": content, "isError": False}
     return {"content": content, "structuredContent": result.structured, "isError": False}
-
-
-def make_error_result(text: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
 async def make_early_reply(handlers: ToolHandlers, call_id: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from retinue.concurrency import TaskOwner
 from retinue.core.approvals import Approval
+from retinue.core.control import MCP_CLIENT
 from retinue.core.events import ApprovalAsked, Delta, Event, RunEnded, RunSpawned, ToolCall
 from retinue.log.blocks import make_call_spans, make_question_spans
 from retinue.log.runs import Runs
-from retinue.surfaces.mcp.backend import CLIENT_NAME, Backend
-from retinue.surfaces.mcp.registry import CommandHints
+from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.printer import safe
 
 LINE_CHARACTERS = 200
@@ -23,29 +23,25 @@ class ChangeSignal:
     """Wakes those who wait for the next change."""
 
     def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
+        self._next: asyncio.Future[None] | None = None
 
     def notify(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        if self._next is not None:
+            self._next.set_result(None)
+            self._next = None
 
     def next_change(self) -> asyncio.Future[None]:
-        """Return a future that is done at the next change."""
-        self._waiting = [future for future in self._waiting if not future.done()]
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        return future
+        """Return a future that is done at the next change. Others wait for it too: never cancel it."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        return self._next
 
 
 class TreeProgress:
     """Follows one tree from its first event until it has ended, which `on_end` is told, or until it is closed."""
 
-    def __init__(
-        self, backend: Backend, tree: str, hints: CommandHints, changes: ChangeSignal, on_end: Callable[[], object]
-    ) -> None:
-        self._backend, self._tree, self._hints = backend, tree, hints
+    def __init__(self, backend: Backend, tree: str, changes: ChangeSignal, on_end: Callable[[], object]) -> None:
+        self._backend, self._tree = backend, tree
         self._runs = Runs(tree)
         self._question_numbers: dict[str, int] = {}
         self._last_lines: dict[int, str] = {}
@@ -66,7 +62,7 @@ class TreeProgress:
         body = event.body
         if isinstance(body, ApprovalAsked):
             self._question_numbers[body.approval_id] = len(self._question_numbers) + 1
-        if event.agent == CLIENT_NAME:
+        if event.agent == MCP_CLIENT:
             return
         run = self._runs.runs.get(event.run)
         label = f"[{run.label}] " if run is not None else ""
@@ -86,14 +82,14 @@ class TreeProgress:
 
     def count_runs(self) -> tuple[int, int]:
         """Count the subagents that run, and those that have ended. The client's own run is none."""
-        views = [view for view in self._runs.runs.values() if view.agent != CLIENT_NAME]
+        views = [view for view in self._runs.runs.values() if view.agent != MCP_CLIENT]
         ended = sum(view.ended is not None for view in views)
         return len(views) - ended, ended
 
     def describe_question(self, asked: Approval) -> dict[str, str]:
         """Describe an open question, with the command that answers it."""
-        answer = self._hints.approve(self._question_numbers.get(asked.id, asked.id))
-        return {"question": question_line(asked), "answer": answer}
+        number = self._question_numbers.get(asked.id, asked.id)
+        return {"question": question_line(asked), "answer": self._backend.make_command(f"approve {number}")}
 
     async def close(self) -> None:
         await self._tasks.close(None)

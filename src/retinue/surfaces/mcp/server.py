@@ -54,7 +54,7 @@ class Host(Protocol):
     async def call_tool(self, exchange: Exchange, name: str, args: dict[str, Any]) -> dict[str, Any]: ...
     async def end_session(self, session: Session) -> None: ...
     async def close(self) -> None: ...
-    def kill(self) -> None: ...
+    async def kill(self) -> None: ...
 
 
 class Server:
@@ -119,10 +119,10 @@ class Server:
         if host is not None:
             await host.end_session(session)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         task = self._loading
         if task is not None and task.done() and not task.cancelled() and task.exception() is None:
-            task.result().kill()
+            await task.result().kill()
 
     async def close(self) -> None:
         host = await self._find_host()
@@ -177,7 +177,7 @@ class Session:
         self._count = 0
 
     async def answer(self, request: Request, client: ClientInfo, channel: Channel) -> bytes:
-        """Return the answer as bytes, or raise an RpcError with the request's id. A cancelled request has no answer."""
+        """Return the answer as bytes, or raise an RpcError. A cancelled request has no answer."""
         exchange = Exchange(self, request, client, channel)
         key: object = exchange if self._shared else request.id
         try:
@@ -189,15 +189,14 @@ class Session:
             finally:
                 del self.exchanges[key]
             return messages.encode_result(request.id, revisions.finish_result(request, client, result))
-        except RpcError as error:
-            error.id = request.id
+        except RpcError:
             raise
         except RetinueError as error:
-            raise RpcError(INTERNAL_ERROR, str(error), id=request.id) from None
+            raise RpcError(INTERNAL_ERROR, str(error)) from None
         except Exception as error:
             text = f"internal error: {type(error).__name__}: {error}"
             self.server.say(text)
-            raise RpcError(INTERNAL_ERROR, text, id=request.id) from error
+            raise RpcError(INTERNAL_ERROR, text) from error
 
     async def _handle_request(self, exchange: Exchange) -> dict[str, Any]:
         request, modern = exchange.request, exchange.client.modern
@@ -228,12 +227,8 @@ class Session:
         return await host.call_tool(exchange, name, args or {})
 
     def initialize(self, request: Request) -> bytes:
-        """Answer the handshake of a session, without waiting for anything."""
-        try:
-            self.client, result = revisions.answer_initialize(request.params, self.server.instructions)
-        except RpcError as error:
-            error.id = request.id
-            raise
+        """Answer the handshake of a session, without waiting for anything. Raises RpcError."""
+        self.client, result = revisions.answer_initialize(request.params, self.server.instructions)
         return messages.encode_result(request.id, result)
 
     def handle_message(self, message: Notification | Response) -> None:

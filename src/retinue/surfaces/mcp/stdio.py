@@ -60,14 +60,15 @@ class _StdioClient:
         """Handle one line. Returns at once: requests are answered beside each other."""
         try:
             message = messages.parse_message(line)
-            if not isinstance(message, Request):
-                self._session.handle_message(message)
-            elif message.method == "initialize":
-                self._writer.send(self._session.initialize(message))
-            else:
-                self._tasks.start(self._answer(message))
         except RpcError as error:
             self._writer.send(messages.encode_error(error.id, error))
+        else:
+            if not isinstance(message, Request):
+                self._session.handle_message(message)
+            elif message.method == "initialize":  # the next line may need its outcome
+                await self._answer(message)
+            else:
+                self._tasks.start(self._answer(message))
         self._server.start_loading()
 
     def refuse_long_line(self) -> None:
@@ -77,10 +78,14 @@ class _StdioClient:
     async def _answer(self, request: Request) -> None:
         session = self._session
         try:
-            client = revisions.read_envelope(request) if revisions.is_enveloped(request) else session.client
-            if client is None and request.method != "ping":
-                raise RpcError(INVALID_REQUEST, "the first request is 'initialize', or has the envelope of 2026-07-28")
-            answer = await session.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
+            if request.method == "initialize":
+                answer = session.initialize(request)
+            else:
+                client = revisions.read_envelope(request) if revisions.is_enveloped(request) else session.client
+                if client is None and request.method != "ping":
+                    text = "the first request is 'initialize', or has the envelope of 2026-07-28"
+                    raise RpcError(INVALID_REQUEST, text)
+                answer = await session.answer(request, client or revisions.UNKNOWN_CLIENT, self._writer)
         except RpcError as error:
             answer = messages.encode_error(request.id, error)
         self._writer.send(answer)

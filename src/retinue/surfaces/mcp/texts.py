@@ -1,5 +1,5 @@
-"""Replies as text, for clients that show text. Says the same as the structured reply, and sets the answers of subagents
-apart from our own words."""
+"""The results of tool calls. Their text is for clients that show text: it says the same as the structured reply, and
+sets the answers of subagents apart from our own words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from retinue.log.blocks import format_count
 LISTED = 20
 
 
-def render_reply(reply: dict[str, Any]) -> str:
-    """Render a whole reply."""
-    if "error" in reply:
-        return str(reply["error"])
-    return "\n".join(_render_lines(reply))
+def make_result(reply: dict[str, Any]) -> dict[str, Any]:
+    """Make the result that a client gets: the reply as data, and the same as text."""
+    failed = "error" in reply
+    text = str(reply["error"]) if failed else "\n".join(_render_lines(reply))
+    return {"content": [{"type": "text", "text": text}], "structuredContent": reply, "isError": failed}
+
+
+def make_error_result(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
 def _render_lines(reply: dict[str, Any]) -> Iterator[str]:

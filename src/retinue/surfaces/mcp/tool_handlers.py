@@ -23,9 +23,8 @@ from retinue.core.profiles import Profile, Task
 from retinue.log.blocks import format_count
 from retinue.protocol import subagents
 from retinue.surfaces.mcp import catalog
-from retinue.surfaces.mcp.backend import Backend
+from retinue.surfaces.mcp.backend import Backend, KnownRun
 from retinue.surfaces.mcp.progress import ChangeSignal, TreeProgress
-from retinue.surfaces.mcp.registry import CommandHints, KnownRun, RunRegistry, describe_run
 
 Reply = dict[str, Any]
 ID_FIELDS = ("subagent_id", "job_id", "agent_id", "agent")
@@ -37,8 +36,8 @@ MESSAGE_CHARACTERS = 500
 class ToolHandlers:
     """The tool calls of one client. `about` says who it is."""
 
-    def __init__(self, backend: Backend, registry: RunRegistry, hints: CommandHints, about: str) -> None:
-        self._backend, self._registry, self._hints, self._about = backend, registry, hints, about
+    def __init__(self, backend: Backend, about: str) -> None:
+        self._backend, self._about = backend, about
         self._client: ClientHandle | None = None
         self._opening = asyncio.Lock()
         self._progress: dict[str, TreeProgress] = {}  # of each tree that it has runs in
@@ -119,7 +118,7 @@ class ToolHandlers:
     def _follow(self, tree: str) -> None:
         if tree not in self._progress:
             on_end = partial(self._progress.pop, tree, None)
-            self._progress[tree] = TreeProgress(self._backend, tree, self._hints, self.changes, on_end)
+            self._progress[tree] = TreeProgress(self._backend, tree, self.changes, on_end)
             self.changes.notify()
 
     async def leave(self) -> None:
@@ -145,7 +144,7 @@ class ToolHandlers:
         return known
 
     async def _list_own(self) -> list[KnownRun]:
-        below = [] if self._client is None else await self._registry.list_below(self._client.tree)
+        below = [] if self._client is None else await self._backend.list_below(self._client.tree)
         names = {known.name for known in below}
         primaries = [await self._describe_primary(run) for run in list(self._primaries.values())]
         return below + [known for known in primaries if known.name not in names]
@@ -163,7 +162,7 @@ class ToolHandlers:
         if call_id in self._primaries:
             return [await self._describe_primary(self._primaries[call_id])]
         caller = self._callers.get(call_id)
-        below = [] if caller is None else await self._registry.list_below(caller)
+        below = [] if caller is None else await self._backend.list_below(caller)
         return [known for known in below if known.row.parent == 0 and known.row.call_id == call_id]
 
     async def _make_call(self, call: Call, work: Callable[[], Awaitable[Outcome]] | None = None) -> Outcome:
@@ -193,7 +192,7 @@ class ToolHandlers:
             entry.update(self._describe_more(made, entry))
         if "note" in reply:
             reply["note"] = STILL_RUNNING
-        return {**reply, "watch": self._hints.watch(self._callers[call_id])}
+        return {**reply, "watch": self._backend.make_command(f"tail -f {self._callers[call_id]}")}
 
     async def make_early_reply(self, operation: str, call_id: str) -> Reply:
         """Make the reply to a call that its client will not wait for: what it made, and how to wait for that."""
@@ -209,12 +208,12 @@ class ToolHandlers:
         more = {
             "session_id": known.name,
             "timeout_seconds": known.row.timeout_seconds,
-            "watch": self._hints.watch(known.name),
+            "watch": self._backend.make_command(f"tail -f {known.name}"),
         }
         if known.tree == self.tree:
             more["agent"] = f"agent:{known.row.run}"
         if "changed_files" in entry:
-            more["apply"] = self._hints.apply(known.name)
+            more["apply"] = self._backend.make_command(f"apply {known.name}")
         return more
 
     # Continuing
@@ -229,7 +228,7 @@ class ToolHandlers:
             raise ToolError(f"'{known.row.subagent_id}' is still running: wait for it, or cancel it first")
 
         async def run() -> Outcome:
-            started = await self._backend.continue_run(known.tree, known.row.run, message, seconds=seconds)
+            started = await self._backend.continue_run(known, message, seconds=seconds)
             await self._add_primary(call_id, started)
             result = await started.result()
             ticket = (await self._describe_primary(started)).make_ticket(self._backend.state)
@@ -245,11 +244,12 @@ class ToolHandlers:
 
     async def list_subagents(self, call_id: str, args: dict[str, Any]) -> Reply:
         own = {known.name: known for known in await self._list_own()}
-        earlier, left_out = await self._registry.list_earlier_runs(set(own))
-        entries = [
-            describe_run(known, self._hints, own_tree=known.tree == self.tree) for known in (*own.values(), *earlier)
-        ]
+        earlier, left_out = await self._backend.list_earlier_runs(set(own))
+        entries = [self._describe(known) for known in (*own.values(), *earlier)]
         return {"success": True, "subagents": entries, "left_out": left_out}
+
+    def _describe(self, known: KnownRun) -> Reply:
+        return self._backend.describe_run(known, own_tree=known.tree == self.tree)
 
     async def get_status(self, call_id: str, args: dict[str, Any]) -> Reply:
         return {"success": True, "subagent": await self._describe_status(await self._find(args))}
@@ -257,7 +257,7 @@ class ToolHandlers:
     async def _describe_status(self, known: KnownRun) -> Reply:
         """Describe all that is known of a run, while it runs or after."""
         row = known.row
-        fields = describe_run(known, self._hints, own_tree=known.tree == self.tree)
+        fields = self._describe(known)
         fields |= {"state": row.state, "turns": row.turns, "tool_count": row.tool_count}
         fields |= {
             "timeout_seconds": row.timeout_seconds,
@@ -341,7 +341,8 @@ class ToolHandlers:
         known = await self._find(args)
         about = {"subagent_id": known.row.subagent_id, "status": known.status}
         if not known.has_ended and not known.is_here:
-            raise ToolError(f"{known.name} is not run by this server: {self._hints.cancel(known.name)}")
+            cancel = self._backend.make_command(f"cancel {known.name}")
+            raise ToolError(f"{known.name} is not run by this server: {cancel}")
         is_cancelled = await self._backend.control.cancel(known.tree, known.row.run)
         return {"success": True, **about, "cancelled": is_cancelled}
 
@@ -364,7 +365,7 @@ class ToolHandlers:
         try:
             described = [await self._describe_primary(run) for run in list(self._primaries.values())]
             primaries = {known.row.subagent_id: known for known in described}
-            return await self._registry.find_run(name, self.tree, primaries)
+            return await self._backend.find_run(name, self.tree, primaries)
         except (NotFound, LogError) as error:
             raise ToolError(str(error)) from None
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from retinue.core.approvals import Approval
-from retinue.core.events import Event
+from retinue.core.events import Delta, Event, Inbox
 from retinue.log.blocks import Block, Blocks, format_question_body, make_question_spans
 from retinue.surfaces.printer import colors, safe
 
@@ -25,6 +25,7 @@ ASKED_LINES = 400
 ASKED_CHARACTERS = 64 * 1024
 COLUMNS = 80
 AHEAD = 64
+SPOKEN_CHARACTERS = 1000
 _QUIET_KINDS = frozenset({"approval.asked", "approval.decided", "run.ended", "warning", "gap"})
 
 
@@ -36,10 +37,12 @@ class Printer:
         self.level: Level = level
         self.color = colors.wants_color(stream) if color is None else color
         self.terminal = self.color and colors.is_terminal(stream)
+        self.shows_deltas = self.terminal and level != "quiet"
         self.on_asked: Callable[[str], None] | None = None
         self._output = _Output(stream)
         self._blocks = Blocks()
         self._prompt = ""
+        self._spoken: dict[int, tuple[str, str]] = {}  # by run: the kind and the end of what it says now
         self._has_status = False  # a status stands on the last line
         self._is_loose = False  # the last thing printed was a line without space after it
 
@@ -48,13 +51,9 @@ class Printer:
         """True if the reader is gone, so that there is no point in printing more."""
         return self._output.is_closed
 
-    @property
-    def columns(self) -> int:
-        return self._output.columns
-
     def show_event(self, event: Event, *, below: str = "") -> bool:
         """Print an event, below a note if one is given. Returns False if there is nothing to see of it."""
-        block = self._blocks.apply(event)
+        block = self.recall_event(event)
         if block is None:
             return False
         if block.kind == "approval.asked" and self.on_asked is not None:
@@ -75,9 +74,22 @@ class Printer:
             )
         return True
 
-    def recall_event(self, event: Event) -> None:
-        """Take note of an event that was shown before, without printing it."""
-        self._blocks.apply(event)
+    def recall_event(self, event: Event) -> Block | None:
+        """Take note of an event without printing it, and return its block."""
+        if not isinstance(event.body, Inbox) and self._spoken.pop(event.run, None) is not None:
+            self.clear_status()  # the event tells the whole of what the run was saying
+        return self._blocks.apply(event)
+
+    def show_delta(self, delta: Delta) -> None:
+        """Show the end of what a run says or thinks now on the last line of the terminal, until an event tells all."""
+        kind, before = self._spoken.get(delta.run, (delta.kind, ""))
+        spoken = ((before if kind == delta.kind else "") + delta.text)[-SPOKEN_CHARACTERS:]
+        self._spoken[delta.run] = delta.kind, spoken
+        head, text = safe.escape_line(f"{delta.agent}: "), safe.escape_line(" ".join(spoken.split()))
+        width = self._output.columns - 1
+        if len(head) + len(text) > width:
+            text = "…" + text[-max(1, width - len(head) - 1) :]
+        self.show_status((head + text)[:width])
 
     def show_question(self, question: Approval) -> None:
         """Print a question as a block: the call, its run, and what it would change."""
@@ -168,17 +180,20 @@ class Printer:
 
 
 class PrintThread:
-    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind."""
+    """A thread that prints to a stream that may block: in order, and at most `AHEAD` pieces of work behind. Without
+    `in_thread` the work is done at once: for a screen on which questions are asked."""
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)
+    def __init__(self, *, in_thread: bool = True) -> None:
+        self._thread = ThreadPoolExecutor(1, "retinue-screen") if in_thread else None
         self._last: Future[Any] | None = None
         self._enqueued = 0
         self._closed = False
 
     def submit(self, work: Callable[..., object], *args: object) -> None:
         """Hand work over without waiting. Does nothing once the thread is closed."""
-        if not self._closed:
+        if self._thread is None:
+            work(*args)
+        elif not self._closed:
             self._last = self._thread.submit(work, *args)
 
     async def enqueue(self, work: Callable[..., object], *args: object) -> None:
@@ -196,7 +211,8 @@ class PrintThread:
     def close(self) -> None:
         """Take no more work. Does not wait: a write that still blocks ends with the process."""
         self._closed = True
-        self._thread.shutdown(wait=False)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
 
 
 def truncate_text(text: str, *, lines: int, size: int) -> str:

@@ -1,8 +1,10 @@
-"""Escaping of foreign text for a terminal: characters that move the cursor, hide or reorder letters are spelled out."""
+"""Foreign text on a terminal: its width, and its escaping, which spells out characters that move the cursor, hide or
+reorder letters."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # Every control, format and surrogate character, line and paragraph separators, tags, variation selectors beyond
 # those of emoji, and the letters that are blank: none of them is seen, so none of them is trusted.
@@ -23,6 +25,11 @@ def escape_line(text: str) -> str:
 def escape_text(text: str) -> str:
     """Return text for bodies: newlines and tabs stay, every other invisible character is spelled out."""
     return _IN_TEXTS.sub(_spell_out, text)
+
+
+def measure_width(text: str) -> int:
+    """Return the columns a text takes on a terminal: wide letters take two, combining marks none."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def _spell_out(found: re.Match[str]) -> str:

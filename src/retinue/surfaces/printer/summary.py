@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from retinue.log.accounts import format_cost
 from retinue.log.blocks import Role, format_count
 from retinue.log.runs import NOTHING, Runs, RunView
@@ -26,14 +24,14 @@ def format_summary(runs: Runs, *, color: bool = False, now: float | None = None)
     shown = len(_HEADS) if any(run.cost for run in every) else -1  # a column of nothing but "unknown" says nothing
     cells = [row[:shown] for row in (_HEADS, *(_format_cells(run, now) for _, run in branches), totals)]
     names = ["", *(_format_name(branch, run) for branch, run in branches), "total"]
-    wide = max(_measure_width(name) for name in names)
+    wide = max(safe.measure_width(name) for name in names)
     columns = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     lines = []
     for (branch, run), name, row in zip([("", None), *branches, ("", None)], names, cells, strict=True):
         numbers = "  ".join(cell.rjust(size) for cell, size in zip(row[1:], columns[1:], strict=True))
         state = _paint_state(row[0].ljust(columns[0]), run, color=color)
         painted = name if run is None else _paint_name(name, branch, run, color=color)
-        line = f"{painted}{' ' * (wide - _measure_width(name))}  {state}  {numbers}".rstrip()
+        line = f"{painted}{' ' * (wide - safe.measure_width(name))}  {state}  {numbers}".rstrip()
         lines.append(line if run else colors.paint_faint(line, color=color))
     return "\n".join([*lines, "", format_status_bar(runs)])
 
@@ -61,9 +59,9 @@ def _format_name(branch: str, run: RunView) -> str:
     """Return the branch, the agent and its label; a long name ends in dots."""
     label = f" [{safe.escape_line(run.label)}]" if run.number else ""
     name = f"{branch}{safe.escape_line(run.agent)}{label}"
-    if _measure_width(name) <= NAME_COLUMNS:
+    if safe.measure_width(name) <= NAME_COLUMNS:
         return name
-    while _measure_width(name) > NAME_COLUMNS - 3:
+    while safe.measure_width(name) > NAME_COLUMNS - 3:
         name = name[:-1]
     return name + "..."
 
@@ -80,8 +78,3 @@ def _paint_state(cell: str, run: RunView | None, *, color: bool) -> str:
         return cell
     role: Role = "good" if run.state == "done" else "bad"
     return colors.paint_header(((role, cell),), color=color)
-
-
-def _measure_width(text: str) -> int:
-    """Return the columns a text takes on a terminal: wide letters take two, combining marks none."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

@@ -1,10 +1,10 @@
-"""The tables of docs/settings.md, made from the declarations. `python -m retinue.config.reference` prints them."""
+"""The tables of docs/settings.md, made from the declarations. `python -m tests.docs.settings_reference` prints them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from retinue.config.schema import Setting, list_settings
+from retinue.config.schema import Setting, format_default, list_settings
 from retinue.config.servers import ServerSettings
 from retinue.config.settings import ProfileSettings, Settings
 
@@ -28,16 +28,10 @@ def _render_rows(settings: tuple[Setting, ...], prefix: str) -> Iterator[str]:
         if each.kind.section is not None:
             yield from _render_rows(list_settings(each.kind.section), f"{name}.")
             continue
-        cells = [f"`{name}`", each.help, _show_default(each.default), f"`{each.example}`" if each.example else ""]
+        default = format_default(each.default)
+        cells = [f"`{name}`", each.help, f"`{default}`" if default else "", f"`{each.example}`" if each.example else ""]
         cells.append("" if each.trust is None else each.trust.words)
         yield f"| {' | '.join(cells)} |\n"
-
-
-def _show_default(value: object) -> str:
-    if value is None or value in ((), {}, ""):
-        return ""
-    shown = str(value).lower() if isinstance(value, bool) else str(value).removesuffix(".0")
-    return f"`{shown}`"
 
 
 if __name__ == "__main__":

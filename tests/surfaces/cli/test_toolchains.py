@@ -9,14 +9,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from retinue.config.profiles import parse_profile
+from retinue.config.profiles import parse_definition
 from retinue.config.schema import list_settings
 from retinue.config.settings import Settings, parse_settings, settings_schema
-from retinue.config.template import render_settings, render_subagent
-from retinue.config.toolchains import find_toolchains
 from retinue.config.yaml import parse_yaml
 from retinue.core.messages import ToolSpec
 from retinue.supervisor.policy import RulePolicy
+from retinue.surfaces.cli.init import find_toolchains, render_settings, render_subagent
 
 SHELL = ToolSpec("shell", "", {}, tier="confirm")
 OFF = re.compile(r"^(\s*)#(?=[^\s#])", re.MULTILINE)
@@ -99,6 +98,6 @@ def test_every_key_there_is_is_written_down() -> None:
 
 @pytest.mark.parametrize("tests", [(), ("make test", "pytest")])
 def test_the_agent_is_one(tests: tuple[str, ...]) -> None:
-    profile = parse_profile(render_subagent("scout-2", tests), file="SUBAGENT.md", source="x").profile
+    profile = parse_definition(render_subagent("scout-2", tests), file="SUBAGENT.md", source="x").profile
     assert profile.name == "scout-2"
     assert all(f"`{test}`" in profile.instructions for test in tests)
