@@ -11,7 +11,7 @@ import pytest
 
 from retinue.core.errors import RetinueError
 from retinue.workspaces import atomic_apply as swapping
-from retinue.workspaces import copies, ignores, tree_workspaces, walk
+from retinue.workspaces import copies, ignores, recording, walk
 from retinue.workspaces import merge as merging
 from retinue.workspaces.store import Import, Store, hash_content
 from retinue.workspaces.walk import Entry, Walker, is_reserved_name, open_entry
@@ -187,7 +187,7 @@ async def test_what_cannot_be_looked_at_has_not_been_deleted(tmp_path: Path, mon
     monkeypatch.setattr(walk, "DEEPEST", 256)
     whole = await work(project, "mkfifo x", kind="copy")
     monkeypatch.setattr(walk, "DEEPEST", 2)
-    assert tree_workspaces.record_changes(copied(whole).workspace)[0].count == 0
+    assert recording.record_changes(copied(whole).workspace)[0].count == 0
 
 
 @pytest.mark.requirement("P31")
@@ -274,8 +274,8 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
         (folder / "f").write_text("own\n")
         (folder / "d/inner/file").write_text("own\n")
     store = Store(str(tmp_path / "space/runs/t/workspaces.git")).ensure_created()
-    begun = tree_workspaces.Workspace("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
-    base, _ = tree_workspaces.record_files(begun, store, {}, ref=begun.base)
+    begun = recording.Workspace("copy", "t", 0, str(space.parent), str(space), str(target), str(target))
+    base, _ = recording.record_files(begun, store, {}, ref=begun.base)
     outside_before, number, worked = hashed(away), 0, 0
     forbidden_content = hash_content(len(SECRET), iter((SECRET.encode(),)))
     with swapping_paths(space, away, seed) as first, swapping_paths(target, away, seed + 1) as second:
@@ -283,7 +283,7 @@ def looked_at(tmp_path: Path, *, swaps: int, seed: int) -> dict[str, int]:
             number += 1
             for entry in Walker(str(space), foreign=True).walk_entries():
                 assert SECRET.encode() not in content_of(entry)
-            end, _ = tree_workspaces.record_files(begun, store, base, ref=begun.end)
+            end, _ = recording.record_files(begun, store, base, ref=begun.end)
             assert forbidden_content not in {held.oid for held in end.values()}
             with Import(store) as into:
                 new = merging.StoredFile("100644", into.add_bytes(b"%d\n" % number))

@@ -176,7 +176,8 @@ def test_an_apply_that_died_is_undone_first(project: Project) -> None:
         json.dumps(
             {
                 "root": str(project.folder),
-                "steps": [{"path": b"b.txt".hex(), "old": None, "new": ["100644", "0"]}],
+                "paths": [b"b.txt".hex()],
+                "removed": [],
                 "folders": [],
             }
         )

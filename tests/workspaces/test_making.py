@@ -13,9 +13,10 @@ from retinue.core.errors import RetinueError
 from retinue.core.events import ToolCall, ToolResult, Warned
 from retinue.supervisor.spawner import default_workspace
 from retinue.testing import scripted
+from retinue.workspaces.create import Workspaces
 from retinue.workspaces.git import find_git
+from retinue.workspaces.recording import record_changes
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Workspaces, record_changes
 from retinue.workspaces.workspace import Workspace
 from tests.sandbox.places import needs_bubblewrap
 from tests.supervisor.tree.kit import bodies, call, spawn

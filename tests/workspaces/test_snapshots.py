@@ -7,8 +7,8 @@ import pytest
 
 from retinue import Profile
 from retinue.core.events import ToolResult, Warned
-from retinue.workspaces import tree_workspaces
-from retinue.workspaces.tree_workspaces import publish_snapshot
+from retinue.workspaces import recording
+from retinue.workspaces.recording import publish_snapshot
 from tests.supervisor.tree.kit import bodies, call, spawn
 from tests.workspaces.kit import hashed, repository, seen, shell
 
@@ -69,7 +69,7 @@ def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatc
     assert sorted(os.listdir(shared / "run")) == ["file", "link"] and (shared / "run/link").is_symlink()
     assert publish_snapshot(str(workspace), str(shared), "run", 7) == ""
     assert sorted(os.listdir(shared)) == ["run", "run-7"]
-    monkeypatch.setattr(tree_workspaces, "SNAPSHOT_BYTES", 10)
+    monkeypatch.setattr(recording, "SNAPSHOT_BYTES", 10)
     (workspace / "zlarge").write_text("x" * 20)
     told = publish_snapshot(str(workspace), str(shared), "third", 8)
     assert told == "no snapshot of the workspace for other runs: it is larger than 0 MiB"
@@ -77,7 +77,7 @@ def test_nothing_is_followed_and_nothing_appears_half(tmp_path: Path, monkeypatc
 
 
 async def test_a_snapshot_that_cannot_be_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_workspaces, "SNAPSHOT_BYTES", 3)
+    monkeypatch.setattr(recording, "SNAPSHOT_BYTES", 3)
     agents = {
         "main": [spawn({"task": "w", "subagent_id": "w"}), {"text": "done"}],
         "w": [call("write", path="f", content="long"), {"text": "done"}],

@@ -20,7 +20,6 @@ from retinue.core.rules import CODE_MODE
 from retinue.sandbox.in_process import IN_PROCESS
 from retinue.tools.code_mode import ExecutePython
 from retinue.tools.functions import HostedTool
-from retinue.tools.local import LOCAL
 
 PROGRAM_TOOL_BYTES = 2 * 1024 * 1024
 SHOWN_SECONDS = 0.05
@@ -53,10 +52,6 @@ class SandboxedTool:
             return await self._session.execute(self.tool, call, execution)
         finally:
             execution.close()
-
-
-def make_local_tool(name: str) -> Tool:
-    return SandboxedTool(LOCAL[name]())
 
 
 def offer_tools_to_programs(tools: dict[str, Tool], host: Mapping[str, HostTool], *, named: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from retinue.agent.local_tools import make_local_tool, offer_tools_to_programs
+from retinue.agent.local_tools import SandboxedTool, offer_tools_to_programs
 from retinue.core import secrets
 from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import Warned
@@ -104,13 +104,9 @@ class ProfilePlanner:
 
     def _make_plan(self, profile: Profile, task: Task, parent: Plan | None, *, given: bool) -> Plan:
         tools, host = self._make_tools(profile, parent, given=given)
-        parse = None
-        if profile.output is not None and profile.call is None:
-            output = answer.make_output(profile.output)
-            parse = output.parse
+        output = None if profile.output is None else answer.make_output(profile.output)
+        if output is not None and profile.call is None:
             tools[answer.NAME] = answer.FinalAnswer(output)
-        elif profile.output is not None:
-            parse = answer.make_output(profile.output).parse
         network = self._network or () if parent is None else parent.network
         if profile.network is not None:
             network = intersect_hosts(network, parse_hosts(profile.network))
@@ -136,14 +132,14 @@ class ProfilePlanner:
             specs=specs,
             tools=tools,
             host=host,
-            children=self._list_children(profile, parent, tools),
+            children=self._list_children(tools),
             profile_json=secrets.clean_value(
                 msgspec.Raw(msgspec.json.encode(_describe_profile(profile, system, runtime.name)))
             ),
             tools_json=secrets.clean_value(msgspec.Raw(msgspec.json.encode(specs))),
             runtime=runtime,
             floor=floor,
-            parse=parse,
+            parse=None if output is None else output.parse,
             network=network,
             notes=tuple(warnings),
         )
@@ -170,9 +166,10 @@ class ProfilePlanner:
         host: dict[str, HostTool] = {}
         tools: dict[str, Tool] = {}
         if profile.tools is None:
-            tools |= {name: make_local_tool(name) for name in LOCAL}
+            tools |= {name: SandboxedTool(LOCAL[name]()) for name in LOCAL}
             tools |= {name: HostedTool(spec) for name, spec in WEB.items()}
-            tools |= self._make_spawn_tools()
+            tools |= {name: make() for name, make in SPAWNING.items()}
+            tools |= {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
             if parent is None:
                 self._add_server_tools(None, tools, host)
             else:
@@ -200,7 +197,7 @@ class ProfilePlanner:
         elif entry in WEB:
             tools[entry] = HostedTool(WEB[entry])
         elif entry in LOCAL:
-            tools[entry] = make_local_tool(entry)
+            tools[entry] = SandboxedTool(LOCAL[entry]())
         elif entry in SPAWNING:
             tools[entry] = SPAWNING[entry]()
         elif entry.startswith("subagent_"):
@@ -242,11 +239,7 @@ class ProfilePlanner:
             notes.append(NONE_OF.format(tools=" nor ".join(profile.wants)))
         return tuple(notes)
 
-    def _make_spawn_tools(self) -> dict[str, Tool]:
-        tools: dict[str, Tool] = {name: make() for name, make in SPAWNING.items()}
-        return tools | {f"subagent_{child.name}": SubagentTool(child) for child in self._profiles.values()}
-
-    def _list_children(self, profile: Profile, parent: Plan | None, tools: Mapping[str, Tool]) -> Sequence[Profile]:
+    def _list_children(self, tools: Mapping[str, Tool]) -> Sequence[Profile]:
         """The profiles `spawn_subagents` may name: the active ones and those given by value."""
         if not any(name in SPAWNING or isinstance(tool, SubagentTool) for name, tool in tools.items()):
             return ()

@@ -17,7 +17,7 @@ from retinue.sandbox.in_process import IN_PROCESS
 from retinue.sandbox.placement import Placement, Reach
 from retinue.sandbox.workspace_sandbox import WorkspaceSandbox
 from retinue.tools.dialer import SystemDialer
-from retinue.workspaces.tree_workspaces import Workspaces
+from retinue.workspaces.create import Workspaces
 
 if TYPE_CHECKING:
     import subprocess

@@ -26,8 +26,8 @@ from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.ports import SupervisorPorts
 from retinue.supervisor.supervisor import Supervisor
 from retinue.tools.dialer import SystemDialer
+from retinue.workspaces.create import Workspaces
 from retinue.workspaces.run_folders import StateFolder
-from retinue.workspaces.tree_workspaces import Workspaces
 
 
 def make_supervisor(parts: Parts) -> Supervisor:

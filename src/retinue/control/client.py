@@ -249,12 +249,7 @@ class ControlChannel:
 
     async def stream(self, command: StreamCommand, request: Arguments) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a stream. Raises ControlUnreachable if it breaks off."""
-        connection = await self._connect()
-        try:
-            if command.reads:
-                response = await self._send(connection, "GET", _make_target(command.path, request))
-            else:
-                response = await self._send(connection, "POST", command.path, encode_body(request))
+        async with self._request(command, request) as (connection, response):
             if response.status != 200:
                 raise _read_error(response.status, await self._read(connection.read_body(REPLY_BYTES)))
             rest = b""
@@ -263,19 +258,10 @@ class ControlChannel:
                 for line in lines:
                     if line:
                         yield line
-        finally:
-            connection.close()
 
     async def _call_once(self, command: Command[R], request: Arguments, key: str) -> R:
-        connection = await self._connect()
-        try:
-            if command.reads:
-                response = await self._send(connection, "GET", _make_target(command.path, request))
-            else:
-                response = await self._send(connection, "POST", command.path, encode_body(request), key)
+        async with self._request(command, request, key) as (connection, response):
             body = await self._read(connection.read_body(REPLY_BYTES))
-        finally:
-            connection.close()
         if response.status != 200:
             raise _read_error(response.status, body)
         try:
@@ -283,19 +269,28 @@ class ControlChannel:
         except msgspec.MsgspecError:
             raise ReplyLost(f"process {self.address.pid} broke off its reply") from None
 
-    async def _send(
-        self, connection: ClientConnection, method: str, target: str, body: bytes = b"", key: str = ""
-    ) -> Response:
+    @asynccontextmanager
+    async def _request(
+        self, command: Command[Any] | StreamCommand, request: Arguments, key: str = ""
+    ) -> AsyncIterator[tuple[ClientConnection, Response]]:
+        """Send a request on a connection of its own, and wait for the head of the response."""
         headers = {
             "Host": f"{HOST}:{self.address.port}",
             "Authorization": f"Bearer {self.address.token}",
             "Content-Type": "application/json",
             "Connection": "close",
         }
-        if key:
+        if key and not command.reads:
             headers[protocol.KEY_HEADER] = key
-        connection.send_request(method, target, headers, body)
-        return await self._read(connection.read_response())
+        connection = await self._connect()
+        try:
+            if command.reads:
+                connection.send_request("GET", _make_target(command.path, request), headers, b"")
+            else:
+                connection.send_request("POST", command.path, headers, encode_body(request))
+            yield connection, await self._read(connection.read_response())
+        finally:
+            connection.close()
 
     async def _connect(self) -> ClientConnection:
         try:

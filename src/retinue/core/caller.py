@@ -71,12 +71,9 @@ def _pick_smaller(own: Any, given: Any) -> Any:
 
 def narrow_caller(own: Caller, given: Caller) -> Caller:
     """Return the caller of two that both hold: the smaller number of each limit, and the origin of the second."""
+    limits = ("depth", "deadline", "tokens", "cost")
+    origin = ("traceparent", "parent_id", "root_id")
     return Caller(
-        depth=_pick_smaller(own.depth, given.depth),
-        deadline=_pick_smaller(own.deadline, given.deadline),
-        tokens=_pick_smaller(own.tokens, given.tokens),
-        cost=_pick_smaller(own.cost, given.cost),
-        traceparent=given.traceparent or own.traceparent,
-        parent_id=given.parent_id or own.parent_id,
-        root_id=given.root_id or own.root_id,
+        **{name: _pick_smaller(getattr(own, name), getattr(given, name)) for name in limits},
+        **{name: getattr(given, name) or getattr(own, name) for name in origin},
     )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from retinue.core.errors import LogError, NotFound
-from retinue.core.events import RunResumed
+from retinue.core.events import RunEnded, RunResumed
 from retinue.core.ports import LogReader, OnProblem, ignore_problem
 from retinue.log.reading import is_at_work, iterate_events
 from retinue.log.runs import Runs, RunView
@@ -90,26 +90,11 @@ class Listing:
         """Return the result of an ended run; for others the same fields, as far as they are known."""
         if run.ended is not None:
             return run.result(self.tree).to_json()
+        unfinished = RunEnded("disconnected", "", round(self.seconds_of(run, now) * 1000), partial=run.last_message)
         return {
-            "name": run.agent,
-            "final_response": "",
-            "total_turns": run.turns,
-            "tool_count": run.tool_count,
-            "tool_logs": [msgspec.to_builtins(line) for line in run.tool_logs],
-            "usage": msgspec.to_builtins(run.usage),
-            "cost": None if run.unpriced else str(run.cost),
-            "success": False,
-            "duration_ms": round(self.seconds_of(run, now) * 1000),
+            **run.make_result(self.tree, unfinished).to_json(),
             "status": None,
             "state": self.state_of(run),
-            "tree": self.tree,
-            "run": run.number,
-            "path": run.path,
-            "label": run.label,
-            "subagent_id": run.spawned.subagent_id,
-            "workspace": run.spawned.workspace,
-            "structured": None,
-            "partial": run.last_message,
             "children": [self.make_result(child, now) for child in run.children],
         }
 

@@ -23,6 +23,7 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
@@ -88,18 +89,18 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        if self.ended is not None:
+        if self.ended is not None or type(event.body) is TurnEnded:  # the end of a turn changes nothing
             return
-        match event.body:
+        match event.body:  # the most frequent first: each case costs every event that comes after it
+            case TurnStarted(turn=turn):
+                self.turns = turn
+            case UsageReported() as reported:
+                self._apply_usage(reported)
             case ToolCall() as call:
                 self.tool_count += not call.host or bool(call.within)
                 self.calls += (call,)
             case ToolResult() as result:
                 self._apply_result(result)
-            case TurnStarted(turn=turn):
-                self.turns = turn
-            case UsageReported() as reported:
-                self._apply_usage(reported)
             case Message(text=text, host=host):
                 if text and not (host and self.spawned.model):  # a callable has no other words than its own
                     self.last_message = text
@@ -164,16 +165,19 @@ class RunView(Struct, eq=False):
 
     def result(self, tree: str) -> Result[Any]:
         """Return the result of an ended run, with those of its children. Made once: nothing follows an ending."""
-        if self._result is not None:
-            return self._result
-        ended = self.ended
-        if ended is None:
+        if self.ended is None:
             raise ValueError(f"run {self.path} has not ended")
+        if self._result is None:
+            self._result = self.make_result(tree, self.ended)
+        return self._result
+
+    def make_result(self, tree: str, ended: RunEnded) -> Result[Any]:
+        """Return the result that the run has with this ending."""
         if ended.status not in STATUSES:
             text, details = ending_texts("failed", name=self.agent, primary=False)
             ended = structs.replace(ended, status="failed", final_response=text, error_details=details)
         place, spawned = self.place, self.spawned
-        self._result = Result(  # by position: so many names would take seven times as long
+        return Result(  # by position: so many names would take seven times as long
             self.agent,
             ended.final_response,
             self.turns,
@@ -201,7 +205,6 @@ class RunView(Struct, eq=False):
             ended.code,
             tuple([child.result(tree) for child in self.children if child.ended is not None]),
         )
-        return self._result
 
 
 class Runs(Struct, eq=False):

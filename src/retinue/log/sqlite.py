@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -23,7 +22,8 @@ from retinue.core.errors import LogError, LogLost, NotFound
 from retinue.core.events import Delta, Event, RunEnded, encode_stored_events
 from retinue.log import locks, schema
 from retinue.log.feed import Feed, find_root
-from retinue.log.sqlite_reader import SqliteReader, decode_line, read_events
+from retinue.log.reading import decode_line
+from retinue.log.sqlite_reader import SqliteReader, read_events
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0
@@ -153,18 +153,20 @@ class FileWriter:
 
     async def watch(self, tree: str, *, after: int = 0, deltas: bool = False) -> AsyncGenerator[Event | Delta]:
         """Yield the events of a tree of this file; see `Log.watch`."""
+
+        def read_older(seq: int) -> Awaitable[list[Event]]:
+            return asyncio.to_thread(read_events, self.path, tree, after=seq, limit=READ_CHUNK)
+
         feed = self._feeds.get(tree)
         if feed is None:
             feed = self._feeds[tree] = self._make_feed(tree)
         try:
-            older = partial(self._read_older, tree)
-            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=older)) as items:
+            async with aclosing(feed.watch(after=after, deltas=deltas, read_older=read_older)) as items:
                 async for item in items:
                     yield item
         finally:
-            if not (feed.events or feed.watchers):  # it never began
+            if not feed.watchers:  # the next watcher reads all of it from the file
                 self._feeds.pop(tree, None)
-            self._drop_feed(tree, feed)
 
     async def close(self) -> LogError | None:
         """Write what is left and let the file go; return the error if events are lost."""
@@ -179,9 +181,6 @@ class FileWriter:
             return None
         lost = LogLost if isinstance(self._error, LogLost) else LogError
         return lost(f"{self._error}; {len(self._pending)} events are lost")
-
-    async def _read_older(self, tree: str, after: int) -> list[Event]:
-        return await asyncio.to_thread(read_events, self.path, tree, after=after, limit=READ_CHUNK)
 
     def _make_feed(self, tree: str) -> Feed:
         """Make the feed of a tree that nobody watches yet: all of it is read from the file. A tree that a process now
@@ -209,18 +208,6 @@ class FileWriter:
             last = schema.read_last_line(self._reader, tree)  # again: what no longer waits is in the file now
             feed.ended = last is None or last[0] < self._first_batch
         return feed
-
-    def _publish(self, event: Event) -> None:
-        feed = self._feeds.get(event.tree)
-        if feed is None:
-            return  # nobody watches; a later watcher reads it from the file
-        if event.seq >= feed.first + len(feed.events):  # a feed made since the commit has it from the file
-            feed.publish(event)
-        self._drop_feed(event.tree, feed)
-
-    def _drop_feed(self, tree: str, feed: Feed) -> None:
-        if feed.ended and not feed.watchers:
-            self._feeds.pop(tree, None)
 
     def _kick(self) -> None:
         self._hurries = False
@@ -266,9 +253,10 @@ class FileWriter:
 
     def _settle(self, batch: list[Event], waiters: list[asyncio.Future[None]], error: LogError | None) -> None:
         """In the event loop: show what is written and wake those who wait for it."""
-        if self._feeds:
-            for event in batch:
-                self._publish(event)
+        for event in batch if self._feeds else ():
+            feed = self._feeds.get(event.tree)
+            if feed is not None and event.seq >= feed.first + len(feed.events):  # else the feed was made of it
+                feed.publish(event)
         if error is not None and not self._closing and not isinstance(error, LogLost):
             self._linger = self._linger or self._loop.call_later(RETRY_SECONDS, self._kick)
         for waiter in waiters:

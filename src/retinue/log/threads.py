@@ -85,7 +85,8 @@ class Thread:
     because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls. A turn
     in which the run was ended is part of the thread once its calls are written: they may have run."""
 
-    def __init__(self, before: Sequence[Turn] = ()) -> None:
+    def __init__(self, before: Sequence[Turn] = (), *, strict: bool = True) -> None:
+        self._strict = strict
         self.turn = 0
         self.ended = False
         self.waiting: list[UserTurn] = []
@@ -100,7 +101,7 @@ class Thread:
         self._withheld: set[str] = set()  # calls that were not to run: it matters for a run that was ended
 
     def apply(self, body: Body | Unknown) -> None:
-        self._reply = extend_reply(self._reply, body)
+        self._reply = extend_reply(self._reply, body, strict=self._strict)
         match body:
             case RunSpawned(task=task):
                 self._turns.append(UserTurn(task))
@@ -277,89 +278,78 @@ def find_standing_answers(events: Iterable[Event]) -> Iterable[tuple[int, Approv
 
 
 class _Clock:
+    """The time that a run has been at work. It stands still while a question of the run, or of one below it, is
+    open."""
+
     def __init__(self, parent: _Clock | None) -> None:
         self.parent = parent
         self.used = 0.0
-        self.pauses = 0
-        self.started = False
         self.since: float | None = None
+        self.started = False
+        self.questions: set[str] = set()
 
     def stop(self, at: float) -> None:
         if self.since is not None:
             self.used += max(0.0, at - self.since)
             self.since = None
 
-    def pause(self, at: float) -> None:
+    def ask(self, question: str, at: float) -> None:
+        """Stop for a question, and with it the clocks of the runs above."""
         self.stop(at)
-        self.pauses += 1
+        self.questions.add(question)
+        if self.parent is not None:
+            self.parent.ask(question, at)
 
-    def resume(self, at: float) -> None:
-        self.pauses -= 1
-        if self.pauses == 0:
-            self.since = at
+    def answer(self, question: str, at: float) -> None:
+        """Go on when no question is left, and with it the clocks of the runs above."""
+        if question in self.questions:
+            self.questions.remove(question)
+            self.since = self.since if self.questions else at
+            if self.parent is not None:
+                self.parent.answer(question, at)
 
 
 class _Clocks:
-    """The clocks of the runs of a tree, through all the processes it lived in. They stand still while a person is
-    waited for, and between a crash and the resumption. Runs that are resumed together say so in a row."""
+    """The clocks of the runs of a tree, through all the processes it lived in. They stand still between a crash and the
+    resumption. Runs that are resumed together say so in a row."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Clock] = {}
-        self._asked: dict[str, int] = {}
         self._last = 0.0
         self._resuming = False
 
     def apply(self, event: Event) -> None:
         body, at = event.body, event.at
-        match body:
-            case RunSpawned(parent=parent):
-                self._runs[event.run] = _Clock(None if parent is None else self._runs.get(parent))
-            case RunStarted():
-                self._runs[event.run].started = True
-                self._runs[event.run].since = at
-            case ApprovalAsked(approval_id=asked):
-                self._asked[asked] = event.run
-                for clock in self._list_clocks(event.run):
-                    clock.pause(at)
-            case ApprovalDecided(approval_id=asked) if asked in self._asked:
-                del self._asked[asked]
-                for clock in self._list_clocks(event.run):
-                    clock.resume(at)
-            case RunEnded():
-                self._end(event.run, at)
-            case RunResumed():
-                self._resume(event.run, at)
-            case _:
-                pass
+        if isinstance(body, RunSpawned):
+            self._runs[event.run] = _Clock(None if body.parent is None else self._runs.get(body.parent))
+        clock = self._runs.get(event.run)
+        if clock is not None:
+            self._apply_to_clock(clock, body, at)
         self._resuming = isinstance(body, RunResumed)
         self._last = at
 
-    def _resume(self, run: int, at: float) -> None:
-        if not self._resuming:
-            self._stop_all()
-        if self._runs[run].started:
-            self._runs[run].since = at
-
-    def _end(self, run: int, at: float) -> None:
-        for asked in [asked for asked, asking in self._asked.items() if asking == run]:
-            del self._asked[asked]
-            for clock in self._list_clocks(run):
-                clock.resume(at)
-        self._runs[run].stop(at)
+    def _apply_to_clock(self, clock: _Clock, body: Body | Unknown, at: float) -> None:
+        match body:
+            case RunStarted():
+                clock.started, clock.since = True, at
+            case ApprovalAsked(approval_id=question):
+                clock.ask(question, at)
+            case ApprovalDecided(approval_id=question):
+                clock.answer(question, at)
+            case RunEnded():
+                for question in tuple(clock.questions):
+                    clock.answer(question, at)
+                clock.stop(at)
+            case RunResumed():
+                if not self._resuming:
+                    self._stop_all()
+                clock.since = at if clock.started else None
 
     def _stop_all(self) -> None:
         """Stop all clocks at the last event, after which the process was gone."""
-        self._asked.clear()
         for clock in self._runs.values():
             clock.stop(self._last)
-            clock.pauses = 0
-
-    def _list_clocks(self, run: int) -> Iterable[_Clock]:
-        """Yield the clocks of a run and of those above it."""
-        clock = self._runs.get(run)
-        while clock is not None:
-            yield clock
-            clock = clock.parent
+            clock.questions.clear()
 
     def measure_seconds(self) -> dict[int, float]:
         """Return the seconds of each run until the newest event of the tree."""

@@ -120,14 +120,6 @@ def _name_type(value: Any) -> str:
     return type(value).__name__
 
 
-def describe_missing_path(index: int, path: str) -> str:
-    return f"Task at index {index} has non-existent context_path: '{path}'"
-
-
-def describe_unknown_type(name: str, task: str, known: Sequence[str]) -> str:
-    return f"Unknown subagent_type '{name}' for task '{task}'. Available subagent types: {', '.join(known) or 'none'}"
-
-
 def describe_status(result: Result[Any]) -> str:
     """Return the status as this surface says it; salvaged text makes a difference."""
     match result.status:

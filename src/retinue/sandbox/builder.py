@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ import msgspec
 
 from retinue.core.errors import ConfigError
 from retinue.core.limits import Caps
+from retinue.files.reserved import STATE_FOLDER
 from retinue.files.trees import give_folder, remove_tree
 from retinue.sandbox.box import Box
 from retinue.sandbox.process import PreparedSandbox, Process
@@ -35,7 +36,6 @@ PACKAGES = ("retinue", "msgspec", "re2")
 BOOT = f"import sys; sys.modules['ssl'] = None; sys.path.append({LIBRARY!r}); "
 SERVE = "from retinue.sandbox.tool_server import main; main()"
 PASSED = frozenset({"LANG", "TZ"})
-STATE = ".retinue"
 TEMPORARY_BYTES = 512 * 1024**2
 SHARED_BYTES = 64 * 1024**2
 FREE_UIDS = (1_879_048_192, 2**28)  # a range that no distribution and no container tool gives away
@@ -128,7 +128,7 @@ class SandboxBuilder(ABC):
     def _list_masks(self, box: Box, roots: Sequence[str]) -> list[str]:
         """Return the folders of our own state inside what is shown, which have to be hidden."""
         shown = (*self._expose, *roots)
-        masks = {box.hidden, *(f"{path}/{STATE}" for path in shown)}.difference(roots)
+        masks = {box.hidden, *(f"{path}/{STATE_FOLDER}" for path in shown)}.difference(roots)
         return sorted(
             mask for mask in masks if Path(mask).is_dir() and any(f"{mask}/".startswith(f"{path}/") for path in shown)
         )
@@ -151,7 +151,7 @@ def make_probe_box() -> Iterator[tuple[Box, str]]:
     """Make a box for the check from inside, with a file that must not be seen there."""
     folder = Path(tempfile.mkdtemp(prefix="retinue-probe-"))
     try:
-        hidden = folder / "project" / STATE
+        hidden = folder / "project" / STATE_FOLDER
         own = hidden / "runs" / "probe"
         for name in ("workspace", "outputs", "host_outputs"):
             (own / name).mkdir(parents=True)
@@ -202,14 +202,14 @@ def list_interpreter_folders() -> tuple[str, ...]:
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
-def make_environment(
-    box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
-) -> dict[str, str]:
+def make_environment(box: Box, visible: Sequence[str] = (), exposed: Sequence[str] = ()) -> dict[str, str]:
     """Make the environment inside from an allowlist. Its PATH has the programs that were exposed, the folders of ours
     that can be seen from inside, and those of the interpreter."""
-    passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
+    passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
     seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
-    folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
+    folders = [
+        os.path.realpath(folder) for folder in os.environ.get("PATH", os.defpath).split(":") if folder[:1] == "/"
+    ]
     folders = [
         *_list_program_folders(exposed),
         *(folder for folder in folders if any(f"{folder}/".startswith(f"{other}/") for other in seen)),

@@ -107,7 +107,7 @@ class Engine:
         try:
             return subprocess.run(
                 [*self.argv, *arguments],
-                env=make_client_environment(os.environ),
+                env=make_client_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -119,8 +119,8 @@ class Engine:
             raise SandboxUnavailable(f"{self.argv[0]} cannot be used: {error}") from None
 
 
-def make_client_environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
+def make_client_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
 
 
 class ContainerProcess(Process):
@@ -180,7 +180,7 @@ class Containers(SandboxBuilder):
 
     def _prepare_program(self, box: Box, code: Sequence[str], *options: str) -> PreparedSandbox:
         user = self._give_to_user(box)
-        environment = make_environment(box, os.environ, ())
+        environment = make_environment(box)
         argv = [
             *[*self._engine.argv, "run", *self._flags, *options],
             *["--name", f"retinue-{os.getpid()}-{secrets.token_hex(6)}"],
@@ -196,7 +196,7 @@ class Containers(SandboxBuilder):
         ]
         return PreparedSandbox(
             argv,
-            make_client_environment(os.environ),
+            make_client_environment(),
             user=user,
             kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
             cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up

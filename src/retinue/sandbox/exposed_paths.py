@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from retinue.sandbox.builder import STATE, list_interpreter_folders
+from retinue.files.reserved import STATE_FOLDER
+from retinue.sandbox.builder import list_interpreter_folders
 
 SEEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 LARGEST = 64 * 1024
@@ -50,7 +51,9 @@ def find_program_paths(path: str, folder: Path, env: Mapping[str, str]) -> list[
 def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     for place in (env.get("VIRTUAL_ENV", ""), folder / ".venv", folder / "venv"):
         base = _BASE.search(_read_text(Path(place, "pyvenv.cfg")))
-        python = next((path for path in _list_pythons(base[1] if base else "") if _is_python(path)), None)
+        # A file of the project names the folder, so it counts only where a Python is.
+        pythons = [f"{base[1]}/{name}" for name in ("python3", "python")] if base else []
+        python = next(filter(_is_python, pythons), None)
         root = os.path.realpath(place)
         if place and python is not None and not _is_ours(Path(root), Path(os.path.realpath(folder))):
             yield from ([] if _is_seen(Path(root)) else [root])
@@ -60,12 +63,7 @@ def _find_environment(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 def _is_ours(root: Path, folder: Path) -> bool:
     """Tell whether a link of the project leads to the project itself, above it, or to our state in it."""
-    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE)
-
-
-def _list_pythons(folder: str) -> list[str]:
-    """List the places of a Python in a folder. A file of the project names it, so it counts only where a Python is."""
-    return [f"{folder}/{name}" for name in ("python3", "python")] if folder else []
+    return folder.is_relative_to(root) or root.is_relative_to(folder / STATE_FOLDER)
 
 
 def _is_python(path: str) -> bool:

@@ -16,8 +16,9 @@ from retinue.core.messages import Call
 from retinue.core.plans import Job, Sandbox
 from retinue.core.ports import Execution, Folders, Link, LocalTool, Outcome, RunSession, SandboxSession, Setup
 from retinue.sandbox.in_process import IN_PROCESS
+from retinue.workspaces.create import Workspaces
+from retinue.workspaces.recording import publish_snapshot, record_changes
 from retinue.workspaces.run_folders import RunFolders
-from retinue.workspaces.tree_workspaces import Workspaces, publish_snapshot, record_changes
 from retinue.workspaces.workspace import WORKSPACE_FILE, ChangesRecord, WorkspaceRecord, read_record
 
 

@@ -73,7 +73,7 @@ class AdoptedRun(Run, eq=False):
     key: str = ""
     adoption: Adoption | None = None
 
-    def stop(self, status: Status) -> bool:
+    def stop(self, status: Status, *, failure: str = "") -> bool:
         """End the run here at once, and ask its peer to stop it. Its later reports are rejected."""
         if self.ending:
             return False

@@ -38,7 +38,6 @@ from retinue.supervisor.run import Run
 from retinue.supervisor.run_services import RunServices
 from retinue.supervisor.runfiles import RunFiles
 from retinue.supervisor.tree import Tree, TreeRegistry
-from retinue.workspaces.run_folders import StateFolder
 
 WORKSPACE_IS_COPY = "a copy of {source}: what you change is in your copy only, until it is applied"
 MARGIN_SECONDS = 5.0
@@ -123,9 +122,59 @@ class Driver:
         if not isinstance(runtime, RemoteRuntime):
             return await run_job(job, services)
         await runtime.prepare(job, services)
-        return await drive_remote_run(
-            tree, run, runtime.adapter, clock=self._clock, state=self._state, approvals=self._approvals
+        return await self._drive_remote(tree, run, runtime.adapter)
+
+    async def _drive_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> Ending:
+        """Run a run at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
+        what it still reports."""
+        remote = await self._begin_remote(tree, run, adapter)
+        who = f"the peer of '{adapter.name}'"
+        peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
+        adoption = Adoption(
+            tree,
+            peer,
+            remote,
+            clock=self._clock,
+            state=self._state,
+            approvals=self._approvals,
+            account=run.account,
         )
+        adoption.place(STARTED, run)
+        for below in _runs_of_peer(run):
+            adoption.place(below.view.spawned.remote_id, below)
+        adoption.restore(run.remote_tail)
+        run.set_relay(partial(adoption.send, STARTED))
+        reading = TaskOwner().start(_read(tree, run, adapter, remote, adoption))
+        try:
+            ended = await asyncio.shield(reading)
+            run.keep_partial(ended.partial)
+            return ended.ending
+        except asyncio.CancelledError:
+            with suppress(Undelivered):
+                remote.cancel(STARTED)
+            await asyncio.wait([reading], timeout=max(0.0, adapter.grace - MARGIN_SECONDS))
+            raise
+        finally:
+            run.set_relay(None)
+            reading.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await reading
+            adoption.close()
+
+    async def _begin_remote(self, tree: Tree, run: Run, adapter: RemoteAdapter) -> StartedRun:
+        """Start the run, or attach to it if the log has its reference."""
+        request = _request_of(tree, run, self._clock)
+        known = run.view.remote
+        if known is None:
+            remote = adapter.start(request)
+            written = tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference), True)
+            if written is not None:
+                await written
+            return remote
+        remote = adapter.attach(request, reference=known.reference, cursor=known.cursor)
+        if not remote.capabilities.replay:
+            tree.write(run, Gap(1, MISSED))
+        return remote
 
     async def _end(self, tree: Tree, run: Run, ending: Ending) -> None:
         """End what is below, then the run. The ending is written before anybody is told."""
@@ -263,54 +312,6 @@ def make_ended_event(run: Run, ending: Ending, *, duration_ms: int) -> RunEnded:
         changed_count=0 if changes is None else changes.count,
         code=ending.code,
     )
-
-
-async def drive_remote_run(
-    tree: Tree, run: Run, adapter: RemoteAdapter, *, clock: Clock, state: StateFolder, approvals: Approvals
-) -> Ending:
-    """Run a run at a peer until it has ended there. Cancelling the task cancels the run at the peer, and waits for
-    what it still reports."""
-    remote = await _begin(tree, run, adapter, clock)
-    who = f"the peer of '{adapter.name}'"
-    peer = Peer(runtime=adapter.name, who=who, where=f"at {who}")
-    adoption = Adoption(tree, peer, remote, clock=clock, state=state, approvals=approvals, account=run.account)
-    adoption.place(STARTED, run)
-    for below in _runs_of_peer(run):
-        adoption.place(below.view.spawned.remote_id, below)
-    adoption.restore(run.remote_tail)
-    run.set_relay(partial(adoption.send, STARTED))
-    reading = TaskOwner().start(_read(tree, run, adapter, remote, adoption))
-    try:
-        ended = await asyncio.shield(reading)
-        run.keep_partial(ended.partial)
-        return ended.ending
-    except asyncio.CancelledError:
-        with suppress(Undelivered):
-            remote.cancel(STARTED)
-        await asyncio.wait([reading], timeout=max(0.0, adapter.grace - MARGIN_SECONDS))
-        raise
-    finally:
-        run.set_relay(None)
-        reading.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await reading
-        adoption.close()
-
-
-async def _begin(tree: Tree, run: Run, adapter: RemoteAdapter, clock: Clock) -> StartedRun:
-    """Start the run, or attach to it if the log has its reference."""
-    request = _request_of(tree, run, clock)
-    known = run.view.remote
-    if known is None:
-        remote = adapter.start(request)
-        written = tree.write(run, RunRemote(adapter=adapter.name, reference=remote.reference), True)
-        if written is not None:
-            await written
-        return remote
-    remote = adapter.attach(request, reference=known.reference, cursor=known.cursor)
-    if not remote.capabilities.replay:
-        tree.write(run, Gap(1, MISSED))
-    return remote
 
 
 def _request_of(tree: Tree, run: Run, clock: Clock) -> RemoteRequest:

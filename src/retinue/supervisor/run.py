@@ -185,10 +185,12 @@ class Run(msgspec.Struct, eq=False):
             self.stall_timer.start()
         return True
 
-    def stop(self, status: Status) -> bool:
-        """Ask the run, and first everything below it, to stop; False if it is stopping or ended already."""
+    def stop(self, status: Status, *, failure: str = "") -> bool:
+        """Ask the run, and first everything below it, to stop; False if it is stopping or ended already. With a
+        `failure` it ends `failed`, with that text."""
         if self.is_stopping:
             return False
+        self.failure = failure
         self.mark_stopping(status)
         for child in self.children:
             child.stop("cancelled")
@@ -210,10 +212,6 @@ class Run(msgspec.Struct, eq=False):
         self.stop("cancelled")
         if self.driver_task is not None and self.driving and not self.ending:
             self.driver_task.cancel()
-
-    def set_failure(self, reason: str) -> None:
-        """Let the run end `failed` with this reason, whatever stops it."""
-        self.failure = reason
 
     def keep_partial(self, text: str) -> None:
         """Remember the text of a run that does not finish."""
@@ -337,11 +335,9 @@ class Run(msgspec.Struct, eq=False):
 
     # Calls
 
-    def begin_model_call(self, reservation: CallReservation) -> None:
+    def set_reservation(self, reservation: CallReservation | None) -> None:
+        """Keep the reservation of the model call in flight; None when it is over."""
         self.reservation = reservation
-
-    def end_model_call(self) -> None:
-        self.reservation = None
 
     def claim_call_id(self, wanted: str) -> str:
         """Return an id that no earlier call of the run has: answers, approvals and results go by it."""

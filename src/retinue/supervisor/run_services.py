@@ -214,7 +214,7 @@ class RunServices(msgspec.Struct, eq=False):
             prices = self.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
             await reservation.acquire(run.without_stall_timer)
-            run.begin_model_call(reservation)
+            run.set_reservation(reservation)
         try:
             reply = await plan.model.complete(request, self._show_delta)
             usage = reply.usage
@@ -234,7 +234,7 @@ class RunServices(msgspec.Struct, eq=False):
             raise ModelError(f"model provider panicked: {type(error).__name__}: {error}") from error
         finally:
             if reservation is not None:  # what it did not spend of its worst case is given back
-                run.end_model_call()
+                run.set_reservation(None)
                 reservation.settle(usage)
         if reply.calls:
             reply = self._with_own_ids(reply)

@@ -208,9 +208,8 @@ class Supervisor:
     def stop_run(self, tree: str, run: int, status: Status, *, failure: str = "") -> None:
         """Stop a run that is at work. With a `failure` it ends `failed`, with that text."""
         found = self.trees.find_run(tree, run)
-        if found is not None and not found.is_stopping:
-            found.set_failure(failure)
-            found.stop(status)
+        if found is not None:
+            found.stop(status, failure=failure)
 
     def warn_run(self, tree: str, run: int, text: str, *, code: str) -> bool:
         """Write a warning to a run; False if it has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from retinue.core.messages import ToolSpec
@@ -71,28 +71,21 @@ def describe_modules(modules: Sequence[Module]) -> str:
     """Return the description for the model; with many tools it says less of each."""
     if not modules:
         return ABOUT + NO_TOOLS
-    for line in (_format_whole_line, _format_short_line, _format_name_line):
-        listed = "\n".join(
-            "\n".join((f"from tools import {module.name}", *(line(module, each) for each in module.functions)))
-            for module in modules
-        )
+    for detail in ("summary", "signature", "name"):
+        listed = "\n".join(line for module in modules for line in _list_functions(module, detail))
         if len(listed) <= DESCRIPTION_CHARACTERS:
             return ABOUT + CALLING + listed
     left = listed[:DESCRIPTION_CHARACTERS].rpartition("\n")[0]
     return f"{ABOUT}{CALLING}{left}\n[{listed.count(chr(10)) - left.count(chr(10))} more lines: see `help(tools)`]"
 
 
-def _format_whole_line(module: Module, function: Function) -> str:
-    about = f"  # {function.summary}" if function.summary else ""
-    return f"await {module.name}.{function.signature}{about}"
-
-
-def _format_short_line(module: Module, function: Function) -> str:
-    return f"await {module.name}.{function.signature}"
-
-
-def _format_name_line(module: Module, function: Function) -> str:
-    return f"{module.name}.{function.name}"
+def _list_functions(module: Module, detail: str) -> Iterator[str]:
+    """Yield the import of a module and a line for each of its functions, in the wanted detail."""
+    yield f"from tools import {module.name}"
+    for function in module.functions:
+        about = f"  # {function.summary}" if detail == "summary" and function.summary else ""
+        called = f"await {module.name}.{function.signature}{about}"
+        yield f"{module.name}.{function.name}" if detail == "name" else called
 
 
 def _make_module(name: str, server: str, specs: Sequence[ToolSpec]) -> Module:

@@ -18,9 +18,9 @@ from retinue.core.ports import Folders
 from retinue.files import atomic, opening
 from retinue.files.content import write_all
 from retinue.files.opening import RefusedFile
+from retinue.files.reserved import STATE_FOLDER
 from retinue.tools.arguments import quote_text
 
-STATE_FOLDER = ".retinue"
 NAME_BYTES = 255
 PATH_BYTES = 4095
 

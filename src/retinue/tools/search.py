@@ -20,6 +20,7 @@ from typing import Any
 from retinue.core.errors import ToolError
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Outcome
+from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER
 from retinue.tools.arguments import quote_text, read_argument
 from retinue.tools.files import FileTool, is_binary
 from retinue.tools.paths import open_file, open_folder, resolve_readable
@@ -30,7 +31,7 @@ MAX_MATCHES = 500
 LINE_CHARS = 300
 MATCH_CHARS = 10_000
 GREP_BYTES = 10 * 1024 * 1024
-SKIPPED = frozenset({".git", ".retinue"})
+SKIPPED = frozenset({GIT_FOLDER, STATE_FOLDER})
 _ANY = re.compile("")
 
 

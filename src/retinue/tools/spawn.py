@@ -121,17 +121,16 @@ class SpawnSubagents:
         busy = sorted(task.subagent_id for _, task in tasks if task.subagent_id in running and task.subagent_id)
         if busy:
             raise ToolError(f"Cannot spawn subagent_id already running: {', '.join(busy)}")
-        for index, (kind, wish) in enumerate(tasks):
-            task = wish
+        for index, (kind, task) in enumerate(tasks):
             if kind is not None and kind.lower() not in known:
+                types = ", ".join(profile.name for profile in known.values()) or "none"
                 raise ToolError(
-                    words.describe_unknown_type(kind, task.text, [profile.name for profile in known.values()])
+                    f"Unknown subagent_type '{kind}' for task '{task.text}'. Available subagent types: {types}"
                 )
-            if task.context_paths:
-                found = [_check_path(index, path, folders) for path in task.context_paths]
-                task = msgspec.structs.replace(task, context_paths=found)
+            paths = tuple(_check_path(index, path, folders) for path in task.context_paths)
+            checked = msgspec.structs.replace(task, context_paths=paths)
             profile = "subagent" if kind is None else known[kind.lower()]
-            orders.append(Order(profile, task, call_id=call.id, background=background, files=True))
+            orders.append(Order(profile, checked, call_id=call.id, background=background, files=True))
         return orders
 
 
@@ -142,7 +141,7 @@ def _check_path(index: int, path: str, folders: Folders) -> str:
     except ToolError as error:
         raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
     if not found.exists():
-        raise ToolError(words.describe_missing_path(index, path))
+        raise ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     return str(found)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from retinue.core.limits import WORKSPACE_MIB
+from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.results import ChangedFile
 from retinue.files.content import read_chunks, read_up_to
 from retinue.files.opening import open_parent, open_regular_file
 from retinue.workspaces.store import Contents, Files, StoredFile, hash_content
 from retinue.workspaces.walk import HARD_LINKED, LINK_MODE, Entry, Walker, display_path, open_entry
 
-MAX_CHANGED_BYTES = WORKSPACE_MIB * 1024 * 1024
-IN_MEMORY_BYTES = 16 * 1024 * 1024
+MAX_CHANGED_BYTES = WORKSPACE_MIB * MIB
+IN_MEMORY_BYTES = 16 * MIB
 
 
 @dataclass

@@ -15,7 +15,9 @@ from retinue.core.control import Changes
 from retinue.core.errors import RetinueError
 from retinue.core.events import RunSpawned, decode_raw
 from retinue.core.results import ChangedFile
-from retinue.workspaces import atomic_apply, merge, tree_workspaces
+from retinue.workspaces import atomic_apply, merge
+from retinue.workspaces.recording import record_changes, record_files
+from retinue.workspaces.store import find_store
 from retinue.workspaces.workspace import (
     APPLIED_FILE,
     CHANGES_FILE,
@@ -56,14 +58,14 @@ class CopiedWorkspace:
         """Return the changes of an ended run; looks at the files if nobody has."""
         if self.changes is not None:
             return self.changes
-        return tree_workspaces.record_changes(self.workspace)[0]
+        return record_changes(self.workspace)[0]
 
     def diff(self, *options: str, live: bool = False) -> bytes:
         """Return the changes of a run as git shows them; of one that is `live`, those so far."""
-        store, ref = tree_workspaces.find_store(self.workspace.own), self.workspace.end
+        store, ref = find_store(self.workspace.own), self.workspace.end
         if live:
             ref = f"refs/runs/{self.workspace.run}/now"
-            tree_workspaces.record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
+            record_files(self.workspace, store, store.list_files(self.workspace.base), ref=ref)
         else:
             self.find_changes()
         return store.diff(self.workspace.base, ref, *options)
@@ -150,7 +152,7 @@ def list_copies(state: str, tree: str) -> list[CopiedWorkspace]:
 
 def plan_apply(copies: Sequence[CopiedWorkspace], target: str) -> merge.Plan:
     """Return what applying the changes of these copies, one after the other, would do to the folder."""
-    store = tree_workspaces.find_store(copies[0].workspace.own)
+    store = find_store(copies[0].workspace.own)
     for one in copies:
         one.find_changes()
     steps = [(store.list_files(one.workspace.base), store.list_files(one.workspace.end)) for one in copies]
@@ -162,8 +164,6 @@ def carry_out_plan(plan: merge.Plan, copies: Sequence[CopiedWorkspace], *, aside
     if plan.conflicts:
         raise RetinueError(CONFLICTS.format(count=len(plan.conflicts), why=plan.describe_conflicts()))
     if plan.changes:
-        atomic_apply.apply_changes(
-            plan.target, plan.changes, tree_workspaces.find_store(copies[0].workspace.own), aside=aside
-        )
+        atomic_apply.apply_changes(plan.target, plan.changes, find_store(copies[0].workspace.own), aside=aside)
     for one in copies:
         write_record(one.workspace.own, APPLIED_FILE, ApplyRecord(plan.target, time.time(), one.find_changes().count))

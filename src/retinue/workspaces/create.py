@@ -1,4 +1,4 @@
-"""Creating a workspace: the files of another folder, and for a `worktree` a `.git` of its own beside them.
+"""Creating copied workspaces: the files of another folder, and for a `worktree` a `.git` of its own beside them.
 
 `copy` has everything but `.git` folders and our own state. `worktree` has what git would see (tracked, and untracked
 but not ignored) as it is now, and a clone whose objects are the project's, read by path. In both, what `.gitignore`
@@ -7,35 +7,56 @@ names is never a change. Submodules and nested repositories are plain files.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from retinue.core.errors import ConfigError, RetinueError
+from retinue.concurrency import TaskOwner
+from retinue.core.errors import ConfigError, Failed, RetinueError
+from retinue.core.events import Warned
+from retinue.core.limits import MIB, WORKSPACE_MIB
+from retinue.core.plans import Job
+from retinue.core.ports import Link
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
 from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.ignores import Ignores
-from retinue.workspaces.store import Files, Import, Store
+from retinue.workspaces.run_folders import RunFolders
+from retinue.workspaces.store import Files, Import, Store, find_store
 from retinue.workspaces.walk import Skipped, Walker, display_path
-from retinue.workspaces.workspace import Workspace
+from retinue.workspaces.workspace import (
+    APPLIED_FILE,
+    CHANGES_FILE,
+    WORKSPACE_FILE,
+    Workspace,
+    WorkspaceRecord,
+    read_record,
+    write_record,
+)
 
 NOT_A_REPOSITORY = "workspace 'worktree' needs a git repository, and {project} is in none: use copy"
 TOO_LARGE = (
     "the workspace would be larger than {limit} MiB (it was full at {path}): name what it does not need in .gitignore, "
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
-MIB = 1024 * 1024
+GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
+REMEMBERED = 64
+CLOSE_SECONDS = 10.0
+STOP_SECONDS = 2.0
 MAX_ALTERNATES_DEPTH = 5  # as git goes itself
 MAX_ALTERNATES_BYTES = 1024 * 1024
 _OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,6 +65,120 @@ class CreatedWorkspace:
 
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
+
+
+class Workspaces:
+    """The copied workspaces of a process, each made once, beside the event loop. Remembers the trees' stores, so that
+    eight copies of a project are stored once."""
+
+    def __init__(self, *, max_mib: int = WORKSPACE_MIB) -> None:
+        self._limit = max_mib * MIB
+        self._stores: dict[str, Store] = {}
+        self._lock = threading.Lock()
+        self._making: dict[str, _Making] = {}
+        self._tasks = TaskOwner(on_error=lambda _: None)  # whoever awaits a task gets its exception
+
+    def start_thread(self, work: Callable[[], T]) -> asyncio.Task[T]:
+        """Run work on a workspace in a thread. `close` waits for it, so that nothing is written in a folder that is
+        gone."""
+        return self._tasks.start_thread(work)
+
+    async def close(self) -> None:
+        """Wait for work that still copies or looks; nobody else does if its run was killed."""
+        await self._tasks.wait(CLOSE_SECONDS)
+
+    async def make_above(self, job: Job, link: Link) -> None:
+        """Make the workspaces of the runs above one, which it may read."""
+        if isinstance(job.folders, RunFolders) and job.folders.parent is not None:
+            await self.make(job.folders.parent, link)
+
+    async def make(self, folders: RunFolders, link: Link) -> None:
+        """Make a run's workspace, after those of the runs above it. Raises Failed."""
+        if folders.parent is not None:
+            await self.make(folders.parent, link)
+        copy = folders.workspace_copy
+        if copy is None or folders.is_made:
+            return
+        making = self._making.get(copy.own)
+        if making is None:
+            making = self._making[copy.own] = _Making(copy, self)
+        try:
+            made = await making.wait()
+        except (RetinueError, OSError) as error:
+            raise Failed(str(error)) from None
+        finally:
+            if making.is_over and self._making.get(copy.own) is making:  # else others wait for it, or for the next one
+                del self._making[copy.own]
+        if not folders.is_made:
+            folders.is_made = True
+            if made.skipped.count:
+                link.emit(Warned(f"not in the workspace: {made.skipped}", code="workspace_skipped"))
+
+    def prepare(self, workspace: Workspace, stop: threading.Event) -> CreatedWorkspace:
+        """Make the workspace and store its first state.
+
+        A workspace that an earlier process made is used as it is; one that was half made is made anew; one that was
+        removed since is an error, for in an empty folder everything would seem to be deleted. The workspaces of a tree
+        are made one after the other, so that what they have in common is stored once."""
+        if read_record(workspace.own, WORKSPACE_FILE, WorkspaceRecord) is not None:
+            if _is_empty(workspace.path) and find_store(workspace.own).list_files(workspace.base):
+                raise RetinueError(GONE.format(path=workspace.path))
+            for name in (CHANGES_FILE, APPLIED_FILE):  # of the run before it was resumed
+                Path(workspace.own, name).unlink(missing_ok=True)
+            return CreatedWorkspace()
+        if Path(workspace.path).is_dir() and not Path(workspace.path).is_symlink():
+            remove_tree(workspace.path)
+        with self._lock:
+            if workspace.tree not in self._stores and len(self._stores) >= REMEMBERED:
+                self._stores.clear()
+            store = self._stores.setdefault(workspace.tree, find_store(workspace.own))
+        make_private_folder(workspace.own)
+        store.ensure_created()
+        source = workspace.source_workspace
+        known = None if source is None else store.list_files(source.base)
+        with store.hold(stop):
+            made = create_workspace(workspace, store, known=known, limit=self._limit, stop=stop)
+        record = WorkspaceRecord(
+            kind=workspace.kind,
+            path=workspace.path,
+            source=workspace.source,
+            project=workspace.project,
+            objects=made.objects,
+        )
+        write_record(workspace.own, WORKSPACE_FILE, record)
+        return made
+
+
+class _Making:
+    """One workspace that is being made; several calls may wait for it. The last that gives up stops it."""
+
+    def __init__(self, workspace: Workspace, workspaces: Workspaces) -> None:
+        self._stop = threading.Event()
+        self._task = workspaces.start_thread(lambda: workspaces.prepare(workspace, self._stop))
+        self._waiting = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done() or self._stop.is_set()
+
+    async def wait(self) -> CreatedWorkspace:
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                self._stop.set()
+                await asyncio.wait([self._task], timeout=STOP_SECONDS)
+            raise
+        finally:
+            self._waiting -= 1
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not any(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 def create_workspace(

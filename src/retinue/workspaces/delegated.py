@@ -32,10 +32,11 @@ from retinue.files.opening import (
     open_regular_file,
     stat_entry,
 )
+from retinue.files.reserved import GIT_FOLDER, STATE_FOLDER, is_reserved_name
 from retinue.workspaces.capture import capture_folder, list_changed_paths, read_current_at
 from retinue.workspaces.copy_tree import PUBLIC_MODES, BudgetExceeded, CopyBudget, FolderCopier
 from retinue.workspaces.store import ContentNames, Files, StoredFile
-from retinue.workspaces.walk import LINK_MODE, Skipped, Walker, display_path, is_reserved_name
+from retinue.workspaces.walk import LINK_MODE, Skipped, Walker, display_path
 
 MAX_BYTES = 1024**3
 MAX_FILES = 50_000
@@ -114,9 +115,9 @@ class AllowedRoots:
 
 def _check_private(parts: list[str], what: str, path: str) -> None:
     for number, part in enumerate(parts):
-        if part == ".git":
+        if part == GIT_FOLDER:
             raise RefusedPath(f"{what} '{path}' is inside a .git folder")
-        if part == ".retinue" and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
+        if part == STATE_FOLDER and not _OWN_RUNS.fullmatch("/".join(parts[number + 1 :])):
             raise RefusedPath(f"{what} '{path}' is inside a .retinue folder and is no workspace")
 
 

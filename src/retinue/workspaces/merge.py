@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from retinue.core.errors import RetinueError
 from retinue.files.opening import RefusedFile
+from retinue.files.reserved import is_reserved_name
 from retinue.workspaces import git
 from retinue.workspaces.capture import list_changed_paths, read_current
 from retinue.workspaces.store import Files, Import, Store, StoredFile
-from retinue.workspaces.walk import display_path, is_reserved_name
+from retinue.workspaces.walk import display_path
 
 MERGE_BYTES = 16 * 1024 * 1024
 SNIFF_BYTES = 8000

@@ -24,6 +24,7 @@ from retinue.workspaces import git
 # What a tree's `.gitattributes` say must not decide what a person is shown: no attribute is set for any file.
 _ATTRIBUTES = "* !diff !merge !text !eol !crlf !ident !filter !working-tree-encoding !whitespace\n"
 WAIT_SECONDS = 0.2
+STORE = "workspaces.git"
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
 
@@ -99,6 +100,11 @@ class Store:
 
     def drop_ref(self, ref: str) -> None:
         git.run_in_store("update-ref", "-d", ref, git_dir=self.folder)
+
+
+def find_store(own: str) -> Store:
+    """Return the store of the tree that a run's folder belongs to."""
+    return Store(str(Path(own).parent / STORE))
 
 
 class Contents(Protocol):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import unicodedata
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,17 +13,14 @@ from typing import NamedTuple
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import is_temporary_name
 from retinue.files.opening import FileId, open_folder, open_regular_file
+from retinue.files.reserved import is_reserved_name
 
 DEEPEST = 256
 MOST = 1_000_000
 LISTED = 20
-STATE = ".retinue"
 LINK_MODE = "120000"
 HARD_LINKED = "also a file elsewhere, by a hard link"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-_IGNORABLE = frozenset(
-    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-)
 
 
 class Entry(NamedTuple):
@@ -70,13 +66,6 @@ class Skipped:
 def display_path(path: str) -> str:
     """Return a path for people and for JSON: bytes that are no text are spelled out."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def is_reserved_name(name: str) -> bool:
-    """Tell whether a name is git's or ours, or would be on a file system that folds letters or drops some."""
-    plain = unicodedata.normalize("NFKC", "".join(char for char in name if char not in _IGNORABLE)).casefold()
-    plain = plain.rstrip(" .").split(":")[0]
-    return plain in (".git", "git~1", STATE)
 
 
 class Walker:

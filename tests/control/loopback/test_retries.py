@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retinue.control import channel
+from retinue.control import client
 from retinue.control.client import ControlClient, ControlUnreachable
 from retinue.core.approvals import Allow
 from retinue.core.events import ApprovalDecided, Inbox
@@ -64,7 +64,7 @@ async def test_an_answer_that_was_lost_comes_again_and_the_command_took_effect_o
 async def test_after_two_lost_answers_it_is_said_that_there_is_none(tmp_path: Path) -> None:
     async with house(tmp_path) as h:
         node = h.run({"main": [HANG]})
-        async with losing(h, answers=channel.ATTEMPTS) as lossy:
+        async with losing(h, answers=client.ATTEMPTS) as lossy:
             with pytest.raises(ControlUnreachable):
                 await lossy.cancel(node.ref.tree)
         await node.join()

@@ -124,8 +124,9 @@ class CallsInFlight:
     ) -> types.ElicitResult | types.ErrorData:
         """Put a question of the server to a person, in the tree of the run that it works for."""
         call, others = _CURRENT.get(), list[ServerCall]()
-        if call not in (flying := self._list_calls()):
-            call, others = (flying[0], flying[1:]) if flying else (None, [])
+        in_flight = [each for _, each in self._calls.values()]
+        if call not in in_flight:
+            call, others = (in_flight[0], in_flight[1:]) if in_flight else (None, [])
         if call is None:
             return types.ErrorData(code=types.INVALID_REQUEST, message="no call is in flight, so nobody is asked")
         calls = ", ".join(f"{each.tool} of {each.link.ref.path}" for each in (call, *others)) if others else ""
@@ -139,9 +140,6 @@ class CallsInFlight:
             call.asking.discard(asking)
             call.restart_timer()
         return types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
-
-    def _list_calls(self) -> list[ServerCall]:
-        return [call for _, call in self._calls.values()]
 
     async def _ask(self, call: ServerCall, params: types.ElicitRequestParams, note: str) -> types.ElicitResult:
         try:

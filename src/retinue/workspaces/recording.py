@@ -1,0 +1,75 @@
+"""Recording what a run left in its workspace: its changes in the store of its tree, its files as a snapshot for other
+runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePath
+
+from retinue.core.errors import RetinueError
+from retinue.core.limits import MIB
+from retinue.files.private import make_private_folder
+from retinue.files.trees import give_folder, remove_tree
+from retinue.workspaces import git
+from retinue.workspaces.capture import capture_folder, describe_change, list_changed_paths
+from retinue.workspaces.copy_tree import BudgetExceeded, CopyBudget, FolderCopier
+from retinue.workspaces.ignores import Ignores
+from retinue.workspaces.store import ContentNames, Files, Import, Store, find_store
+from retinue.workspaces.walk import Skipped, Walker
+from retinue.workspaces.workspace import CHANGES_FILE, ChangesRecord, Workspace, write_record
+
+LISTED = 200
+SNAPSHOT_BYTES = 64 * MIB
+NO_SNAPSHOT = "no snapshot of the workspace for other runs: it {why}"
+_UNSAFE = re.compile(r"[^\w.@+=, -]", re.ASCII)
+
+
+def record_changes(workspace: Workspace) -> tuple[ChangesRecord, set[str]]:
+    """Store what a run left; return the record of its changes, and the new and changed files by name. Nothing of the
+    workspace's own `.git` is read."""
+    store = find_store(workspace.own)
+    base = store.list_files(workspace.base)
+    end, skipped = record_files(workspace, store, base, ref=workspace.end)
+    changed = list_changed_paths(base, end)
+    listed = tuple(describe_change(path, base, end) for path in changed[:LISTED])
+    record = ChangesRecord(files=listed, count=len(changed), skipped=str(skipped))
+    write_record(workspace.own, CHANGES_FILE, record)
+    return record, {path for path in changed if path in end}
+
+
+def record_files(workspace: Workspace, store: Store, base: Files, *, ref: str) -> tuple[Files, Skipped]:
+    """Store the workspace as it is now under `ref`; return its files and what was left out."""
+    store.add_known(stored.oid for stored in base.values())
+    with Ignores(base, git.find_repository(workspace.project)) as ignores, Import(store) as into:
+        walker = Walker(workspace.path, ignored=ignores, foreign=True)
+        files = capture_folder(walker, into, base).files
+        if ignores.gave_up:
+            walker.skipped.add(".gitignore", "git gave up on its patterns")
+        into.add_tree(ref, files)
+    return files, walker.skipped
+
+
+def publish_snapshot(workspace: str, snapshots: str, label: str, run: int, *, only: set[str] | None = None) -> str:
+    """Copy what a run left to where its siblings can read it: all of a folder, or `only` these files of it. Returns a
+    warning, or "". The snapshot appears whole or not at all."""
+    name = (_UNSAFE.sub("_", label).strip(". ")[:100]) or "run"
+    target = Path(make_private_folder(snapshots), name)
+    if os.path.lexists(target):
+        target = target.with_name(f"{name}-{run}")
+    partial = target.with_name(f".{target.name}.new")
+    wanted = None if only is None else {*only, *(str(above) for path in only for above in PurePath(path).parents)}
+    walker = Walker(workspace, foreign=True, ignored=lambda entry: wanted is not None and entry.path not in wanted)
+    budget = CopyBudget(SNAPSHOT_BYTES)
+    try:
+        make_private_folder(partial)
+        if FolderCopier(str(partial), ContentNames(), budget).copy(walker):
+            if os.geteuid() == 0:  # the runs of a tree may be users of their own, with a group in common
+                give_folder(str(partial), -1, partial.parent.stat().st_gid)
+            partial.rename(target)
+    except (OSError, RetinueError) as error:
+        large = isinstance(error, BudgetExceeded)
+        return NO_SNAPSHOT.format(why=f"is larger than {SNAPSHOT_BYTES // MIB} MiB" if large else error)
+    finally:
+        remove_tree(partial)
+    return ""
