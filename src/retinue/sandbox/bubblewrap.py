@@ -112,7 +112,7 @@ class Bubblewrap(SandboxBuilder):
             *(command or [find_python(), "-I", "-S", "-c", BOOT + SERVE]),
         ]
         visible = (*list_interpreter_folders(), *box.readable, box.workspace)
-        env = make_environment(box, os.environ, visible, self._expose)
+        env = make_environment(box, visible, self._expose)
         return PreparedSandbox(argv, env, fds=fds, info=os.dup(info), group=group, user=user)
 
     def _make_etc_files(self, box: Box, user: tuple[int, int] | None) -> dict[str, str]:

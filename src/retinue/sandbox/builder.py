@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -202,14 +202,14 @@ def list_interpreter_folders() -> tuple[str, ...]:
     return tuple(sorted(folder for folder in folders if not folder.startswith("/usr/") and folder != "/usr"))
 
 
-def make_environment(
-    box: Box, given: Mapping[str, str], visible: Sequence[str], exposed: Sequence[str] = ()
-) -> dict[str, str]:
+def make_environment(box: Box, visible: Sequence[str] = (), exposed: Sequence[str] = ()) -> dict[str, str]:
     """Make the environment inside from an allowlist. Its PATH has the programs that were exposed, the folders of ours
     that can be seen from inside, and those of the interpreter."""
-    passed = {name: value for name, value in given.items() if name in PASSED or name.startswith("LC_")}
+    passed = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("LC_")}
     seen = ("/usr", "/bin", "/sbin", *visible, *exposed)
-    folders = [os.path.realpath(folder) for folder in given.get("PATH", os.defpath).split(":") if folder[:1] == "/"]
+    folders = [
+        os.path.realpath(folder) for folder in os.environ.get("PATH", os.defpath).split(":") if folder[:1] == "/"
+    ]
     folders = [
         *_list_program_folders(exposed),
         *(folder for folder in folders if any(f"{folder}/".startswith(f"{other}/") for other in seen)),

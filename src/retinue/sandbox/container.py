@@ -46,6 +46,7 @@ from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
+TUN = "/dev/net/tun"
 PROBE_SECONDS = 60.0
 # Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
 TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
@@ -107,7 +108,7 @@ class Engine:
         try:
             return subprocess.run(
                 [*self.argv, *arguments],
-                env=make_client_environment(os.environ),
+                env=make_client_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -119,8 +120,8 @@ class Engine:
             raise SandboxUnavailable(f"{self.argv[0]} cannot be used: {error}") from None
 
 
-def make_client_environment(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
+def make_client_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in CLIENT or name.startswith(CLIENT_PREFIXES)}
 
 
 class ContainerProcess(Process):
@@ -180,7 +181,7 @@ class Containers(SandboxBuilder):
 
     def _prepare_program(self, box: Box, code: Sequence[str], *options: str) -> PreparedSandbox:
         user = self._give_to_user(box)
-        environment = make_environment(box, os.environ, ())
+        environment = make_environment(box)
         argv = [
             *[*self._engine.argv, "run", *self._flags, *options],
             *["--name", f"retinue-{os.getpid()}-{secrets.token_hex(6)}"],
@@ -196,7 +197,7 @@ class Containers(SandboxBuilder):
         ]
         return PreparedSandbox(
             argv,
-            make_client_environment(os.environ),
+            make_client_environment(),
             user=user,
             kill=lambda: _kill_run_containers(self._engine, box.tree, box.run),
             cwd=str(Path(box.outputs).parent),  # podman's monitor leaves a file there when memory is used up
@@ -262,6 +263,11 @@ class Containers(SandboxBuilder):
                 raise SandboxUnavailable(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
             if "subuid" in said:
                 raise SandboxUnavailable(f"podman needs more user ids for you: {MORE_IDS}")
+            if self._full_network and TUN in said:
+                raise SandboxUnavailable(
+                    f"podman cannot give containers the full network: without root it needs {TUN}, which you may not "
+                    "open; allow it, or set 'network' to a list of hosts or to none"
+                )
             raise _EngineFailed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
         try:
             return msgspec.json.decode(done.stdout, type=_ContainerSelfCheck)
