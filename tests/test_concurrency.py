@@ -40,7 +40,7 @@ async def test_waiting_includes_tasks_that_tasks_start_and_has_a_deadline() -> N
     owner.start(first())
     assert not await owner.wait(0.01)
     go.set()
-    assert await owner.wait(10) and seen == ["second"]
+    assert await owner.wait(100) and seen == ["second"]
 
 
 async def test_a_task_that_does_not_end_costs_no_more_than_the_deadline() -> None:
@@ -56,7 +56,7 @@ async def test_a_task_that_does_not_end_costs_no_more_than_the_deadline() -> Non
     await asyncio.sleep(0)
     assert not await owner.close(0.01) and not task.done()
     release.set()
-    assert await owner.wait(10)
+    assert await owner.wait(100)
 
 
 async def test_an_exception_is_told_to_the_owner_or_to_the_one_who_awaits() -> None:
@@ -66,7 +66,7 @@ async def test_an_exception_is_told_to_the_owner_or_to_the_one_who_awaits() -> N
     told: list[BaseException] = []
     owner = TaskOwner(on_error=told.append)
     owner.start(fail())
-    assert await owner.wait(10) and [type(error) for error in told] == [KeyError]
+    assert await owner.wait(100) and [type(error) for error in told] == [KeyError]
     with pytest.raises(KeyError):
         await TaskOwner().start(fail())
 
@@ -152,7 +152,7 @@ async def test_blocking_work_is_told_to_stop_and_waited_for() -> None:
 
     def work(stop: threading.Event) -> None:
         began.set()
-        assert stop.wait(10)
+        assert stop.wait(100)
         stopped.set()
 
     caller = asyncio.create_task(run_in_thread(work))

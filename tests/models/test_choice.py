@@ -47,22 +47,22 @@ async def test_retinue_run_on_a_real_model(project: Project) -> None:
     assert b"sig==" in kept and KEY.encode() not in kept
 
 
-@pytest.mark.parametrize(
-    ("option", "config", "variable", "wins"),
-    [
-        ("", "", "", CLAUDE.default),
-        ("", "", "anthropic:of-environment", "anthropic:of-environment"),
-        ("", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-config"),
-        ("anthropic:of-option", "anthropic:of-config", "anthropic:of-environment", "anthropic:of-option"),
-    ],
-)
-async def test_the_order(project: Project, option: str, config: str, variable: str, wins: str) -> None:
-    (project.folder / "retinue.yaml").write_text(f"model: {config}\n" if config else "")
+async def test_the_only_provider_with_a_key_is_the_default(project: Project) -> None:
     async with Server(wire.said("ok")) as server:
-        env = {**server.environ(), "OPENAI_API_KEY": "", "RETINUE_MODEL": variable}
-        done = await run(project, *(["--model", option] if option else []), **env)
+        done = await run(project, **{**server.environ(), "OPENAI_API_KEY": ""})
     assert done.returncode == 0, done.stderr
-    assert [request.body["model"] for request in server.requests] == [wins.partition(":")[2]]
+    assert [request.body["model"] for request in server.requests] == [CLAUDE.default.partition(":")[2]]
+
+
+@pytest.mark.parametrize(("given", "wins"), [(1, "variable"), (2, "config"), (3, "option")])
+def test_the_order(project: Project, given: int, wins: str) -> None:
+    """Each is heard before those that come first here, and before a provider's key."""
+    said = {name: project.script({"main": [name]}, name=f"{name}.yaml") for name in ("variable", "config", "option")}
+    if given >= 2:
+        (project.folder / "retinue.yaml").write_text(f"model: {said['config']}\n")
+    option = ["--model", said["option"]] if given == 3 else []
+    done = project.retinue("run", "the task", *option, **NOBODY, RETINUE_MODEL=said["variable"])
+    assert (done.returncode, done.stdout) == (0, f"{wins}\n"), done.stderr
 
 
 def test_the_environment_alone() -> None:

@@ -59,7 +59,7 @@ def found(data: bytes, where: object) -> list[str]:
 async def command(folder: Path, *args: str, env: dict[str, str]) -> bytes:
     """Both outputs of a command."""
     done = await asyncio.to_thread(
-        subprocess.run, [*COMMAND, *args], cwd=folder, env=env, capture_output=True, timeout=45, check=False
+        subprocess.run, [*COMMAND, *args], cwd=folder, env=env, capture_output=True, timeout=200, check=False
     )
     assert b"Traceback" not in done.stderr, done.stderr
     return bytes(done.stdout) + bytes(done.stderr)

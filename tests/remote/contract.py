@@ -69,7 +69,7 @@ async def events_until(bench: Bench, kind: type[Any], *, run: int | None = None)
     """Wait for an event of that kind of the run; return the log of the tree up to it."""
     wanted = bench.run if run is None else run
     seen: list[Event] = []
-    async with asyncio.timeout(30), aclosing(bench.supervisor.watch(bench.tree)) as events:
+    async with asyncio.timeout(150), aclosing(bench.supervisor.watch(bench.tree)) as events:
         async for event in events:
             if not isinstance(event, Delta):
                 seen.append(event)

@@ -22,7 +22,7 @@ from retinue.sandbox import builder, cgroups
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli.escape import try_all
+from retinue.surfaces.cli.doctor import try_all
 from tests.sandbox.scenes import Facts, project
 from tests.supervisor.tree.kit import call, main
 from tests.tools.web.kit import Web
@@ -83,7 +83,7 @@ def told(result: Result[Any], events: list[Event]) -> Facts:
 async def left(runtime: str) -> list[str]:
     """What is still there of any run of this process: living processes, control groups, containers and their mounts. An
     engine cleans up after its client has gone, and has 10 s for it."""
-    deadline = time.monotonic() + (10 if runtime == "container" else 0)
+    deadline = time.monotonic() + (100 if runtime == "container" else 0)
     while (found := remains()) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     return found + (containers() if runtime == "container" else [])
@@ -130,7 +130,7 @@ def cmdline(pid: int) -> str:
 
 async def kill_tool_server(owner: Supervisor, tree: str) -> None:
     """Kill the last process that looks like one, when there is one: in a container the first process looks the same."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(150):
         while not (found := tool_servers()):
             await asyncio.sleep(0.01)
     os.kill(found[-1], signal.SIGKILL)
@@ -145,7 +145,7 @@ def tool_servers() -> list[int]:
 async def kill_in_command(owner: Supervisor, tree: str) -> None:
     """Kill the tool server when the command of its call is at work."""
     workspace = Path(owner.trees[tree].runs[0].folders.path)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(150):
         while not (workspace / "on").exists():
             await asyncio.sleep(0.01)
     await kill_tool_server(owner, tree)

@@ -14,7 +14,7 @@ from pathlib import Path
 from retinue.sandbox.container import find_engine
 from tests.sandbox.falls import containers, remains
 
-SECONDS = 10.0
+SECONDS = 100.0
 
 
 @contextmanager

@@ -271,7 +271,7 @@ async def test_what_a_tool_server_says_on_stderr_never_holds_it_up(tmp_path: Pat
     events, _ = await play(script, replies=[ECHO, {"text": "x"}], state=tmp_path / ".retinue")
     assert bodies(events, ToolResult)[0].text == "said it all"
     [log] = (tmp_path / ".retinue").glob("runs/*/0/full_logs/tool_server.log")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while log.stat().st_size < 1024 * 1024:
             await asyncio.sleep(0.01)
     assert log.stat().st_size == 1024 * 1024

@@ -80,7 +80,7 @@ async def test_a_collector_that_takes_nothing_costs_a_few_seconds_and_one_line(t
     where = url.removeprefix("http://")
     [line] = [line for line in done.stderr.splitlines() if "telemetry" in line]
     assert line == f"warning: telemetry: not all was sent: the collector at {where} did not take it within 3 s"
-    assert took < observed.FLUSH_SECONDS + 10
+    assert took < observed.FLUSH_SECONDS + 60
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_what_cannot_be_is_one_line(tmp_path: Path, name: str, setting: st
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=45
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=200
     )
 
 

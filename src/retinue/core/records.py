@@ -107,10 +107,12 @@ class CallRecord:
 
 @dataclass
 class TurnRecord:
-    """One turn. `inbox` came before it; `reply` is None if the model gave none; `whole` says that the turn ended."""
+    """One turn. `inbox` came before it, `thread` is what the model saw in it; `reply` is None if the model gave none;
+    `whole` says that the turn ended."""
 
     number: int
-    inbox: list[Inbox] = field(default_factory=list)
+    inbox: list[Inbox]
+    thread: tuple[Turn, ...]
     reply: Reply | None = None
     calls: dict[str, CallRecord] = field(default_factory=dict)
     whole: bool = False
@@ -155,25 +157,11 @@ class RunRecord:
         request = RecordedRequest(
             model=self.spawned.model,
             system="\n\n".join(part for part in (self.instructions, self.spawned.task_context) if part),
-            thread=tuple(self._build_thread(number)),
+            thread=turn.thread,
             tools=self.tools,
         )
         reply = None if turn.reply is None else msgspec.structs.replace(turn.reply, usage=turn.usage)
         return Exchange(run=self.path, turn=number, agent=self.agent, request=request, reply=reply)
-
-    def _build_thread(self, number: int) -> list[Turn]:
-        """Return what the model saw in that turn."""
-        thread: list[Turn] = [UserTurn(self.spawned.task)]
-        for turn in self.turns[:number]:
-            thread += [UserTurn(words.text, words.source) for words in turn.inbox]
-            if turn.number == number or turn.reply is None:
-                break
-            thread.append(AssistantTurn(turn.reply.text, turn.reply.calls, turn.reply.thoughts, turn.reply.natives))
-            for call in turn.reply.calls:
-                result = turn.calls[call.id].result
-                if result is not None:
-                    thread.append(ToolTurn(call.id, call.name, result.text, result.success))
-        return thread
 
 
 Step = Message | CallRecord | RunRecord

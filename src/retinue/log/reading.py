@@ -15,12 +15,12 @@ PAGE = 1000
 POLL_SECONDS = 0.1
 
 
-def decode_stored(line: bytes, log: LogReader) -> Event:
-    """Decode a line of a log; raise LogError for one that is not an event."""
+def decode_line(line: bytes, location: object) -> Event:
+    """Decode a stored line; raise LogError, with the location, for one that is not an event."""
     try:
         return decode_event(line)
     except msgspec.MsgspecError as error:
-        raise LogError(f"{log.location} holds a line that is not an event: {' '.join(str(error).split())}") from None
+        raise LogError(f"{location} holds a line that is not an event: {' '.join(str(error).split())}") from None
 
 
 async def iterate_events(log: LogReader, tree: str) -> AsyncIterator[Event]:
@@ -66,7 +66,7 @@ async def wait_for_event(
     try:
         async with asyncio.timeout(seconds):
             async for stored in following:
-                event = decode_stored(stored.line, log)
+                event = decode_line(stored.line, log.location)
                 if matches(event):
                     return event
     except TimeoutError:

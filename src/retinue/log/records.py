@@ -27,7 +27,7 @@ from retinue.core.events import (
 from retinue.core.messages import Reply
 from retinue.core.plans import SETUP
 from retinue.core.records import CallRecord, RunRecord, Step, TurnRecord
-from retinue.log.threads import extend_reply
+from retinue.log.threads import Thread, extend_reply
 
 NEVER_ENDED = "it never ended"
 RESUMED = "it was resumed in a later process"
@@ -66,6 +66,8 @@ class _RunFold:
     def __init__(self, record: RunRecord) -> None:
         self.record = record
         self._inbox: list[Inbox] = []
+        self._thread = Thread(strict=False)
+        self._thread.apply(record.spawned)
         self._open_calls: dict[str, CallRecord] = {}
 
     def apply(self, body: Body | Unknown) -> None:
@@ -76,9 +78,11 @@ class _RunFold:
             record.cut = RESUMED
             return
         record.events += 1
+        self._thread.apply(body)
         match body:
             case TurnStarted():
-                record.turns.append(TurnRecord(number=body.turn, inbox=self._inbox))
+                thread = tuple(self._thread.turns())
+                record.turns.append(TurnRecord(number=body.turn, inbox=self._inbox, thread=thread))
                 self._inbox = []
             case Inbox():
                 self._inbox.append(body)

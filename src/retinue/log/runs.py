@@ -23,6 +23,7 @@ from retinue.core.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    TurnEnded,
     TurnStarted,
     UsageReported,
     Warned,
@@ -88,18 +89,18 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        if self.ended is not None:
+        if self.ended is not None or type(event.body) is TurnEnded:  # the end of a turn changes nothing
             return
-        match event.body:
+        match event.body:  # the most frequent first: each case costs every event that comes after it
+            case TurnStarted(turn=turn):
+                self.turns = turn
+            case UsageReported() as reported:
+                self._apply_usage(reported)
             case ToolCall() as call:
                 self.tool_count += not call.host or bool(call.within)
                 self.calls += (call,)
             case ToolResult() as result:
                 self._apply_result(result)
-            case TurnStarted(turn=turn):
-                self.turns = turn
-            case UsageReported() as reported:
-                self._apply_usage(reported)
             case Message(text=text, host=host):
                 if text and not (host and self.spawned.model):  # a callable has no other words than its own
                     self.last_message = text

@@ -22,7 +22,8 @@ from retinue.core.errors import LogError, LogLost, NotFound
 from retinue.core.events import Delta, Event, RunEnded, encode_stored_events
 from retinue.log import locks, schema
 from retinue.log.feed import Feed, find_root
-from retinue.log.sqlite_reader import SqliteReader, decode_line, read_events
+from retinue.log.reading import decode_line
+from retinue.log.sqlite_reader import SqliteReader, read_events
 
 LINGER = 0.004
 RETRY_SECONDS = 1.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import apsw
-import msgspec
 
 from retinue.core.errors import LogError, NotFound
-from retinue.core.events import Event, RunEnded, decode_event, make_line
+from retinue.core.events import Event, RunEnded, make_line
 from retinue.core.ports import OnProblem, Removal, StoredLine, StoredTree, TreeStatus, ignore_problem
 from retinue.log import locks, schema
 from retinue.log.feed import find_root
+from retinue.log.reading import decode_line
 from retinue.log.schema import one_line
 
 BATCHES_AT_ONCE = 256
@@ -168,14 +168,6 @@ class SqliteReader:
                 on_problem(error)
         count = f"{trees} tree{'' if trees == 1 else 's'} in {len(files)} file{'' if len(files) == 1 else 's'}"
         return f"{count}, all of them whole, version {schema.VERSION}" if trees and not problems else ""
-
-
-def decode_line(line: bytes, file: Path) -> Event:
-    """Decode a stored line; raise LogError naming the file for one that is not an event."""
-    try:
-        return decode_event(line)
-    except msgspec.MsgspecError as error:
-        raise LogError(f"{file} holds a line that is not an event: {one_line(error)}") from None
 
 
 def read_events(file: Path, tree: str, *, after: int = 0, limit: int | None = None) -> list[Event]:

@@ -85,7 +85,8 @@ class Thread:
     because a crash tore it, is only what it was the second time. Tool results stand in the order of their calls. A turn
     in which the run was ended is part of the thread once its calls are written: they may have run."""
 
-    def __init__(self, before: Sequence[Turn] = ()) -> None:
+    def __init__(self, before: Sequence[Turn] = (), *, strict: bool = True) -> None:
+        self._strict = strict
         self.turn = 0
         self.ended = False
         self.waiting: list[UserTurn] = []
@@ -100,7 +101,7 @@ class Thread:
         self._withheld: set[str] = set()  # calls that were not to run: it matters for a run that was ended
 
     def apply(self, body: Body | Unknown) -> None:
-        self._reply = extend_reply(self._reply, body)
+        self._reply = extend_reply(self._reply, body, strict=self._strict)
         match body:
             case RunSpawned(task=task):
                 self._turns.append(UserTurn(task))

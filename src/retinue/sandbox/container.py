@@ -46,6 +46,7 @@ from retinue.sandbox.process import OUT_OF_MEMORY, REAP_SECONDS, PreparedSandbox
 ENGINES = ("podman", "docker")
 BUILD = "`retinue doctor --build-image` makes one of this machine's own files"
 MORE_IDS = "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER; podman system migrate"
+TUN = "/dev/net/tun"
 PROBE_SECONDS = 60.0
 # Labels say whose a container is, so that exactly ours can be ended, also when their maker is gone.
 TREE_LABEL, RUN_LABEL, MAKER_LABEL = "retinue.tree", "retinue.run", "retinue.maker"
@@ -262,6 +263,11 @@ class Containers(SandboxBuilder):
                 raise SandboxUnavailable(f"the tool server cannot be loaded in {self._image} ({said}); {BUILD}")
             if "subuid" in said:
                 raise SandboxUnavailable(f"podman needs more user ids for you: {MORE_IDS}")
+            if self._full_network and TUN in said:
+                raise SandboxUnavailable(
+                    f"podman cannot give containers the full network: without root it needs {TUN}, which you may not "
+                    "open; allow it, or set 'network' to a list of hosts or to none"
+                )
             raise _EngineFailed(f"{self._engine.argv[0]} cannot start {self._image}: {said or 'it said nothing'}")
         try:
             return msgspec.json.decode(done.stdout, type=_ContainerSelfCheck)

@@ -9,7 +9,7 @@ import sys
 from urllib.parse import urlsplit
 
 base = urlsplit(os.environ["CPE_SUBAGENT_LOGGING_ADDRESS"])
-connection = http.client.HTTPConnection(base.hostname or "", base.port, timeout=5)
+connection = http.client.HTTPConnection(base.hostname or "", base.port, timeout=100)
 
 
 def emit(kind: str, **more: object) -> None:

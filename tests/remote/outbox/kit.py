@@ -48,7 +48,7 @@ async def answer(outbox: Path, name: str) -> dict[str, Any]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(150):
         while not true():
             await asyncio.sleep(0.01)
 

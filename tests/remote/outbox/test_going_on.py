@@ -28,7 +28,7 @@ def test_what_goes_on_reaches_no_more_and_is_sandboxed_no_less_and_has_no_more_l
     file.write_text(f"model: {model}\nnetwork: [a.com]\nprofiles: {{explorer: {{runtime: inherited}}}}\n")
     watcher = place.watcher("event_written", "--runtime", "isolated", "--config", str(file))
     ask(place.outbox, "a-1", workspace=str(place.work))
-    assert watcher.wait(30) == -signal.SIGKILL
+    assert watcher.wait(200) == -signal.SIGKILL
     watcher.communicate()
     done = place.project.retinue("resume", "--yes", "--config", str(file))
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ async def test_the_response_names_what_somebody_else_had_changed(tmp_path: Path)
     command = f"until [ -e {go} ]; do sleep 0.02; done; echo mine >> notes"
     async with host(work, profiles=[explorer([call("shell", command=command)])], runtime="inherited") as there:
         ask(there.outbox, "a", workspace=str(work))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(150):
             while not there.trees:
                 await asyncio.sleep(0.01)
         write(work, "notes", "theirs\n")
@@ -85,7 +85,7 @@ def test_a_watcher_killed_while_it_brings_back_leaves_nothing_half_written(tmp_p
     place.script({"tools": [{"name": "write", "args": {"path": "d/made", "content": "x"}}]})
     first = place.watcher("half_given")
     ask(place.outbox, "a-1", workspace=str(place.work))
-    first.wait(30)
+    first.wait(200)
     first.communicate()
     assert [path.name for path in (place.work / "d").iterdir()] != ["made"]
     second = place.watcher()

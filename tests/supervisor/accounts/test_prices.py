@@ -57,7 +57,7 @@ assert make_prices().price("openai:gpt-5", Usage(5, 5)) > 0
 assert "genai_prices" in sys.modules
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
 

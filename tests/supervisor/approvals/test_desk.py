@@ -39,7 +39,7 @@ def pages(*names: str) -> dict[str, Any]:
 
 async def waiting(r: Retinue, count: int) -> list[Approval]:
     """The questions, once there are so many."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         while len(r.control.approvals.pending()) < count:
             await asyncio.sleep(0)
     return r.control.approvals.pending()

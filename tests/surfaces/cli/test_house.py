@@ -22,7 +22,7 @@ def bash(script: str, project: Project) -> str:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_help_loads_next_to_nothing(project: Project) -> None:
         "import sys; from retinue.surfaces.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert LIGHT & set(done.stderr.split()) == {"argparse"}
 
@@ -136,7 +136,6 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert without.returncode == 1
     [failed] = [check for check in json.loads(without.stdout) if check["state"] == "fail"]
     assert (failed["section"], failed["name"], failed["do"]) == ("models", "model", "export ANTHROPIC_API_KEY=...")
-    assert project.retinue("doctor", **key).returncode == 0
     (project.folder / "retinue.yaml").write_text("model: anthropic:claude-nobody-knows\nmax_cost: 5\n")
     priceless = project.retinue("doctor", **key)
     assert priceless.returncode == 1
@@ -144,11 +143,11 @@ def test_doctor_says_what_to_do_about_each_problem(project: Project) -> None:
     assert key["ANTHROPIC_API_KEY"] not in priceless.stdout + priceless.stderr
     (project.folder / "retinue.yaml").write_text("")
     project.run(agents={"main": ["ok"]})
-    assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in project.retinue("doctor").stdout
     stale = project.folder / ".retinue/control/4194305.json"
     stale.parent.mkdir(exist_ok=True)
     stale.write_text("{}")
     said = project.retinue("doctor").stdout
+    assert f"logs      1 tree in 1 file, all of them whole, version {VERSION}" in said
     assert f"1 address file of dead processes, removed at the next use: {stale}" in said
     assert stale.exists()
     [log] = (project.folder / ".retinue/logs").glob("*.db")

@@ -202,7 +202,7 @@ def test_whoever_stops_reading_is_no_error(project: Project) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
     assert json.loads(done.stdout)["seq"] == 1

@@ -13,7 +13,7 @@ STUBBORN = {
     "evaluator": [{"tools": [{"name": "shell", "args": {"command": SHELL}}]}],
 }
 GLOB = {"name": "glob", "args": {"pattern": "*"}}
-QUICK_SECONDS = 3.0
+QUICK_SECONDS = 9.0  # before the 10 seconds that a cancelled run is given
 
 
 def processes_of(group: int) -> list[str]:

@@ -74,21 +74,31 @@ def test_a_run_may_use_less_of_the_machine_and_more_after_the_yes(project: Proje
 
 
 @pytest.mark.parametrize(
-    ("said", "in_force", "held"),
-    [("full", (), "network: full"), ("none", "none", ""), ("['*']", (), "network: *"), ("[]", (), "")],
+    ("said", "in_force", "held", "after"),
+    [
+        ("full", (), "network: full", "full"),
+        ("none", "none", "", "none"),
+        ("['*']", (), "network: *", ("*",)),
+        ("[]", (), "", ()),
+    ],
 )
 def test_a_wider_network_waits_for_the_yes_and_a_narrower_one_does_not(
-    project: Project, said: str, in_force: object, held: str
+    project: Project, said: str, in_force: object, held: str, after: object
 ) -> None:
     (project.folder / "retinue.yaml").write_text(f"network: {said}\nprofiles: {{explorer: {{network: full}}}}\n")
     given = load_project(project.folder)
     assert (given.settings.network, ", ".join(given.ignored)) == (in_force, held)
     network = given.settings.network
     assert network is not None and parse_hosts(network) == ()
-    doctor = project.retinue("doctor").stdout
-    assert "ok    network   none: sandboxed commands reach nothing" in doctor
     assert project.retinue("trust", "--yes").returncode == 0
-    assert ("warn  network   full" in project.retinue("doctor").stdout) is (said == "full")
+    assert load_project(project.folder).settings.network == after
+
+
+def test_doctor_says_which_network_is_in_force(project: Project) -> None:
+    (project.folder / "retinue.yaml").write_text("network: full\n")
+    assert "ok    network   none: sandboxed commands reach nothing" in project.retinue("doctor").stdout
+    assert project.retinue("trust", "--yes").returncode == 0
+    assert "warn  network   full" in project.retinue("doctor").stdout
 
 
 def test_trust_holds_until_the_file_changes_and_can_be_taken_back(clone: Project) -> None:

@@ -162,7 +162,7 @@ async def piped(
         assert process.stdin is not None
         process.stdin.close()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -225,14 +225,14 @@ async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its
             calling.cancel()
         async with Client(server.url, mode=modern) as second:  # whose user cannot be asked
             await second.call_tool("cancel_background_tool", {"subagent_id": "noter"})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(150):
                 result = await second.call_tool("spawn_subagents", TASKS)
     assert "requires confirmation" in result.structured_content["results"][0]["answer"]
 
 
 def test_what_is_shown_harms_no_terminal() -> None:
     from retinue.core.approvals import Approval
-    from retinue.surfaces.mcp.elicitation import make_form
+    from retinue.surfaces.mcp.host import make_form
 
     args = {"command": "echo \x1b[2J\u202e"}
     asked = Approval(

@@ -220,7 +220,7 @@ def test_files_of_the_state_are_the_users_alone(project: Project) -> None:
         for params in ({"name": "spawn_subagents", "arguments": {"tasks": [{"task": "t"}], "background": True}},)
     )
     subprocess.run(
-        serve(project), input=lines, cwd=project.folder, env=environment(), capture_output=True, check=True, timeout=30
+        serve(project), input=lines, cwd=project.folder, env=environment(), capture_output=True, check=True, timeout=200
     )
     found = [path for path in (project.folder / ".retinue").rglob("*") if path.name != ".gitignore"]
     assert found and all(os.stat(path).st_mode & 0o077 == 0 for path in found if not path.is_symlink())

@@ -18,7 +18,7 @@ def post(run: str, kind: str, **more: Any) -> None:
     body = {"subagentName": "helper", "subagentRunID": run, "timestamp": now, "type": kind, **more}
     address = os.environ[NAMES[0]].removesuffix("/subagent-events") + "/subagent-events"
     request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=5).read()
+    urllib.request.urlopen(request, timeout=100).read()
 
 
 @app.tool()

@@ -19,7 +19,7 @@ from retinue.core.events import RunSpawned, ToolResult
 from retinue.testing import scripted
 
 SERVERS = Path(__file__).parent / "servers"
-SECONDS = 20.0
+SECONDS = 150.0
 
 
 def program(name: str, *args: str, **more: Any) -> dict[str, Any]:

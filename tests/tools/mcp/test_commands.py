@@ -88,7 +88,7 @@ def test_ctrl_c_while_a_server_is_waited_for(project: Project, tmp_path: Path) -
         children = _children(running.pid)
         assert children
         interrupt(running)
-        assert running.wait(20) == 130
+        assert running.wait(150) == 130
     assert not any(alive(pid) for pid in children)
 
 
@@ -100,10 +100,10 @@ def test_a_server_that_does_not_notice_that_we_were_killed_is_ended(project: Pro
         read_until(running.stderr, "waiting for the MCP server slow")
         children = _children(running.pid)
         running.kill()
-        running.wait(20)
+        running.wait(150)
         killed = time.monotonic()
         until(lambda: not any(alive(pid) for pid in children))
-    assert len(children) == 2 and time.monotonic() - killed < 10
+    assert len(children) == 2 and time.monotonic() - killed < 45
 
 
 def test_the_worker_and_the_help_do_not_load_the_library() -> None:
@@ -133,7 +133,7 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_it(project: Project, tmp
         children = _children(running.pid)
         assert children
         running.kill()
-        running.wait(20)
+        running.wait(150)
     until(lambda: not any(alive(pid) for pid in children))
     resumed = project.retinue("resume", "--yes", "--model", model)
     assert (resumed.returncode, resumed.stdout) == (0, "done\n"), resumed.stderr
@@ -186,11 +186,11 @@ def test_a_yes_for_the_tool_outlives_the_process(project: Project, tmp_path: Pat
         assert project.retinue("approve", "1", "--tool").returncode == 0
         until(lambda: asked() == ["write"])
         running.kill()
-        running.wait(20)
+        running.wait(150)
     with project.running("resume", *options) as running:
         until(lambda: asked() == ["write"])
         assert project.retinue("approve", "3").returncode == 0
-        assert running.wait(40) == 0
+        assert running.wait(150) == 0
     decided = [event for event in project.events() if event["kind"] == "approval.decided"]
     assert [event["tool"] for event in decided] == ["mcp__bad__one", "write", "mcp__bad__one"]
     assert decided[2]["by"].startswith("rule: mcp__bad__one in this tree") and decided[2]["seal"] == decided[0]["seal"]

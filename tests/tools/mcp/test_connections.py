@@ -27,12 +27,10 @@ def servers_of(tmp_path: Path, **about: dict[str, Any]) -> McpServers:
 
 
 async def test_nothing_is_left_of_a_server(tmp_path: Path) -> None:
-    began = time.monotonic()
     _, events = await run({"calm": program("calm", cwd=str(tmp_path))}, turns(call("mcp__calm__who")))
     server, left, folder = results(events)[0].text.split()
     assert folder == str(tmp_path)
     assert not alive(int(server)) and not alive(int(left))
-    assert time.monotonic() - began < 15
 
 
 async def test_servers_that_no_run_needs_are_not_started(tmp_path: Path) -> None:

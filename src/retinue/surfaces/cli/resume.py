@@ -21,7 +21,7 @@ from retinue.core.ports import LogReader
 from retinue.core.profiles import RUNTIMES
 from retinue.log.listing import Listing, load_listing
 from retinue.log.lookup import find_reported_run, find_run
-from retinue.log.reading import decode_stored, follow_lines
+from retinue.log.reading import decode_line, follow_lines
 from retinue.log.runs import Runs
 from retinue.protocol.outbox import asked_id, request_name
 from retinue.surfaces.cli import control_clients
@@ -206,7 +206,7 @@ async def _run_elsewhere(
     runs = Runs(found.tree)
     async with aclosing(follow_lines(project.log, found.tree)) as lines:
         async for stored in lines:
-            event = decode_stored(stored.line, project.log)
+            event = decode_line(stored.line, project.log.location)
             runs.apply(event)
             (printer.show_event if event.seq > found.last_seq else printer.recall_event)(event)
             if event.run == begun.number and isinstance(event.body, RunEnded):

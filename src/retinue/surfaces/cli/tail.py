@@ -11,7 +11,7 @@ from contextlib import aclosing
 from retinue.control.client import ControlUnreachable
 from retinue.core.errors import NotFound
 from retinue.core.events import Delta, RunEnded
-from retinue.log.reading import decode_stored, follow_lines, iterate_lines
+from retinue.log.reading import decode_line, follow_lines, iterate_lines
 from retinue.protocol.control import decode_item, is_delta
 from retinue.surfaces.cli import control_clients
 from retinue.surfaces.cli import output as screen
@@ -56,7 +56,7 @@ async def _print_tree(args: argparse.Namespace) -> None:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
             continue
-        item = decode_item(line) if is_delta(line) else decode_stored(line, project.log)
+        item = decode_item(line) if is_delta(line) else decode_line(line, project.log.location)
         if isinstance(item, Delta):
             printer.show_delta(item)
             continue
