@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import statistics
@@ -37,7 +36,7 @@ def rows() -> Iterator[Row]:
 
 def _rows_of_trees(folder: Path) -> Iterator[Row]:
     places = {count: folder / f"trees-{count}" for count in TREES}
-    names = {count: asyncio.run(_fill_log(place, trees=count, turns=1)) for count, place in places.items()}
+    names = {count: _fill_log(place, trees=count, turns=1) for count, place in places.items()}
     for what, words in COMMANDS.items():
         smallest = 0.0
         for count, place in places.items():
@@ -52,7 +51,7 @@ def _rows_of_trees(folder: Path) -> Iterator[Row]:
 def _rows_of_events(folder: Path) -> Iterator[Row]:
     places = [folder / f"events-{count}" for count in EVENTS]
     for count, place in zip(EVENTS, places, strict=True):
-        asyncio.run(_fill_log(place, trees=1, turns=count // 3))
+        _fill_log(place, trees=1, turns=count // 3)
     for what, words in (("ps", ["ps"]), ("tail | head", ["tail"])):
         (first, small), (second, large) = (_run_command(place, words, lines=10) for place in places)
         name = f"{what}, one tree of {EVENTS[1]:,} events, of one of {EVENTS[0]}"
@@ -60,9 +59,19 @@ def _rows_of_events(folder: Path) -> Iterator[Row]:
         yield Row(f"{name}: memory", f"{large / 1024:.0f} MiB", large / small, LIMIT)
 
 
-async def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]:
-    """Write ended trees through the log, and return the label and the id of one in the middle."""
-    log = SqliteLog(project / ".retinue" / "logs")
+def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]:
+    """Write a log in a process of its own: the most memory of a command includes that of the process it is forked
+    from."""
+    call = f"write_trees({str(project)!r}, {trees}, {turns})"
+    code = f"import asyncio; from bench.logs import write_trees; asyncio.run({call})"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    label, tree = done.stdout.split()
+    return label, tree
+
+
+async def write_trees(project: str, trees: int, turns: int) -> None:
+    """Write ended trees through the log, and print the label and the id of one in the middle."""
+    log = SqliteLog(Path(project) / ".retinue" / "logs")
     ids = [new_tree_id() for _ in range(trees)]
     for number, tree in enumerate(ids):
         at = time.time()
@@ -77,7 +86,7 @@ async def _fill_log(project: Path, *, trees: int, turns: int) -> tuple[str, str]
             if wait and written is not None:
                 await written
     await log.close()
-    return f"label-{trees // 2}", ids[trees // 2]
+    print(f"label-{trees // 2}", ids[trees // 2])
 
 
 def _run_command(project: Path, words: list[str], *, lines: int | None = None) -> tuple[float, int]:

@@ -42,6 +42,7 @@ def own_config_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a test trusts is forgotten with it, and what the user trusts decides no test."""
     folder = tmp_path_factory.mktemp("config")
     os.environ["XDG_CONFIG_HOME"] = str(folder)
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     return folder
 
 

@@ -39,7 +39,7 @@ MECHANISMS = {
             "sandbox/ordinary_user.py": 1,
             "surfaces/mcp/install.py": 1,
             "surfaces/printer/approver.py": 1,
-            "workspaces/atomic_apply.py": 2,
+            "workspaces/atomic_apply.py": 1,
             "workspaces/copy_tree.py": 1,
         },
     ),

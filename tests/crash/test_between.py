@@ -217,7 +217,7 @@ async def test_a_workspace_that_was_made_ready_is_not_made_ready_again(tmp_path:
         assert (events[-1].body.status, setup.read_text()) == ("done", "set\n" * times)
 
 
-async def test_a_tree_whose_project_was_moved_makes_no_folder_where_it_was(tmp_path: Path) -> None:
+async def test_a_tree_whose_project_was_moved_goes_on_there_and_makes_no_folder_where_it_was(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     profile = main({"main": [shell("echo > here"), "done"]})
@@ -226,9 +226,25 @@ async def test_a_tree_whose_project_was_moved_makes_no_folder_where_it_was(tmp_p
         whole = [event async for event in run.events()]
     old.rename(new)
     shutil.rmtree(new / ".retinue/logs")
-    with pytest.raises(ConfigError, match=f"cannot go on: its workspace {old} is gone"):
-        await gone_on(new, whole[:3], profile, mode="yes")
+    events = await gone_on(new, whole[:3], profile, mode="yes")
+    assert events[-1].body.status == "done" and (new / "here").exists()
     assert not old.exists()
+
+
+@pytest.mark.finding("X1")
+async def test_a_log_names_no_workspace_outside_the_project(tmp_path: Path) -> None:
+    """What the log says of the workspace is checked: a run never writes in a folder that only the log names."""
+    project, outside = tmp_path / "project", tmp_path / "outside"
+    project.mkdir()
+    outside.mkdir()
+    profile = main({"main": [shell("echo > here"), "done"]})
+    async with retinue.open(outside / ".retinue", mode="yes") as r:
+        run = await r.spawn(profile, "go")
+        whole = [event async for event in run.events()]
+    (outside / "here").unlink()
+    with pytest.raises(ConfigError, match=f"its workspace {outside} is not part of this project"):
+        await gone_on(project, whole[:3], profile, mode="yes")
+    assert not (outside / "here").exists()
 
 
 async def test_a_run_that_goes_on_after_its_ending_is_reminded_again() -> None:

@@ -213,7 +213,7 @@ async def test_a_run_has_the_time_that_was_left() -> None:
 async def test_time_in_which_no_process_had_it_is_no_time_of_the_run(tmp_path: Path) -> None:
     clock = ManualClock()
     agents = {"main": [{**call("list_agents"), "delay": 40}, {"hang": True}]}
-    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock)
+    crash = Crash(Profile("main", model=scripted(agents, clock=clock)), clock=clock, project=tmp_path)
     async with retinue.open(**crash.options) as r:
         run = await r.spawn(crash.profile, "go")
         await clock.advance(45)
@@ -350,3 +350,24 @@ async def test_what_a_run_had_done_when_it_was_stopped_is_known_to_who_continues
     [_, thread] = threads
     assert [turn.text for turn in thread if isinstance(turn, ToolTurn)] == ["noted", BROKEN_OFF, NOT_RUN]
     assert (stopped.status, said, thread[-1]) == ("cancelled", ["paid"], UserTurn("go on"))
+
+
+@pytest.mark.finding("X1")
+@pytest.mark.parametrize(("rules", "asked"), [({}, []), ({"ask": ["shell(echo 2)"]}, ["echo 2"])])
+async def test_an_answer_in_the_log_does_not_cover_what_a_rule_of_now_asks_about(
+    rules: dict[str, list[str]], asked: list[str]
+) -> None:
+    questions: list[str] = []
+
+    async def always(question: Approval) -> Allow:
+        questions.append(str(question.args["command"]))
+        return Allow("tool")
+
+    agents = {"main": [call("shell", command="echo 1"), call("shell", command="echo 2"), "done"]}
+    crash = Crash(Profile("main", model=scripted(agents)), mode="ask", approver=always)
+    whole = await crash.events()
+    assert questions == ["echo 1"]
+    questions.clear()
+    first = next(at for at, event in enumerate(whole, 1) if isinstance(event.body, ToolResult))
+    await crash.goes_on(whole[:first], **rules)
+    assert questions == asked

@@ -9,8 +9,8 @@ from retinue.core.events import Message
 from retinue.log.listing import load_listing, load_listings
 from retinue.log.lookup import find_run
 from retinue.log.memory import MemoryLog
-from retinue.log.opening import open_reader
 from retinue.log.sqlite import SqliteLog
+from retinue.log.sqlite_reader import SqliteReader
 from tests.log.kit import make_event, make_spawned, write, write_files
 
 
@@ -52,7 +52,7 @@ async def test_only_trees_that_their_writer_has_written_seem_to_run(tmp_path: Pa
     log = SqliteLog(tmp_path / "logs")
     try:
         await write(log, make_spawned(tree="live", at=200.0))
-        found, left_out = await load_listings(open_reader(tmp_path))
+        found, left_out = await load_listings(SqliteReader(tmp_path / "logs"))
         assert {each.tree: each.state_of(each.list_runs()[0]) for each in found} == {
             "live": "starting",
             "dead": "interrupted",
@@ -64,6 +64,6 @@ async def test_only_trees_that_their_writer_has_written_seem_to_run(tmp_path: Pa
 
 async def test_a_listing_measures_an_interrupted_run_up_to_its_newest_event(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(at=100.0), make_event(2, Message("m"), at=107.5))
-    found = await load_listing(open_reader(tmp_path), "t1")
+    found = await load_listing(SqliteReader(tmp_path / "logs"), "t1")
     row = found.make_row(found.list_runs()[0], now=9999.0)
     assert (row["state"], row["status"], row["duration_ms"]) == ("interrupted", None, 7500)

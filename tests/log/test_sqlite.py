@@ -60,7 +60,8 @@ class Files:
         name = b'{"seq":2,"tree":"%b"' % tree.encode()
         db = apsw.Connection(str(self._file_of(tree)))
         for batch, lines in db.execute("SELECT id, lines FROM batches").fetchall():
-            db.execute("UPDATE batches SET lines = ? WHERE id = ?", (lines.replace(name, b"?" + name), batch))
+            wrong = lines.replace(name, b"?" + name)
+            db.execute("UPDATE batches SET lines = ?, seal = ? WHERE id = ?", (wrong, schema.seal_lines(wrong), batch))
         db.close()
 
     def destroy(self, tree: str) -> None:
@@ -204,7 +205,8 @@ async def test_each_broken_file_is_named(tmp_path: Path) -> None:
 async def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
     await write_files(tmp_path, make_spawned(), make_ended(2))
     db = apsw.Connection(str(tmp_path / "logs/0001.db"))
-    db.execute("UPDATE batches SET lines = CAST(lines || x'0a7b7d' AS BLOB)")
+    wrong = db.execute("SELECT lines FROM batches").get + b"\n{}"
+    db.execute("UPDATE batches SET lines = ?, seal = ?", (wrong, schema.seal_lines(wrong)))
     db.close()
     with pytest.raises(LogError, match=r"0001\.db holds a line that is not an event"):
         await SqliteReader(tmp_path / "logs").read("t1")

@@ -22,7 +22,7 @@ from retinue.sandbox import builder, cgroups
 from retinue.sandbox import container_image as image
 from retinue.sandbox.container import MAKER_LABEL, find_engine, name_maker
 from retinue.supervisor.supervisor import Supervisor
-from retinue.surfaces.cli.escape import try_all
+from retinue.surfaces.cli.doctor import try_all
 from tests.sandbox.scenes import Facts, project
 from tests.supervisor.tree.kit import call, main
 from tests.tools.web.kit import Web

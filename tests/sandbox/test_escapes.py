@@ -8,7 +8,7 @@ import pytest
 
 from retinue.build.parts import Parts
 from retinue.sandbox.escapes import TRIES, OneByOne, plant_targets
-from retinue.surfaces.cli.escape import NotTried, play, print_table, try_all
+from retinue.surfaces.cli.doctor import NotTried, play, print_table, try_all
 from tests.sandbox.places import PLACES, Place
 
 

@@ -177,7 +177,7 @@ async def test_a_crash_at_any_step_is_put_back_by_the_next_one(tmp_path: Path) -
             after = hashed(project)
             break
         assert done.returncode == 9, done.stderr
-        swapping.recover_folder(str(state / "applying"))
+        swapping.recover_folder(str(state / "applying"), str(project))
         now = hashed(project)
         if now != before:  # it had got so far that only the tidying was left
             assert (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from retinue.workspaces.apply_journal import Journal, write_journal
 from tests.surfaces.cli.shell import Project, one_line_error, read_until
 from tests.surfaces.cli.test_terminal import HOSTILE, UNSEEN, Terminal
 from tests.workspaces.kit import LINES, git, hashed, repository, shell
@@ -172,16 +173,8 @@ def test_an_apply_that_died_is_undone_first(project: Project) -> None:
     staging.mkdir(parents=True)
     (staging / "new-0").write_text("half\n")
     os.link(staging / "new-0", project.folder / "b.txt")
-    (staging / "journal.json").write_text(
-        json.dumps(
-            {
-                "root": str(project.folder),
-                "paths": [b"b.txt".hex()],
-                "removed": [],
-                "folders": [],
-            }
-        )
-    )
+    journal = Journal(root=str(project.folder), paths=("b.txt",), removed=frozenset(), folders=())
+    write_journal(staging, journal)
     done = project.retinue("apply", "--yes")
     assert "an earlier apply was interrupted: what it had done is undone" in done.stderr
     assert done.returncode == 0 and (project.folder / "b.txt").read_text() == "new\n"

@@ -10,7 +10,8 @@ from retinue.build.parts import Parts
 from retinue.core.errors import ConfigError
 from retinue.core.ports import Log
 from retinue.core.traces import Telemetry, traceparent_of
-from retinue.files.private import make_private_folder
+from retinue.files.private import write_private_file
+from retinue.files.state_owner import claim_state_folder
 
 
 def open_log(state: Path | None) -> Log:
@@ -19,14 +20,16 @@ def open_log(state: Path | None) -> Log:
         from retinue.log.memory import MemoryLog
 
         return MemoryLog()
-    from retinue.log.opening import LOGS, check_state_folder
+    from retinue.log.opening import LOGS
     from retinue.log.sqlite import SqliteLog
 
-    make_private_folder(check_state_folder(state))
+    claim_state_folder(state)
     ignore = state / ".gitignore"
     try:
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        if not os.path.lexists(ignore):
+            write_private_file(ignore, b"*\n", exclusive=True)
+    except FileExistsError:
+        pass  # another process made it this moment
     except OSError as error:
         raise ConfigError(f"cannot write {ignore}: {error.strerror or error}") from None
     return SqliteLog(state / LOGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from retinue.agent.plans import ProfilePlanner
@@ -21,6 +22,7 @@ from retinue.core.network import parse_hosts
 from retinue.core.ports import Policy, RuleBook
 from retinue.core.rules import MODES, parse_rule
 from retinue.protocol.inherited_limits import read_process_limits
+from retinue.sandbox.process_privacy import hide_process
 from retinue.supervisor.approvals import ApprovalTerms
 from retinue.supervisor.policy import RulePolicy
 from retinue.supervisor.ports import SupervisorPorts
@@ -33,6 +35,8 @@ from retinue.workspaces.run_folders import StateFolder
 def make_supervisor(parts: Parts) -> Supervisor:
     """Build a supervisor. Must be called in the event loop that the runs will live in."""
     secrets.learn_secrets(os.environ)
+    with suppress(OSError):  # where the system refuses, runs without a sandbox have the user's authority all the same
+        hide_process()
     clock = parts.clock or SystemClock()
     state = StateFolder(parts.state, project=parts.project)
     models = ModelSource(parts.project, clock)

@@ -13,6 +13,7 @@ from pathlib import Path
 from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.located import Node
 from retinue.config.location import Place, show_text, suggest
+from retinue.config.ownership import check_owners_between
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.profiles import Profile, check_name
 
@@ -79,6 +80,8 @@ def _read_folder(folder: Path, project: Path | None) -> dict[str, Definition]:
     for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
+        if project is not None:
+            check_owners_between(project, path)
         source = BUILT_IN if project is None else path.relative_to(project).as_posix()
         definition = parse_definition(read_text(path, follow=False), file=str(path), source=source)
         other = found.setdefault(definition.profile.name.casefold(), definition)

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retinue.config.files import exists, read_text
+from retinue.config.ownership import check_owner, find_other_owners
 from retinue.config.profiles import BUILT_IN, Definition, choose_active, find_definitions
 from retinue.config.sandbox import warn_of_missing_paths
 from retinue.config.settings import ProfileSettings, Settings, load_settings, parse_settings, restrict
 from retinue.config.skills import Skill, find_skill, find_skills
-from retinue.config.trust import read_answer
+from retinue.config.trust import read_accepted_owner, read_answer
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import Profile
 
 SETTINGS_FILE = "retinue.yaml"
-MARKS = (SETTINGS_FILE, ".retinue", ".agent", ".git")
+OWNED_MARKS = (SETTINGS_FILE, ".agent")  # the state folder has checks of its own (`files.state_owner`)
+MARKS = (*OWNED_MARKS, ".retinue", ".git")
 UNTRUSTED = "{file} is not trusted, so this part of it is ignored: {what}; `retinue trust` shows and allows it"
 FEW = 3
 _WHO_IT_IS = ("description", "instructions", "skills")
@@ -39,7 +41,19 @@ class Project:
 
 
 def find_project(start: Path) -> Path:
-    """Return the nearest folder, from `start` upward, with a mark of ours or git's; `start` if there is none."""
+    """Return the nearest folder, from `start` upward, with a mark of ours or git's; `start` if there is none.
+
+    Raises ConfigError if a mark of that folder belongs to another user or others may write it."""
+    folder = find_project_folder(start)
+    for mark in OWNED_MARKS:
+        check_owner(folder / mark, project=folder)
+    if set(find_other_owners([folder / ".git"])) - {read_accepted_owner(folder)}:  # its modes are git's business
+        check_owner(folder / ".git", project=folder)
+    return folder
+
+
+def find_project_folder(start: Path) -> Path:
+    """Return the folder of `find_project`, whoever owns it."""
     here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         if any(os.path.lexists(folder / mark) for mark in MARKS):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from retinue.config.files import exists, list_subfolders, read_text
 from retinue.config.location import show_text, suggest
+from retinue.config.ownership import check_owners_between
 from retinue.config.yaml import parse_frontmatter
 from retinue.core.errors import ConfigError
 from retinue.core.profiles import check_name
@@ -31,9 +32,9 @@ class Skill:
 
 def find_skills(project: Path | None) -> dict[str, Skill]:
     """Return all skills by name; a project's wins over a built-in one of the same name in any case."""
-    found = _read_folder(BUILT_IN_FOLDER)
+    found = _read_folder(BUILT_IN_FOLDER, None)
     if project is not None:
-        found |= _read_folder(project / PROJECT_FOLDER)
+        found |= _read_folder(project / PROJECT_FOLDER, project)
     return {found[key].name: found[key] for key in sorted(found)}
 
 
@@ -55,11 +56,13 @@ def find_skill(name: str, skills: Mapping[str, Skill]) -> Skill:
     raise ConfigError(f"unknown skill '{show_text(name, 80)}'; there is {there}{suggest(name, skills)}")
 
 
-def _read_folder(folder: Path) -> dict[str, Skill]:
+def _read_folder(folder: Path, project: Path | None) -> dict[str, Skill]:
     found: dict[str, Skill] = {}
     for path in (entry / FILE_NAME for entry in list_subfolders(folder)):
         if not exists(path):
             continue
+        if project is not None:
+            check_owners_between(project, path)
         keys, _ = parse_frontmatter(read_text(path, follow=False), str(path))
         name = keys.require("name")
         skill = Skill(name.parse(_check_skill_name), keys.require("description").word(), path.absolute())

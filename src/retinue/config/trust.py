@@ -3,7 +3,8 @@
 A retinue.yaml in a clone was written by somebody else. What it narrows always holds. What it loosens (each setting's
 trust rule says so, see `settings.restrict`) holds only after the user has agreed. The answer is kept outside the
 project, in `~/.config/retinue/trusted/`, one file for each retinue.yaml, with the hash of the text. A file that
-somebody named (`--config`, `config=` in Python) is trusted by that. Surfaces ask; this module does not.
+somebody named (`--config`, `config=` in Python) is trusted by that. The user may also accept that a project folder
+belongs to another user (see `ownership.py`). Surfaces ask; this module does not.
 """
 
 from __future__ import annotations
@@ -35,15 +36,8 @@ def read_answer(file: Path, text: str) -> bool | None:
 
 def keep_answer(file: Path, text: str, *, trusted: bool = True) -> None:
     """Keep the user's answer; raises ConfigError when that is not possible."""
-    place = _answer_path(file)
-    if place is None:
-        raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
     about = {"file": os.path.realpath(file), "sha256": _hash_text(text), "trusted": trusted}
-    try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(place, json.dumps(about).encode())
-    except OSError as error:
-        raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
+    _write_record(_answer_path(file), about)
 
 
 def remove_answer(file: Path) -> None:
@@ -54,6 +48,17 @@ def remove_answer(file: Path) -> None:
             place.unlink(missing_ok=True)
     except OSError as error:
         raise Place(str(place)).error(f"cannot be removed: {error.strerror or error}") from None
+
+
+def read_accepted_owner(folder: Path) -> int | None:
+    """Return the other user whose files in this project folder the user accepts, if there is one."""
+    owner = _read_record(_answer_path(folder)).get("owner")
+    return owner if isinstance(owner, int) else None
+
+
+def keep_accepted_owner(folder: Path, owner: int) -> None:
+    """Accept that another user owns a project folder; raises ConfigError when that cannot be kept."""
+    _write_record(_answer_path(folder), {"folder": os.path.realpath(folder), "owner": owner})
 
 
 def carry_answer(file: Path, before: str | None, after: str) -> None:
@@ -87,6 +92,16 @@ def _read_record(place: Path | None) -> Mapping[str, Any]:
     except (OSError, msgspec.MsgspecError):
         return {}
     return kept if isinstance(kept, dict) else {}
+
+
+def _write_record(place: Path | None, about: Mapping[str, Any]) -> None:
+    if place is None:
+        raise ConfigError("there is no home folder to keep it in: set XDG_CONFIG_HOME")
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(place, json.dumps(about).encode())
+    except OSError as error:
+        raise Place(str(place)).error(f"cannot be written: {error.strerror or error}") from None
 
 
 def _normalize_text(text: str) -> str:

@@ -9,14 +9,15 @@ is found out by whoever has the disk, and comes in as the call's `subject`.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
+from retinue.core.commands import join_exact_words, list_readings, read_command
 from retinue.core.errors import ConfigError
+from retinue.core.hidden_commands import conceals_command, list_possible_readings, may_hold
 from retinue.core.servers import PREFIX
 
 Mode = Literal["ask", "strict", "sandboxed", "yes"]
@@ -36,22 +37,6 @@ RULE_PATTERN = (
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 _GLOB = "*?["
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
-_CONNECTORS = frozenset((";", "|", "||", "&&"))
-_SPECIAL = frozenset("$`\\()<>*?[]{}!~#\n")  # outside of quotes, these make a line more than words
-_BREAKS = frozenset("$`()<>{}\n")  # and behind these another command may begin
-_IN_DOUBLE = frozenset("$`\\!")
-# Words that are no command themselves: what is behind them is.
-_RESERVED = frozenset((
-    "!", "[[", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select",
-    "then", "time", "until", "while", "{", "}",
-))  # fmt: skip
-_WRAPPERS = frozenset((
-    "builtin", "busybox", "chroot", "command", "doas", "env", "exec", "find", "ionice", "nice", "nohup", "parallel",
-    "setsid", "stdbuf", "sudo", "timeout", "trap", "watch", "xargs",
-))  # fmt: skip
-_SHELLS = frozenset(("ash", "bash", "dash", "fish", "ksh", "sh", "zsh"))
-_EVALUATING = frozenset((".", "alias", "eval", "source"))
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
@@ -157,9 +142,27 @@ def find_stopping_rule(rules: tuple[Rule, ...], tool: str, args: dict[str, Any],
 def is_unclear(rules: tuple[Rule, ...], tool: str, subjects: Sequence[str]) -> bool:
     """Return whether one of these rules might be meant and nobody can tell: then the call is asked about, in every
     mode."""
-    if not any(rule.pattern is not None and not rule.argument for rule in rules):
+    patterns = [rule.pattern for rule in rules if rule.pattern is not None and not rule.argument]
+    if not patterns:
         return False
-    return not subjects or (is_a(tool, SHELLS) and not all(read_command(subject).plain for subject in subjects))
+    if not subjects or not is_a(tool, SHELLS):
+        return not subjects
+    lines = [read_command(subject) for subject in subjects]
+    if not all(line.plain for line in lines):
+        return True
+    commands = [words for line in lines for words in line.parts]
+    return any(map(conceals_command, commands)) or any(
+        _may_be_meant(pattern, words) for pattern in patterns for words in commands
+    )
+
+
+def _may_be_meant(pattern: str, words: tuple[str, ...]) -> bool:
+    """Return whether a command that the pattern does not match might run one that it does."""
+    start = pattern[: next((at for at, char in enumerate(pattern) if char in _GLOB), len(pattern))]
+    if may_hold(words, start):
+        return True
+    compiled = _compile_pattern(pattern, False)
+    return any(compiled.fullmatch(reading) for reading in list_possible_readings(words))
 
 
 def derive_rule(tool: str, subject: str | None, seal: str = "") -> Rule | None:
@@ -242,125 +245,3 @@ def _one_of(inside: str) -> str:
     turned = inside[0] == "!" and len(inside) > 1
     safe = re.sub(r"([\\\[\]^&|~])", r"\\\1", inside[1:] if turned else inside)
     return f"[{'^' if turned else ''}{safe}]"
-
-
-# Command lines. Not a shell: it understands words, quotes and `; | && ||`, and says of everything else that it does not
-# (`plain` is False). What it could make of such a line is given all the same, so that a rule that denies finds what it
-# can.
-
-
-class CommandLine(msgspec.Struct, frozen=True, gc=False):
-    """`parts` are the words of each simple command, without quotes; `plain` says that the line is nothing else."""
-
-    parts: tuple[tuple[str, ...], ...]
-    plain: bool
-
-
-def read_command(text: str) -> CommandLine:
-    """Never raises. An empty line is not plain."""
-    reader = _Reader(text)
-    reader.read()
-    parts, plain = [], reader.plain
-    for words in reader.parts:
-        rest = list(words)
-        while rest and (_ASSIGNMENT.match(rest[0]) or rest[0] in _RESERVED):
-            del rest[0]
-            plain = False
-        plain = plain and bool(rest) and not _evaluates_code(rest)
-        if rest:
-            parts.append(tuple(rest))
-    return CommandLine(tuple(parts), plain and bool(parts))
-
-
-def join_exact_words(words: tuple[str, ...]) -> str:
-    """Return the one way to write this command: what a pattern that allows is held against."""
-    return shlex.join(words)
-
-
-def list_readings(words: tuple[str, ...]) -> Iterator[str]:
-    """Yield all that this command may be taken for. A pattern that denies is compared with each."""
-    name = _read_program_name(words[0])
-    yield join_exact_words(words)
-    for first in range(len(words) if name in _WRAPPERS or name in _SHELLS or name in _EVALUATING else 1):
-        rest = words[first:]
-        yield " ".join(rest)
-        yield " ".join((_read_program_name(rest[0]), *rest[1:]))
-
-
-def _read_program_name(word: str) -> str:
-    return word.rpartition("/")[2]
-
-
-def _evaluates_code(words: list[str]) -> bool:
-    """Return whether a word of it is itself a command line, which is not read here."""
-    name = _read_program_name(words[0])
-    given = any(word.startswith("-") and not word.startswith("--") and "c" in word for word in words[1:])
-    return name in _EVALUATING or (name in _SHELLS and given)
-
-
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.plain = text.isprintable()
-        self.parts: list[list[str]] = [[]]
-        self._word: str | None = None
-        self._at = 0
-
-    def read(self) -> None:
-        while self._at < len(self.text):
-            char = self.text[self._at]
-            self._at += 1
-            if char in " \t":
-                self._end_word()
-            elif char == "'":
-                self._read_quoted("'")
-            elif char == '"':
-                self._read_quoted('"')
-            elif char in ";|&":
-                self._read_connector(char)
-            elif char in _SPECIAL:
-                self._read_special(char)
-            else:
-                self._word = (self._word or "") + char
-        self._end_word()
-        self.plain = self.plain and all(self.parts)
-
-    def _read_quoted(self, mark: str) -> None:
-        end = self.text.find(mark, self._at)
-        inside = self.text[self._at :] if end < 0 else self.text[self._at : end]
-        if end < 0 or (mark == '"' and not _IN_DOUBLE.isdisjoint(inside)):
-            self.plain = False
-        self._word = (self._word or "") + inside
-        self._at = len(self.text) if end < 0 else end + 1
-
-    def _read_connector(self, char: str) -> None:
-        sign = char
-        while self._at < len(self.text) and self.text[self._at] in ";|&":
-            sign += self.text[self._at]
-            self._at += 1
-        self.plain = self.plain and sign in _CONNECTORS
-        self._end_part()
-
-    def _read_special(self, char: str) -> None:
-        if char == "#" and self._word is not None:  # a comment begins only where a word would
-            self._word += char
-            return
-        self.plain = False
-        if char == "\\":
-            following = self.text[self._at : self._at + 1]
-            self._at += 1
-            if following != "\n":
-                self._word = (self._word or "") + following
-        elif char in _BREAKS:
-            self._end_part()
-        elif char not in "!#":
-            self._word = (self._word or "") + char
-
-    def _end_word(self) -> None:
-        if self._word is not None:
-            self.parts[-1].append(self._word)
-            self._word = None
-
-    def _end_part(self) -> None:
-        self._end_word()
-        self.parts.append([])

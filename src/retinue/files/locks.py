@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
+
+from retinue.files.opening import AnyPath
+from retinue.files.private import FILE_MODE
 
 
 def take_file_lock(fd: int, *, shared: bool = False) -> bool:
@@ -12,3 +16,9 @@ def take_file_lock(fd: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def open_own_file(path: AnyPath) -> int:
+    """Open a private file for reading and writing, made if it is missing and left as it is if not; the caller closes
+    the descriptor. A link is not followed."""
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retinue.core.errors import LogError, LogHeld
-from retinue.files.locks import take_file_lock
+from retinue.files.locks import open_own_file, take_file_lock
+from retinue.files.opening import open_regular_file
 
 PATIENCE_SECONDS, STEP_SECONDS = 1.0, 0.05
 
@@ -26,7 +27,7 @@ class Holder(NamedTuple):
 def try_lock(file: Path) -> int | None:
     """Take the lock of a log file and return its descriptor, which holds it until closed; None if another has it."""
     try:
-        lock = os.open(file.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = open_own_file(file.with_suffix(".lock"))
     except OSError as error:
         raise LogError(f"cannot write the log {file}: {error.strerror or error}") from None
     if not take_file_lock(lock):
@@ -58,7 +59,7 @@ def read_holder(file: Path) -> Holder | None:
 
     Looking takes a free lock for a moment: a process that wants it just then takes another file."""
     try:
-        lock = os.open(file.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+        lock = open_regular_file(file.with_suffix(".lock"))
     except OSError:
         return None
     try:

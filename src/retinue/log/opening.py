@@ -3,24 +3,41 @@ than this; `build` opens it for writing."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from retinue.core.errors import ConfigError
+import apsw
+
+from retinue.core.errors import LogError
 from retinue.core.ports import LogReader
+from retinue.files.state_owner import adopt_state_folder, verify_state_folder
+from retinue.log import locks, schema
 from retinue.log.sqlite_reader import SqliteReader
 
 LOGS = "logs"
-STATE_FOLDERS = ("", LOGS, "runs", "control", "outbox", "applying")
 
 
 def open_reader(state: Path) -> LogReader:
-    """Open the log of a state folder for reading; the folder need not exist."""
+    """Open the log of a state folder for reading; the folder need not exist. Raises ConfigError if it is not ours."""
+    verify_state_folder(state)
     return SqliteReader(state / LOGS)
 
 
-def check_state_folder(state: Path) -> Path:
-    """Return the state folder, unless it or a folder in it is a link: a clone may have brought one along."""
-    for name in STATE_FOLDERS:
-        if (state / name).is_symlink():
-            raise ConfigError(f"{state / name} is a link, and what is kept there would be wherever it leads: remove it")
-    return state
+def take_over_state(state: Path) -> None:
+    """Make a state folder and the events in it the user's, whoever made them. Raises LogError for a log that cannot be
+    read or that a process is writing."""
+    adopt_state_folder(state)
+    for file in SqliteReader(state / LOGS).list_files():
+        lock = locks.try_lock(file)
+        if lock is None:
+            raise LogError(f"{file} is being written by another process: try later")
+        try:
+            db = schema.open_writer(file)
+            try:
+                schema.reseal_batches(db)
+            finally:
+                db.close()
+        except apsw.Error as error:
+            raise LogError(schema.describe_error(f"cannot take over the log {file}", error)) from None
+        finally:
+            os.close(lock)

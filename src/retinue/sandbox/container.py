@@ -131,7 +131,7 @@ class ContainerProcess(Process):
     _killing: asyncio.Task[None] | None = None
 
     def _describe_end(self) -> str:
-        return OUT_OF_MEMORY if self._group.returncode == OUT_OF_MEMORY_CODE else super()._describe_end()
+        return OUT_OF_MEMORY if self._group.process.poll() == OUT_OF_MEMORY_CODE else super()._describe_end()
 
     def _list_processes(self) -> Iterator[int]:
         yield self._group.pid

@@ -149,7 +149,7 @@ class Process:
         async with TaskOwner() as owner:
             gone = owner.start(self._group.wait_for_exit())
             done, _ = await asyncio.wait({gone, *answers}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
+        return self._has_exited or bool(done)  # looking reaps it
 
     def _list_processes(self) -> Iterator[int]:
         """Yield every process inside: all are below the first one."""

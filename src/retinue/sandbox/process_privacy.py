@@ -1,4 +1,5 @@
-"""Makes the tool server undumpable, so that commands it runs (same uid) cannot read its memory."""
+"""Makes a process undumpable, so that commands it runs (same uid) cannot read its memory or environment: the tool
+server of a sandbox, and the host, whose environment has the keys of the models."""
 
 from __future__ import annotations
 
@@ -12,4 +13,4 @@ def hide_process() -> None:
     """Let /proc show this process's memory, descriptors and environment to root only. What it starts is as open as
     ever; where there is no such call, there is no such /proc."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_SET_DUMPABLE, 0, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "the tool server cannot be hidden from its commands")
+        raise OSError(ctypes.get_errno(), "this process cannot be hidden from its commands")

@@ -40,6 +40,7 @@ async def apply_child(run: Run, call: Call, *, shown_digest: str | None) -> Outc
     """Apply the changes of a child, unless the diff differs from the one the user approved."""
 
     def work() -> Outcome:
+        recover_folder(_aside(run), run.folders.path)
         one, plan = _plan_child(run, call)
         unchanged = shown_digest in (None, plan.digest) or (shown_digest == UNASKED and plan.conflicts)
         if not unchanged:
@@ -68,7 +69,6 @@ def _plan_child(run: Run, call: Call) -> tuple[CopiedWorkspace, Plan]:
     why = one.explain_nothing_to_apply()
     if why:
         raise ToolError(f"{APPLY}: {why}")
-    recover_folder(_aside(run))
     return one, plan_apply([one], run.folders.path)
 
 

@@ -66,6 +66,7 @@ class Approvals:
         self._questions: dict[str, Question] = {}
         self._answered: dict[str, None] = {}
         self._standing_answers: dict[tuple[str, int | None, str], str] = {}
+        self._restored: set[tuple[str, int | None, str]] = set()  # standing answers that an earlier process was given
         self._approver_tasks = TaskOwner()
         self._attendants: Counter[str | None] = Counter()  # those present for a tree; None is for all
         self._asked: Counter[str] = Counter()  # how many questions each tree has asked
@@ -256,7 +257,9 @@ class Approvals:
         """Remember an answer for all calls of a tool, in a run or in its tree. Return the answer in words."""
         where = "this run" if scope == "run" else "this tree"
         words = f"{tool.partition('@')[0]} in {where}, said by {by}"
-        self._standing_answers[tree, run if scope == "run" else None, tool] = words
+        key = (tree, run if scope == "run" else None, tool)
+        self._standing_answers[key] = words
+        self._restored.discard(key)
         return words
 
     def restore(self, tree: str, *, asked: int, answers: Iterable[tuple[int, ApprovalDecided]]) -> None:
@@ -264,7 +267,9 @@ class Approvals:
         than one call."""
         self._asked[tree] = asked
         for run, body in answers:
-            self.remember(tree, run, join_seal(body.tool, body.seal), scope=body.scope, by=body.by)
+            tool = join_seal(body.tool, body.seal)
+            self.remember(tree, run, tool, scope=body.scope, by=body.by)
+            self._restored.add((tree, run if body.scope == "run" else None, tool))
 
     def _resolve_all(
         self, choose: Callable[[Question], Decision | None], scope: str, *, by: str = "", rule: str = ""
@@ -279,10 +284,15 @@ class Approvals:
         return self._find_standing(question.tree.id, question.run.ref.run, tool, question.judge())
 
     def _find_standing(self, tree: str, run: int, tool: str, verdict: Verdict) -> str:
-        """Return the earlier answer that covers a call, in words."""
+        """Return the earlier answer that covers a call, in words. One that an earlier process was given does not cover
+        a call that a rule of now asks about: a log never loosens the settings."""
         if not self._standing_answers or verdict.what != "ask" or verdict.firm:
             return ""
-        return self._standing_answers.get((tree, run, tool)) or self._standing_answers.get((tree, None, tool)) or ""
+        for key in ((tree, run, tool), (tree, None, tool)):
+            words = self._standing_answers.get(key, "")
+            if words and not (verdict.rule and key in self._restored):
+                return words
+        return ""
 
     def _stood_before(self, tree: str, tool: str) -> bool:
         """Return whether a yes was given for the tool as it was before it had this seal."""
@@ -310,6 +320,7 @@ class Approvals:
         if self._standing_answers:
             for key in [key for key in self._standing_answers if key[0] == tree]:
                 del self._standing_answers[key]
+                self._restored.discard(key)
 
     async def close(self) -> None:
         """Cancel the approver functions that still run."""

@@ -67,6 +67,7 @@ from retinue.workspaces.run_folders import RunFolders, resolve_context_paths
 
 NOT_RUN_TEXT = "The call could not work and was not run; what was wrong with it was lost when the process died."
 LOST_FUNCTION = f"{UNKNOWN_AFTER_CRASH}: its function was running when the process died, and is not called again"
+OUTSIDE = "{run} cannot go on: its workspace {workspace} is not part of this project"
 QUEUEING_TOOL = "spawn_subagents"
 
 
@@ -291,17 +292,22 @@ class TreeRestorer:
         return run
 
     def _make_folders(self, view: RunView, ref: RunRef, parent: Run | None, plan: Plan, task: Task) -> RunFolders:
-        """Return the folders of a run as it had them. Raises ConfigError if the workspace of an unfinished one is
-        gone."""
+        """Return the folders of a run as it had them. The log only says whether the workspace was the run's own or the
+        one of its parent; the path is never taken from it. Raises ConfigError for a workspace outside this project."""
         state, spawned, is_ended = self._parts.ports.state, view.spawned, view.ended is not None
         there = [] if is_ended else [path for path in spawned.context_paths if Path(state.project, path).exists()]
         readable = resolve_context_paths(there, base=state.project)
-        as_then = plan if is_ended else replace(plan, profile=restore_workspace_kind(plan.profile, spawned))
-        folders = make_folders(state, ref, parent, as_then, task, readable)
-        lost = folders.path != spawned.workspace and not Path(spawned.workspace).is_dir()
-        if lost and not is_ended and not state.temporary:
-            raise ConfigError(f"{self.id}/{view.number} cannot go on: its workspace {spawned.workspace} is gone")
-        return msgspec.structs.replace(folders, path=spawned.workspace)
+        own = f"{state.run_folder(ref.tree, ref.run)}/workspace"
+        has_own = spawned.workspace == own or spawned.workspace.endswith(f"/runs/{ref.tree}/{ref.run}/workspace")
+        profile = (
+            restore_workspace_kind(plan.profile, spawned) if has_own else replace(plan.profile, workspace="shared")
+        )
+        folders = make_folders(state, ref, parent, replace(plan, profile=profile), task, readable)
+        if has_own:
+            return msgspec.structs.replace(folders, path=own)
+        if not is_ended and folders.path != spawned.workspace and Path(spawned.workspace).is_dir():
+            raise ConfigError(OUTSIDE.format(run=f"{self.id}/{view.number}", workspace=spawned.workspace))
+        return folders
 
     def _restore_depth(self, parent: Run | None, plan: Plan, depth: int) -> int:
         if parent is None:

@@ -15,7 +15,7 @@ from retinue.core.errors import ConfigError, NotFound
 from retinue.core.events import RunSpawned
 from retinue.core.limits import Limits
 from retinue.core.plans import Plan, Planner
-from retinue.core.profiles import RUNTIMES, Profile, RuntimeName, Task
+from retinue.core.profiles import RUNTIMES, Profile, Task
 from retinue.core.rules import CODE_MODE, Rules
 from retinue.core.servers import PREFIX
 from retinue.log.runs import RunView
@@ -101,21 +101,18 @@ class PlanRestorer:
                 found = replace(found, workspace=kept.workspace)
             if found.network is None and kept.network is not None:  # a container asked for it
                 found = replace(found, network=kept.network)
-            return self._placed(found, kept.runtime, primary=parent is None)
+            return self._place(found, primary=parent is None)
         if not spawned.model:
             raise ConfigError(f"'{kept.name}' is a Python function; {AGAIN}")
         tools = [tool.name for tool in _read(spawned.tools, list[_Tool])]
-        fields = {name: getattr(kept, name) for name in kept.__struct_fields__}
-        return self._placed(Profile(**fields, tools=tools), kept.runtime, primary=parent is None)
+        fields = {name: getattr(kept, name) for name in kept.__struct_fields__ if name != "runtime"}
+        return self._place(Profile(**fields, tools=tools), primary=parent is None)
 
-    def _placed(self, profile: Profile, runtime: RuntimeName, *, primary: bool) -> Profile:
-        """Return the profile with the runtime that the run had, unless an override says otherwise. A laxer runtime of
-        the profile does not loosen it. The primary asks for delegated runs itself, and stays where it is."""
+    def _place(self, profile: Profile, *, primary: bool) -> Profile:
+        """Return the profile with the runtime of the overrides, if they name one. The primary asks for delegated runs
+        itself, and stays where it is."""
         said = None if primary and self._runtime == DELEGATED else self._runtime
-        wanted = said or profile.runtime or runtime
-        if said is None and runtime in RUNTIMES:
-            wanted = max(wanted, runtime, key=RUNTIMES.index)
-        return profile if wanted == profile.runtime else replace(profile, runtime=wanted)
+        return profile if said is None else replace(profile, runtime=said)
 
     def _with_tools(self, profile: Profile, spawned: RunSpawned, parent: Plan | None) -> Plan:
         """Return the narrowest plan that has all the tools the run had."""
@@ -139,12 +136,22 @@ class PlanRestorer:
             was, now = ("a Python function", "none") if profile.call is None else ("none", "one")
             raise ConfigError(f"'{profile.name}' was {was} and is {now}; {AGAIN}")
         wanted = self._wanted(spawned)
-        task = self._task(spawned, named=parent is None)
-        plan = self._planner.plan(profile, task=task, parent=parent, given=given)
+        plan = self._plan(profile, spawned, parent, named=parent is None, given=given)
         if plan.model is not None and plan.model_name != wanted:
             if ":" not in wanted:
                 raise ConfigError(f"its model was '{wanted}', made in Python; {AGAIN}")
-            plan = self._planner.plan(profile, task=self._task(spawned, named=True), parent=parent, given=given)
+            plan = self._plan(profile, spawned, parent, named=True, given=given)
+        return plan
+
+    def _plan(self, profile: Profile, spawned: RunSpawned, parent: Plan | None, *, named: bool, given: bool) -> Plan:
+        """Plan as for a new run. The runtime that the log names counts only if it is stricter: a log never loosens what
+        the settings of now say."""
+        task, logged = self._task(spawned, named=named), _read(spawned.profile, _Kept).runtime
+        plan = self._planner.plan(profile, task=task, parent=parent, given=given)
+        is_open = self._runtime is None or (parent is None and self._runtime == DELEGATED)
+        if is_open and logged in RUNTIMES and RUNTIMES.index(logged) > RUNTIMES.index(plan.floor):
+            stricter = replace(profile, runtime=logged)
+            plan = self._planner.plan(stricter, task=task, parent=parent, given=given)
         return plan
 
     def _wanted(self, spawned: RunSpawned) -> str:

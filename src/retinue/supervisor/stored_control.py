@@ -26,7 +26,7 @@ from retinue.core.profiles import Profile
 from retinue.core.results import ChangedFile, Result
 from retinue.log import lookup
 from retinue.log.runs import Runs, RunView, describe_view
-from retinue.workspaces.atomic_apply import recover_folder
+from retinue.workspaces.atomic_apply import find_interrupted, recover_folder
 from retinue.workspaces.copies import (
     CopiedWorkspace,
     carry_out_plan,
@@ -57,6 +57,7 @@ class StoredControl:
     def __init__(self, log: LogReader, state: str) -> None:
         self._log = log
         self._state = state
+        self._project = str(Path(state).parent)
 
     # Looking
 
@@ -140,11 +141,15 @@ class StoredControl:
 
     def recover_project(self) -> bool:
         """Undo what an interrupted apply had done to the project; True if there was something."""
-        return recover_folder(f"{self._state}/applying")
+        return recover_folder(f"{self._state}/applying", self._project)
+
+    def find_interrupted(self) -> list[str]:
+        """Return the files of the project that `recover_project` would put back."""
+        return find_interrupted(f"{self._state}/applying", self._project)
 
     def plan_apply(self, copies: Sequence[CopiedWorkspace]) -> Plan:
         """Return what applying the changes of these runs, one after the other, would do to the project."""
-        return plan_apply(copies, str(Path(self._state).parent))
+        return plan_apply(copies, self._project)
 
     def carry_out_plan(self, plan: Plan, copies: Sequence[CopiedWorkspace]) -> None:
         """Change the project as planned, all or nothing, and record it for the runs."""

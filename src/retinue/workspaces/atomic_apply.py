@@ -14,84 +14,94 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
 from retinue.core.errors import RetinueError
 from retinue.files.atomic import NEW_FLAGS, replace_file
-from retinue.files.locks import take_file_lock
+from retinue.files.locks import open_own_file, take_file_lock
 from retinue.files.opening import open_parent
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
+from retinue.workspaces.apply_journal import Journal, read_journal, write_journal
 from retinue.workspaces.capture import read_current
 from retinue.workspaces.merge import Change
 from retinue.workspaces.store import ContentNames, Store
 from retinue.workspaces.walk import display_path
 
 FOLDER = "applying"
-JOURNAL, DONE = "journal.json", "done"
+DONE = "done"
 CHANGED = "{path} was changed while it was being replaced; everything is as it was before"
 BUSY = "another process is applying changes to this folder just now"
-
-
-class _Journal(msgspec.Struct, frozen=True):
-    """The paths of all files in the order of the changes, those among them that are removed, and the new folders. Paths
-    are hexadecimal bytes, for names are no text."""
-
-    root: str
-    paths: tuple[str, ...]
-    removed: frozenset[str]
-    folders: tuple[str, ...]
 
 
 def apply_changes(root: str, changes: Sequence[Change], store: Store, *, aside: str) -> None:
     """Make the changes in `root`, all or none. `aside` is a folder of ours on the same file system."""
     with _hold_lock(aside):
-        _recover_stagings(aside)
+        _recover_stagings(aside, root)
         staging = make_private_folder(f"{aside}/{secrets.token_hex(8)}")
         try:
             _stage_files(staging, root, changes, store)
-            journal = _Journal(
+            journal = Journal(
                 root,
-                paths=tuple(_to_hex(change.path) for change in changes),
-                removed=frozenset(_to_hex(change.path) for change in changes if change.new is None),
-                folders=tuple(map(_to_hex, _list_missing_folders(root, changes))),
+                paths=tuple(change.path for change in changes),
+                removed=frozenset(change.path for change in changes if change.new is None),
+                folders=tuple(_list_missing_folders(root, changes)),
             )
-            replace_file(staging / JOURNAL, msgspec.json.encode(journal), sync=True)
+            write_journal(staging, journal)
             _swap_files(staging, root, changes)
             replace_file(staging / DONE, b"", sync=True)
         except OSError as error:
-            _roll_back(staging)
+            _roll_back(staging, root)
             path = display_path(str(error.filename or root))
             raise RetinueError(f"nothing was changed: {path}: {error.strerror or error}") from error
         except BaseException:
-            _roll_back(staging)
+            _roll_back(staging, root)
             raise
         remove_tree(staging)
 
 
-def recover_folder(aside: str) -> bool:
-    """Roll back what a process that died had begun; return whether there was anything."""
+def recover_folder(aside: str, root: str) -> bool:
+    """Roll back what a process that died had begun in `root`; return whether there was anything. Raises RetinueError
+    for a journal that this user did not write here."""
     if not Path(aside).is_dir():
         return False
     with _hold_lock(aside):
-        return _recover_stagings(aside)
+        return _recover_stagings(aside, root)
 
 
-def _recover_stagings(aside: str) -> bool:
-    found = [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir()]
+def find_interrupted(aside: str, root: str) -> list[str]:
+    """Return the files in `root` that `recover_folder` would put back; changes nothing."""
+    if not Path(aside).is_dir():
+        return []
+    with _hold_lock(aside):
+        journals = [read_journal(staging, root=root) for staging in _list_stagings(aside) if not _is_done(staging)]
+    return sorted({path for journal in journals if journal is not None for path in journal.paths})
+
+
+def _recover_stagings(aside: str, root: str) -> bool:
+    found = _list_stagings(aside)
     for staging in found:
-        if (staging / DONE).exists():
+        if _is_done(staging):
             remove_tree(staging)
         else:
-            _roll_back(staging)
+            _roll_back(staging, root)
     return bool(found)
+
+
+def _list_stagings(aside: str) -> list[Path]:
+    return [entry for entry in sorted(Path(aside).iterdir()) if entry.is_dir() and not entry.is_symlink()]
+
+
+def _is_done(staging: Path) -> bool:
+    return os.path.lexists(staging / DONE)
 
 
 @contextmanager
 def _hold_lock(aside: str) -> Iterator[None]:
+    for folder in (Path(aside).parent, Path(aside)):
+        if folder.is_symlink():
+            raise RetinueError(f"{folder} is a link: remove it")
     made = not Path(aside).parent.exists()
     make_private_folder(aside)
-    lock = os.open(f"{aside}/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = open_own_file(f"{aside}/lock")
     try:
         if not take_file_lock(lock):
             raise RetinueError(BUSY)
@@ -103,14 +113,6 @@ def _hold_lock(aside: str) -> Iterator[None]:
                 Path(aside, "lock").unlink()
                 Path(aside).rmdir()
                 Path(aside).parent.rmdir()
-
-
-def _to_hex(path: str) -> str:
-    return os.fsencode(path).hex()
-
-
-def _from_hex(path: str) -> str:
-    return os.fsdecode(bytes.fromhex(path))
 
 
 def _stage_files(staging: Path, root: str, changes: Sequence[Change], store: Store) -> None:
@@ -204,22 +206,21 @@ def _verify_old(kept: Path, change: Change) -> None:
         raise RetinueError(CHANGED.format(path=display_path(change.path)))
 
 
-def _roll_back(staging: Path) -> None:
+def _roll_back(staging: Path, root: str) -> None:
     """Restore the folder from the journal; without a journal nothing was begun."""
-    try:
-        journal = msgspec.json.decode((staging / JOURNAL).read_bytes(), type=_Journal)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    journal = read_journal(staging, root=root)
+    if journal is None:
         remove_tree(staging)
         return
     for number, path in reversed(list(enumerate(journal.paths))):
         if path not in journal.removed:
-            _undo_place(staging, number, journal.root, _from_hex(path))
+            _undo_place(staging, number, root, path)
     for folder in reversed(journal.folders):
-        with suppress(OSError), open_parent(journal.root, _from_hex(folder)) as (above, name):
+        with suppress(OSError), open_parent(root, folder) as (above, name):
             os.rmdir(name, dir_fd=above)
     for number, path in enumerate(journal.paths):
         if path in journal.removed:
-            _undo_remove(staging, number, journal.root, _from_hex(path))
+            _undo_remove(staging, number, root, path)
     remove_tree(staging)
 
 

@@ -106,7 +106,7 @@ class CopiedWorkspace:
             aside = (
                 f"{source}/.retinue/applying" if source == self.workspace.project else f"{Path(source).parent}/applying"
             )
-            atomic_apply.recover_folder(aside)
+            atomic_apply.recover_folder(aside, source)
             carry_out_plan(plan_apply([self], source), [self], aside=aside)
         return self.find_changes().files
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from retinue.core.commands import read_command
 from retinue.core.errors import ConfigError
 from retinue.core.messages import ToolSpec
 from retinue.core.rules import (
@@ -17,7 +18,6 @@ from retinue.core.rules import (
     find_allowing_rule,
     find_stopping_rule,
     parse_rule,
-    read_command,
 )
 from retinue.supervisor.policy import RulePolicy
 
@@ -138,6 +138,85 @@ def test_deny_wins_and_sees_through_quotes(command: str, mode: Mode) -> None:
 def test_what_is_not_understood_asks_where_something_is_denied(command: str) -> None:
     assert judged(command, "yes", deny=["shell(rm *)"]) == "ask"
     assert judged(command, "yes") == "allow"
+
+
+@pytest.mark.finding("X9")
+@pytest.mark.parametrize("mode", ["ask", "yes"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git -C . push", "git -C . -c x=y --no-pager push origin", "git --git-dir .git push", "/usr/bin/git -P push",
+        "env git push", "env -i A=1 git -C . push", "sudo -u me git push", "su -c 'git push'", "su - me -c 'git push'",
+        "command git push", "command -p git push", "exec git push", "xargs git push", "nice -n 5 git push",
+        "timeout 5 git -C . push", "find . -exec git push ';'", "find . -execdir git push +", "bash -c 'git push'",
+        "sh -ec 'git push'", "eval git push", "eval 'git push'", "busybox sh -c 'git push'", "script -c 'git push'",
+        "flock x git push", "strace git push", "unshare git push", "ls | git push", "builtin command git push",
+    ],
+)  # fmt: skip
+def test_a_denied_command_is_seen_behind_options_and_wrappers(command: str, mode: Mode) -> None:
+    assert judged(command, mode, allow=["shell"], deny=["shell(git push*)"]) == "deny"
+
+
+@pytest.mark.finding("X9")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo git push | sh", "echo Z2l0IHB1c2g= | base64 -d | bash", "sh", "sh < x", "sh x.sh", "bash -s", "dash",
+        "cat x | sudo sh", "echo push | xargs git", "echo git push | xargs env", "echo git push | xargs -I X sh -c X",
+        "eval $x", "x=push; git $x", "git $(echo push)", "alias gp='git push'", "alias g=git; g push", "source x",
+        ". x", "command . x", "git -c alias.x=push x", "git --config-env=alias.x=Y x", "git config alias.x push",
+        "git config --global alias.x '!git push'",
+        "git -c core.fsmonitor='git push' status", "git submodule foreach git push", "git bisect run git push",
+        "git rebase --exec 'git push' main", "git fetch --upload-pack='git push'", "ssh host git push",
+        "ssh host 'cd x; git push'", "unknown-wrapper git push", "unknown-wrapper --flag git -C . push",
+        "unknown-wrapper 'cd x && git push'", "docker run image git push", "npx -c 'git push'", "uv run git push",
+        "python -c \"import os; os.system('git ' + 'push')\"", "python3.11 -c x", "perl -e x", "perl -ne x f",
+        "node -e x", "node --eval=x", "ruby -e x", "php -r x", "echo x | python", "python - < x",
+        "awk 'BEGIN { system(\"git push\") }'",
+        "sed '1e git push' x", "make CMD='git push'", "export GIT_EDITOR='git push'", "hash -p /usr/bin/git ls",
+        "trap 'git push' EXIT", "timeout 5 sh", "nice bash x", "vim -c '!git push'", "git \\\npush", "gi{t,} push",
+        "tmux new-session -d 'git push'", "at now -f x git push", "watch -n1 x sh",
+    ],
+)  # fmt: skip
+def test_a_command_that_could_be_the_denied_one_asks_in_every_mode(command: str) -> None:
+    verdict = judged(command, "yes", allow=["shell", "shell(*)"], deny=["shell(git push*)"])
+    assert verdict in ("ask", "deny"), verdict
+    assert judged(command, "yes", ask=["shell(git push*)"]) == "ask"
+    assert judged(command, "yes") == "allow"
+
+
+@pytest.mark.finding("X9")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git status", "git -C . status", "git commit -m 'push it'", "git commit -m 'git push'", "git stash push",
+        "git log --grep push", "git --no-pager commit -m push", "echo git push", "grep -rn 'git push' docs", "ls -la",
+        "make test", "npm run build", "python -m pytest -p no:x -r a", "python manage.py -c x", "python --version",
+        "node build.js -e x", "cargo build", "find . -name x", "find . | xargs grep foo", "cat a | sort | head -3",
+        "env A=1 make test", "timeout 60 make test", "./build.sh", "sed s/a/b/ x", "docker ps", "ssh host ls",
+    ],
+)  # fmt: skip
+def test_other_commands_do_not_ask_because_something_is_denied(command: str) -> None:
+    assert judged(command, "yes", deny=["shell(git push*)"]) == "allow"
+
+
+@pytest.mark.finding("X9")
+def test_options_before_a_subcommand_hide_none() -> None:
+    for command in (
+        "npm --prefix . publish",
+        "npm -w a publish",
+        "kubectl -n x delete pod",
+        "kubectl --context=a delete",
+    ):
+        assert judged(command, "yes", deny=["shell(npm publish*)", "shell(kubectl delete*)"]) == "ask"
+    assert judged("npm --silent run publish-docs", "yes", deny=["shell(npm publish)"]) == "allow"
+
+
+@pytest.mark.finding("X9")
+def test_a_very_long_command_asks_instead_of_being_searched_for_ever() -> None:
+    words = " ".join(["x"] * 50_000)
+    assert judged(f"env {words}", "yes", deny=["shell(git push*)"]) == "ask"
+    assert judged(f"echo {words}", "yes", deny=["shell(git push*)"]) == "ask"
 
 
 def test_the_order_is_deny_ask_allow_mode() -> None:

@@ -20,7 +20,7 @@ SOURCE = str(Path(retinue.__file__).parents[1])
 # Root may write everywhere; without these two capabilities it is bound by modes like everybody.
 _POWERS = "-dac_override,-dac_read_search"
 BOUND_BY_MODES = ["setpriv", "--bounding-set", _POWERS, "--inh-caps", _POWERS] if os.geteuid() == 0 else []
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME")
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -46,7 +46,12 @@ class Project:
 
     def said(self, arguments: Sequence[str]) -> list[str]:
         """The words of a command, with where its runs live."""
-        if not self.runtime or not arguments or arguments[0] != "run" or "--runtime" in arguments:
+        if (
+            not self.runtime
+            or not arguments
+            or arguments[0] not in ("run", "resume", "continue")
+            or "--runtime" in arguments
+        ):
             return list(arguments)
         return [*arguments, "--runtime", self.runtime]
 

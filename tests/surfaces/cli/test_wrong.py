@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.files.state_owner import claim_state_folder
 from tests.surfaces.cli.shell import BOUND_BY_MODES, SOURCE, Project, one_line_error
 
 
@@ -72,7 +73,9 @@ def test_a_wrong_file_is_named_with_its_line(project: Project, path: str, text: 
 def test_a_state_folder_that_cannot_be_written(project: Project, place: str) -> None:
     """Something stands in the way; unlike a mode, that stops root too."""
     path = project.folder / place
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if place != ".retinue":
+        claim_state_folder(project.folder / ".retinue")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     if place.endswith(".db"):
         path.mkdir()
     else:

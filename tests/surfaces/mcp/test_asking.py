@@ -232,7 +232,7 @@ async def test_a_client_that_does_not_come_back_is_waited_for_no_longer_than_its
 
 def test_what_is_shown_harms_no_terminal() -> None:
     from retinue.core.approvals import Approval
-    from retinue.surfaces.mcp.elicitation import make_form
+    from retinue.surfaces.mcp.host import make_form
 
     args = {"command": "echo \x1b[2J\u202e"}
     asked = Approval(

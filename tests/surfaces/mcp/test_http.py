@@ -13,6 +13,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from retinue.files.state_owner import claim_state_folder
 from tests.surfaces.cli.shell import Project
 from tests.surfaces.mcp.kit import BOTH, Server, listening
 
@@ -203,11 +204,15 @@ async def test_bad_bodies_are_answered_and_the_server_lives(project: Project) ->
         assert (await server.post(HELLO))[0] == 200
 
 
-async def test_a_token_file_that_others_can_read_is_not_used(project: Project) -> None:
+@pytest.mark.finding("X1")
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+async def test_a_token_that_somebody_else_can_know_is_not_used(project: Project, mode: int) -> None:
+    """One that others can read, and one that somebody else has made: a pull can bring a file with any mode."""
     file = project.folder / ".retinue" / "mcp" / "token"
-    file.parent.mkdir(parents=True)
+    claim_state_folder(file.parent.parent)
+    file.parent.mkdir(mode=0o700)
     file.write_text("A" * 40)
-    file.chmod(0o644)
+    file.chmod(mode)
     async with listening(project) as server:
         assert file.read_text() != "A" * 40
         assert stat.S_IMODE(os.stat(file).st_mode) == 0o600

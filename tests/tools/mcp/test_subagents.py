@@ -117,6 +117,7 @@ async def test_a_server_gets_few_variables(monkeypatch: pytest.MonkeyPatch) -> N
     assert not {"SOME_API_KEY", "ALSO", "MISSING"} & set(variables)
     others = {name for name in variables if not name.startswith("LC_")} - {"WANTED", "MADE"}
     passed = {"PATH", "HOME", "LANG", "TERM", "TMPDIR", "USER", "SHELL", "VIRTUAL_ENV"}
+    passed |= {"XDG_CONFIG_HOME", "XDG_STATE_HOME"}
     down = {"RETINUE_SUBAGENT_LOGGING_ADDRESS", "CPE_SUBAGENT_LOGGING_ADDRESS", "RETINUE_SUBAGENT_DEPTH"}
     assert down <= others <= passed | down
 

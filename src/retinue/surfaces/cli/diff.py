@@ -18,6 +18,7 @@ from retinue.surfaces.cli.options import RUN_HELP
 from retinue.surfaces.printer import colors, safe
 
 QUESTION = "apply these changes? [y]es [n]o > "
+RECOVERY_QUESTION = "put them back as they were before it? [y]es [n]o > "
 FAILED = 1
 
 
@@ -103,6 +104,10 @@ def execute_apply(args: argparse.Namespace) -> int:
     if not runs:
         return 0
     control = open_stored_control(find_project(Path.cwd()) / ".retinue")
+    interrupted = control.find_interrupted()
+    if interrupted and not args.yes and not _ask_recovery(interrupted):
+        print("Nothing was changed.", file=sys.stderr)
+        return FAILED
     if control.recover_project():
         screen.print_warning("an earlier apply was interrupted: what it had done is undone")
     plan = control.plan_apply(runs)
@@ -139,9 +144,25 @@ def _select_unapplied(tree: Listing, runs: list[CopiedWorkspace]) -> list[Copied
     return left
 
 
+def _ask_recovery(paths: list[str]) -> bool:
+    """Ask whether the files that an interrupted apply was changing may be put back."""
+    _require_terminal()
+    shown = "".join(f"\n  {safe.escape_line(path)}" for path in paths)
+    print(f"an earlier apply was interrupted while it changed these files:{shown}", file=sys.stderr)
+    return _ask(RECOVERY_QUESTION)
+
+
 def _ask_user(diff: str) -> bool:
+    _require_terminal()
+    print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
+    return _ask(QUESTION)
+
+
+def _require_terminal() -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("there is no terminal to ask on: look with `retinue diff`, then give --yes")
-    print(colors.paint_diff(safe.escape_text(diff), color=colors.wants_color(sys.stderr)), file=sys.stderr)
-    print(QUESTION, end="", file=sys.stderr, flush=True)
+
+
+def _ask(question: str) -> bool:
+    print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -7,35 +7,39 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from retinue import build
 from retinue.build.models import ModelSource, make_prices
 from retinue.build.parts import Parts
 from retinue.build.project import load_project_parts
-from retinue.build.sandboxes import build_image, make_placement
+from retinue.build.sandboxes import build_image, make_placement, plant_escape_attempts, run_as_ordinary_user
 from retinue.build.servers import make_tool_servers
+from retinue.build.supervisor import open_control
 from retinue.concurrency import SystemClock
 from retinue.config.models import PROVIDERS, Provider, find_default_model, find_install_command
-from retinue.config.project import SETTINGS_FILE, Project, find_project
+from retinue.config.project import SETTINGS_FILE, Project, find_project_folder
 from retinue.config.settings import find_unsandboxed, settings_schema
 from retinue.control import address_files
 from retinue.core.errors import ConfigError, LogError, RetinueError
 from retinue.core.limits import Limits
-from retinue.core.ports import Prices
-from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, RuntimeName
+from retinue.core.ports import Model, Prices
+from retinue.core.profiles import LOCAL_TOOLS, SPAWN_TOOLS, WEB_TOOLS, Profile, RuntimeName, Task
+from retinue.core.results import Result
 from retinue.core.servers import McpServer, ServerReport
 from retinue.core.usage import Usage
+from retinue.files.state_owner import verify_state_folder
 from retinue.log.opening import open_reader
 from retinue.surfaces.cli import output as screen
 from retinue.surfaces.cli.main import get_version
@@ -58,6 +62,11 @@ FULL_AUTHORITY = (
     "also answer questions and change files outside the project ({settings})"
 )
 RESTRICT = "take that out of {file}, or read what you allow: --yes and mode `yes` allow everything"
+NEEDED = frozenset({"pid", "mount", "net", "proxy", "caps", "no_new_privs"})
+USER_SECONDS = 300.0
+HELD, ESCAPED, UNKNOWN = "held", "ESCAPED", "no answer"
+WIDE = 11
+_TRIES = '"$1" -m retinue doctor --build-image >/dev/null 2>&1; exec "$1" -m retinue doctor --escape --json'
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,11 @@ def execute_doctor(args: argparse.Namespace) -> int:
         screen.print_json(settings_schema(), indent=2)
         return 0
     if args.escape:
-        from retinue.surfaces.cli import escape
-
-        return escape.run_attempts(as_json=args.json)
+        return run_attempts(as_json=args.json)
     if args.build_image:
         print(build_image())
         return 0
-    look = _load_look(find_project(Path.cwd()))
+    look = _load_look(find_project_folder(Path.cwd()))
     checks = [(section, check) for section, find_checks in SECTIONS.items() for check in find_checks(look)]
     if args.json:
         screen.print_json([{"section": section, **_to_json(check)} for section, check in checks])
@@ -308,7 +315,10 @@ def check_authority(look: Look) -> Iterator[Check]:
 
 def check_logs(look: Look) -> Iterator[Check]:
     """Check that each log can be read, is whole and has our version."""
-    log = open_reader(look.state)
+    try:
+        log = open_reader(look.state)
+    except ConfigError:
+        return  # another check reports what is wrong with the state folder
     problems: list[LogError] = []
     try:
         found = asyncio.run(log.check_health(problems.append))
@@ -324,6 +334,10 @@ def check_logs(look: Look) -> Iterator[Check]:
 
 def _check_state(state: Path) -> Check:
     """Check that the state folder can be written, without making it: the first run does."""
+    try:
+        verify_state_folder(state)
+    except ConfigError as error:
+        return Check("state", "fail", str(error))
     there = next(folder for folder in (state, *state.parents) if os.path.lexists(folder))
     if not there.is_dir():
         return Check("state", "fail", f"{there} is not a folder", f"move {there} away")
@@ -404,6 +418,100 @@ def _find_cure(model: str) -> str:
     if provider is None or provider.has_key(os.environ):
         return find_install_command(model) or f"correct 'model:' in {SETTINGS_FILE}"
     return find_install_command(model) or f"export {provider.key}=..."
+
+
+# `--escape`: try to break out of each sandbox that works here, and show what held. A sandboxed run gets the commands
+# from a model that is a list. The first command checks that the sandbox works; unless it does, the model says no more,
+# so nothing is ever tried without a sandbox.
+
+
+class NotTried(RetinueError):
+    """The sandbox was not seen to work, so nothing was tried."""
+
+
+def run_attempts(*, as_json: bool) -> int:
+    """Print the table; return 1 if something got out, or if no sandbox works."""
+    columns, reasons = try_sandboxes()
+    if os.geteuid() == 0:
+        told, why = _as_ordinary()
+        columns |= told
+        reasons += why
+    if as_json:
+        screen.print_json({"tries": columns, "not_tried": reasons})
+    else:
+        print_table(columns, reasons)
+    found = [told for column in columns.values() for told in column.values()]
+    return int(not found or any(told != HELD for told in found))
+
+
+def try_sandboxes() -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return what was tried in each sandbox that works here, and why the others do not."""
+    who = "root" if os.geteuid() == 0 else "user"
+    columns: dict[str, dict[str, str]] = {}
+    reasons = []
+    for runtime in SANDBOXES:
+        try:
+            escaped = asyncio.run(try_all(runtime))
+        except RetinueError as error:
+            reasons.append(f"{runtime}, by {who}: {error}")
+            continue
+        columns[f"{runtime}, by {who}"] = {
+            name: UNKNOWN if out is None else ESCAPED if out else HELD for name, out in escaped.items()
+        }
+    return columns, reasons
+
+
+def _as_ordinary() -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return the same, tried as an ordinary user."""
+    try:
+        done = run_as_ordinary_user(["/bin/sh", "-c", _TRIES, "sh", sys.executable], seconds=USER_SECONDS)
+        told = json.loads(done.stdout)
+        return told["tries"], told["not_tried"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+        return {}, [f"by an ordinary user: {type(error).__name__}: {error}"]
+
+
+def print_table(columns: Mapping[str, Mapping[str, str]], reasons: list[str]) -> None:
+    tries = list(dict.fromkeys(name for column in columns.values() for name in column))
+    wide = max(map(len, tries), default=0)
+    if columns:
+        for row in zip(*(title.split(", ") for title in columns), strict=True):
+            print(f"{'':<{wide}}  " + "".join(f"{word:<{WIDE}}" for word in row).rstrip())
+        for name in tries:
+            told = (column.get(name, UNKNOWN) for column in columns.values())
+            print(f"{name:<{wide}}  " + "".join(f"{word:<{WIDE}}" for word in told).rstrip())
+        answers = [told for column in columns.values() for told in column.values()]
+        counts = ", ".join(f"{answers.count(word)} {word}" for word in (HELD, ESCAPED, UNKNOWN) if word in answers)
+        print(f"{len(answers)} tries from inside {len(columns)} sandboxes: {counts}")
+    for reason in reasons:
+        print(f"not tried: {safe.escape_line(reason)}")
+
+
+async def try_all(runtime: RuntimeName) -> dict[str, bool | None]:
+    """Return which tries got out of one sandbox; None for one without an answer. Raises NotTried, or ConfigError where
+    there is no such sandbox."""
+    if runtime not in SANDBOXES:
+        raise NotTried(f"runtime {runtime!r} is no sandbox")
+    with plant_escape_attempts(runtime) as (made, parts):
+        started = make_placement(parts).runtime(runtime, "hosts").started
+        sandbox = () if started is None else started.sandbox
+        if not set(sandbox) >= NEEDED:
+            raise NotTried(f"only these of its parts work: {', '.join(sandbox)}")
+        result = await play(parts, made.model)
+        if not made.model.stands:
+            raise NotTried(f"from inside, the sandbox is not seen to work ({result.error_details or made.model.said})")
+        escaped: dict[str, bool | None] = made.list_escapes(result.status)
+        return escaped
+
+
+async def play(parts: Parts, model: Model) -> Result[Any]:
+    control = open_control(parts)
+    try:
+        profile = Profile("escape", "", model=model, tools=["shell"], workspace="scratch")
+        run = await control.spawn(profile, Task("Get out."))
+        return await run.result()
+    finally:
+        await control.close()
 
 
 SECTIONS: dict[str, Callable[[Look], Iterator[Check]]] = {

@@ -39,11 +39,14 @@ def run_tree(
     """Run the tree that `begin` starts, on this terminal or detached from it. Events up to `after` are known."""
     if args.detach and args.no_control and not args.yes:
         raise ConfigError("--detach with --no-control can never ask anything: add --yes, or leave --no-control out")
-    away = detach() if args.detach else None
-    if isinstance(away, int):
-        return away
-    state = start.parts.state
-    printer = make_printer(args, color=False if away else None)
+    announce = None
+    if args.detach:
+        pipe, code = detach()
+        if pipe is None:
+            return code
+        assert start.parts.state is not None
+        announce = partial(_announce, pipe, start.parts.state)
+    printer = make_printer(args, color=False if args.detach else None)
     driving = drive(
         start.parts,
         begin,
@@ -51,7 +54,7 @@ def run_tree(
         terminal=start.asks,
         serve=not args.no_control,
         after=after,
-        announce=None if away is None or state is None else partial(away.announce, state),
+        announce=announce,
         profile=profile,
     )
     return print_answer(asyncio.run(driving), printer, as_json=args.json)
@@ -102,29 +105,24 @@ def _add_hint(result: Result[Any]) -> str:
     return "; --yes runs tools without asking, --wait-approvals waits for `retinue approve`"
 
 
-class DetachedProcess:
-    """The second process, with the pipe to the first."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-
-    def announce(self, state: Path, run: RunHandle) -> None:
-        """Leave the terminal and tell the first process the id of the tree."""
-        folder = make_private_folder(state / "runs" / run.tree / str(run.number))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for fd, name in DETACHED_FILES:
-            file = open_private_file(folder / name, append=True)
-            os.dup2(file, fd)
-            os.close(file)
-        os.write(self._pipe, run.tree.encode())
-        os.close(self._pipe)
+def _announce(pipe: int, state: Path, run: RunHandle) -> None:
+    """Leave the terminal and tell the first process the id of the tree."""
+    folder = make_private_folder(state / "runs" / run.tree / str(run.number))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for fd, name in DETACHED_FILES:
+        file = open_private_file(folder / name, append=True)
+        os.dup2(file, fd)
+        os.close(file)
+    os.write(pipe, run.tree.encode())
+    os.close(pipe)
 
 
-def detach() -> int | DetachedProcess:
+def detach() -> tuple[int | None, int]:
     """Continue in a second process, with a session of its own and without the terminal.
 
-    Return in the second what it needs; in the first the exit code, once the tree has an id, which it prints.
+    Return in the second the pipe to the first; in the first None and the exit code, once the tree has an id, which it
+    prints.
 
     Until then the second reports errors on the terminal like any command; from then on its output goes to files.
 
@@ -140,11 +138,11 @@ def detach() -> int | DetachedProcess:
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)  # whoever reads the first process's output must not wait for the second's
         os.close(nowhere)
-        return DetachedProcess(tell)
+        return tell, 0
     os.close(tell)
     with os.fdopen(told, "rb") as pipe:
         tree = pipe.read().decode()
     if tree:
         print(tree)
-        return 0
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return None, 0
+    return None, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

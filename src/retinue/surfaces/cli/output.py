@@ -15,8 +15,9 @@ from retinue.config.project import find_project
 from retinue.core.errors import ConfigError
 from retinue.core.messages import RunRef
 from retinue.core.ports import LogReader
+from retinue.files.state_owner import verify_state_folder
 from retinue.log.lookup import find_run
-from retinue.log.opening import check_state_folder, open_reader
+from retinue.log.opening import open_reader
 from retinue.surfaces.printer import safe
 from retinue.surfaces.printer.safe import measure_width
 
@@ -44,12 +45,12 @@ async def look_up(name: str | None, *, everything: bool = False, live: bool = Fa
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the project's folder, unless its name cannot stand in a log, which is UTF-8, or its state is elsewhere."""
+    """Return the project's folder, unless its name cannot stand in a log, which is UTF-8, or its state is not ours."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
         raise ConfigError(f"the name of the folder {folder} is not UTF-8; rename it") from None
-    check_state_folder(folder / ".retinue")
+    verify_state_folder(folder / ".retinue")
     return folder
 
 

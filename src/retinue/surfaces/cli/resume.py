@@ -33,6 +33,7 @@ from retinue.surfaces.cli.run import read_task
 from retinue.surfaces.cli.startup import StartUp, make_printer, prepare
 
 BeginInTree = Callable[[Control, ResumeOverrides], Awaitable[RunHandle]]
+STRICTER = "{tree} ran with runtime '{runtime}'; it goes on with '{current}' (--runtime {runtime} keeps it as it was)"
 ERRAND = (
     "{tree} was asked for through an outbox, and its request {request} is answered `disconnected` because its watcher "
     "was killed: what it does from here on stays in {workspace}"
@@ -159,12 +160,15 @@ def make_overrides(args: argparse.Namespace, start: StartUp) -> ResumeOverrides:
 
 
 def keep_runtime(args: argparse.Namespace, start: StartUp, tree: Listing) -> StartUp:
-    """Give new runs the runtime of the tree's primary, unless an option, a setting or a container says otherwise."""
-    setting = start.project.settings.coordination.subagent_runtime_mode
-    if args.runtime is not None or setting is not None or start.parts.runtime == "delegated":
+    """Give new runs the runtime of the tree's primary if that is stricter than the settings of now. A laxer one has to
+    be asked for again, because a log must not loosen what the settings say."""
+    runtime, current = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime"), start.parts.runtime
+    if args.runtime is not None or current == "delegated" or runtime not in RUNTIMES or runtime == current:
         return start
-    runtime = decode_raw(tree.runs.runs[0].spawned.profile).get("runtime")
-    return replace(start, parts=replace(start.parts, runtime=runtime)) if runtime in RUNTIMES else start
+    if RUNTIMES.index(runtime) > RUNTIMES.index(current):
+        return replace(start, parts=replace(start.parts, runtime=runtime))
+    screen.print_warning(STRICTER.format(tree=tree.tree, runtime=runtime, current=current))
+    return start
 
 
 def run_in_tree(

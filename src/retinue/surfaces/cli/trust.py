@@ -1,26 +1,40 @@
-"""`retinue trust`: let the project's retinue.yaml loosen what agents may do. Also the question of `retinue run`."""
+"""`retinue trust`: let the project's retinue.yaml loosen what agents may do. Also the question of `retinue run`.
+
+`--state` takes over a state folder that was not made here, `--owner` accepts a project of another user."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from retinue.config import trust
 from retinue.config.files import exists, read_text
-from retinue.config.project import SETTINGS_FILE, find_project
+from retinue.config.ownership import find_other_owners
+from retinue.config.project import OWNED_MARKS, SETTINGS_FILE, find_project, find_project_folder
 from retinue.config.settings import parse_settings, restrict
 from retinue.core.errors import ConfigError
-from retinue.surfaces.cli import output as screen
+from retinue.files.state_owner import is_adoptable, name_user
+from retinue.log.opening import take_over_state
 from retinue.surfaces.cli import prompts
 from retinue.surfaces.printer import safe
 
+STATE_WARNING = """\
+{state} was not made here by you. Once it is yours, its trees can be resumed and its answers to questions count as
+given by you. Take it over only if you moved, copied or restored it yourself."""
+OWNER_WARNING = """\
+{folder} belongs to {owner}. Its settings and agents decide what runs as you, within what you allow."""
+
 
 def configure_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--yes", action="store_true", help="do not ask")
-    what.add_argument("--revoke", action="store_true", help="take it back")
+    what.add_argument("--revoke", action="store_true", help="take it back, also an accepted owner")
+    what.add_argument("--state", action="store_true", help="take over a .retinue folder that was not made here")
+    what.add_argument("--owner", action="store_true", help="accept that another user owns this project")
 
 
 def execute_trust(args: argparse.Namespace) -> int:
@@ -31,30 +45,92 @@ def execute_trust(args: argparse.Namespace) -> int:
     `retinue run` asks. What `retinue init` or your own "always in this project" wrote is trusted. A file that you
     name with --config is trusted for that command.
 
+    State in .retinue is used only if you made it in this place; --state takes over what you brought here yourself. A
+    project of another user is refused, because its files could run commands as you; --owner accepts it.
+
     examples:
       retinue trust               shows what it would allow, and asks
       retinue trust --yes         trusts it without asking, such as in CI
       retinue trust --revoke      from now on it is ignored again
+      retinue trust --state       takes over a .retinue folder that you copied here
+      retinue trust --owner       uses a project that belongs to another user
     """
-    file = screen.check_folder(find_project(Path.cwd())) / SETTINGS_FILE
+    folder = find_project_folder(Path.cwd())
+    if args.state:
+        return _take_over_state(folder / ".retinue", yes=args.yes)
+    if args.owner:
+        return _accept_owner(folder, yes=args.yes)
+    file = folder / SETTINGS_FILE
     if args.revoke:
         trust.remove_answer(file)
+        trust.remove_answer(folder)
         print(f"{safe.escape_line(str(file))} is not trusted.")
         return 0
+    find_project(folder)
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if not loose:
         print(f"{safe.escape_line(str(file))} loosens nothing, so all of it is in force.")
         return 0
-    if not args.yes:
-        if not prompts.at_terminal():
-            raise ConfigError(f"{file} would allow {', '.join(loose)}; to trust it without a terminal give --yes")
-        if not _ask_user(file, loose):
-            print("Nothing was changed.", file=sys.stderr)
-            return 1
+    if not _confirm(
+        f"{file} would allow {', '.join(loose)}; to trust it", yes=args.yes, ask=partial(_ask, file, loose)
+    ):
+        return 1
     trust.keep_answer(file, text)
     print(f"{safe.escape_line(str(file))} is trusted until it changes: {safe.escape_line(', '.join(loose))}")
     return 0
+
+
+def _take_over_state(state: Path, *, yes: bool) -> int:
+    """Make a state folder that was moved, copied or restored here the user's."""
+    if not is_adoptable(state):
+        print(f"{safe.escape_line(str(state))} is yours already." if state.exists() else "There is no state here.")
+        return 0
+
+    def ask() -> bool:
+        print(STATE_WARNING.format(state=safe.escape_line(str(state))), file=sys.stderr)
+        return prompts.ask_yes_no("Take it over?", default=False)
+
+    if not _confirm(f"{state} was not made here by you; to take it over", yes=yes, ask=ask):
+        return 1
+    take_over_state(state)
+    print(f"{safe.escape_line(str(state))} is yours.")
+    return 0
+
+
+def _accept_owner(folder: Path, *, yes: bool) -> int:
+    """Accept that another user owns the project's files."""
+    owners = find_other_owners([folder / mark for mark in (*OWNED_MARKS, ".git")])
+    if not owners:
+        print(f"{safe.escape_line(str(folder))} has no files of another user.")
+        return 0
+    if len(owners) > 1:
+        names = ", ".join(sorted(map(name_user, owners)))
+        raise ConfigError(f"the files of {folder} belong to several users ({names}): give them one owner first")
+    [owner] = owners
+    name = safe.escape_line(name_user(owner))
+
+    def ask() -> bool:
+        print(OWNER_WARNING.format(folder=safe.escape_line(str(folder)), owner=name), file=sys.stderr)
+        return prompts.ask_yes_no(f"Accept {name}?", default=False)
+
+    if not _confirm(f"{folder} belongs to {name_user(owner)}; to accept that", yes=yes, ask=ask):
+        return 1
+    trust.keep_accepted_owner(folder, owner)
+    print(f"{safe.escape_line(str(folder))} is accepted as a project of {name}.")
+    return 0
+
+
+def _confirm(what: str, *, yes: bool, ask: Callable[[], bool]) -> bool:
+    """Return whether the user agrees, by option or at the terminal."""
+    if yes:
+        return True
+    if not prompts.at_terminal():
+        raise ConfigError(f"{what} without a terminal give --yes")
+    if ask():
+        return True
+    print("Nothing was changed.", file=sys.stderr)
+    return False
 
 
 def ask_trust() -> None:
@@ -65,12 +141,12 @@ def ask_trust() -> None:
     text = read_text(file)
     loose = [str(each) for each in restrict(parse_settings(text, file))[1]]
     if loose and trust.read_answer(file, text) is None:
-        yes = _ask_user(file, loose)
+        yes = _ask(file, loose)
         with nullcontext() if yes else suppress(ConfigError):  # a no that cannot be kept is asked for again
             trust.keep_answer(file, text, trusted=yes)
 
 
-def _ask_user(file: Path, loose: list[str]) -> bool:
+def _ask(file: Path, loose: list[str]) -> bool:
     lines = [
         f"{safe.escape_line(str(file))} loosens what agents may do here:",
         *(f"  {safe.escape_line(line)}" for line in loose),

@@ -22,6 +22,7 @@ from retinue.core.secrets import forget_secret, hide_secret
 from retinue.files.atomic import replace_file
 from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
+from retinue.files.user_key import has_signature, sign_data
 from retinue.http.listener import HOST, Listener
 from retinue.http.server import HttpError, Request, ServerConnection
 from retinue.surfaces.mcp import messages, revisions
@@ -49,6 +50,7 @@ STUCK_SECONDS = 30.0
 BUFFERED_BYTES = 256 * 1024
 MAX_TOKEN = 100
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{32,{MAX_TOKEN}}}")
+TOKEN_PURPOSE, NONCE_LETTERS = "mcp token", 32
 SESSION = "mcp-session-id"
 BAD = (PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS, HEADER_MISMATCH, UNSUPPORTED_VERSION)
 STATUSES = {**dict.fromkeys(BAD, 400), METHOD_NOT_FOUND: 404}
@@ -261,7 +263,8 @@ def load_token(file: Path) -> str:
         if found:
             return found
         make_private_folder(file.parent)
-        token = secrets.token_urlsafe(32)
+        nonce = secrets.token_hex(16)
+        token = nonce + sign_data(TOKEN_PURPOSE, nonce.encode())
         replace_file(file, token.encode())
         return token
     except OSError as error:
@@ -269,10 +272,11 @@ def load_token(file: Path) -> str:
 
 
 def _read_token(file: Path) -> str:
-    """Read the token, if nobody else can have written or read the file."""
+    """Read the token, if nobody else can have written or read the file: ours ends with the user's signature."""
     try:
         data = read_small_file(file, MAX_TOKEN, owners=(os.geteuid(),), forbidden_mode=0o077)
     except OSError:
         return ""
     text = data.decode("ascii", "replace")
-    return text if _TOKEN.fullmatch(text) else ""
+    nonce, signature = text[:NONCE_LETTERS], text[NONCE_LETTERS:]
+    return text if _TOKEN.fullmatch(text) and has_signature(TOKEN_PURPOSE, nonce.encode(), signature) else ""

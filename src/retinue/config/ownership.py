@@ -1,0 +1,75 @@
+"""The owner of a project: settings and agents of another user are refused, wherever the project was found.
+
+A project is looked for upward, so it may be in a folder that others write, such as /tmp. What another user owns, or may
+write, could run commands as the caller; root in a user's folder is the same case. The user can accept an owner for a
+folder (`retinue trust --owner`); the answer is kept beside those for settings (`trust.py`).
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from pathlib import Path
+
+from retinue.config.trust import read_accepted_owner
+from retinue.core.errors import ConfigError
+from retinue.files.state_owner import name_user
+
+OTHER_USER = (
+    "{path} belongs to {owner}, and you are {user}: what another user wrote could run commands as you. Run this as "
+    "{owner}, or in a project of your own (`retinue init FOLDER`); if you trust {owner}, accept it with `retinue trust "
+    "--owner` in {folder}"
+)
+WRITABLE = "{who} may write {path}, so it could run their commands as you: `chmod {mode} {path}`"
+
+
+def check_owner(path: Path, *, project: Path) -> None:
+    """Raise ConfigError if the path, or what a link there leads to, is another user's or others may write it. A path
+    that does not exist is nobody's."""
+    for status in _read_statuses(path):
+        if status.st_uid not in (os.geteuid(), read_accepted_owner(project)):
+            raise ConfigError(
+                OTHER_USER.format(
+                    path=path, owner=name_user(status.st_uid), user=name_user(os.geteuid()), folder=project
+                )
+            )
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        if status.st_mode & stat.S_IWOTH:
+            raise ConfigError(WRITABLE.format(who="every user of this machine", path=path, mode="o-w"))
+        if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid, status.st_uid):
+            raise ConfigError(WRITABLE.format(who="other users of its group", path=path, mode="g-w"))
+
+
+def check_owners_between(project: Path, path: Path) -> None:
+    """Check the path and every folder between it and the project."""
+    steps = path.relative_to(project).parts
+    for at in range(1, len(steps) + 1):
+        check_owner(project.joinpath(*steps[:at]), project=project)
+
+
+def find_other_owners(paths: list[Path]) -> set[int]:
+    """Return the users other than the caller who own one of the paths."""
+    return {status.st_uid for path in paths for status in _read_statuses(path)} - {os.geteuid()}
+
+
+def _read_statuses(path: Path) -> list[os.stat_result]:
+    """Return the status of a path and, for a link, of what it leads to."""
+    found = []
+    for follow in (False, True):
+        try:
+            found.append(path.stat(follow_symlinks=follow))
+        except OSError:
+            break
+    return found
+
+
+def _is_private_group(group: int, owner: int) -> bool:
+    """Tell whether only the owner is in the group, as where each user has a group of the same name."""
+    try:
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    name = name_user(owner)
+    return found.gr_name == name and set(found.gr_mem) <= {name}

@@ -1,0 +1,172 @@
+"""A shell's command line as approval rules see it: its simple commands, and whether that is all there is to it.
+
+Not a shell: it understands words, quotes and `; | && ||`, and says of everything else that it does not (`plain` is
+False). What it could make of such a line is given all the same, so that a rule that denies finds what it can.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import msgspec
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
+_CONNECTORS = frozenset((";", "|", "||", "&&"))
+_SPECIAL = frozenset("$`\\()<>*?[]{}!~#\n")  # outside of quotes, these make a line more than words
+_BREAKS = frozenset("$`()<>{}\n")  # and behind these another command may begin
+_IN_DOUBLE = frozenset("$`\\!")
+# Words that are no command themselves: what is behind them is.
+_RESERVED = frozenset((
+    "!", "[[", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select",
+    "then", "time", "until", "while", "{", "}",
+))  # fmt: skip
+WRAPPERS = frozenset((
+    "builtin", "busybox", "chroot", "chrt", "command", "doas", "env", "exec", "fakeroot", "find", "flock", "gosu",
+    "ionice", "ltrace", "nice", "nohup", "nsenter", "parallel", "pkexec", "prlimit", "runuser", "script", "setpriv",
+    "setsid", "sg", "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "timeout", "toybox", "trap", "unshare",
+    "watch", "xargs",
+))  # fmt: skip
+SHELLS = frozenset(("ash", "bash", "csh", "dash", "elvish", "fish", "ksh", "mksh", "nu", "rbash", "sh", "tcsh", "zsh"))
+EVALUATING = frozenset((".", "alias", "eval", "source"))
+MAX_WORDS = 256  # a longer command is not searched for others in it
+_GIT_VALUES = frozenset((
+    "-C", "-c", "--attr-source", "--config-env", "--exec-path", "--git-dir", "--list-cmds", "--namespace",
+    "--super-prefix", "--work-tree",
+))  # fmt: skip
+
+
+class CommandLine(msgspec.Struct, frozen=True, gc=False):
+    """`parts` are the words of each simple command, without quotes; `plain` says that the line is nothing else."""
+
+    parts: tuple[tuple[str, ...], ...]
+    plain: bool
+
+
+def read_command(text: str) -> CommandLine:
+    """Never raises. An empty line is not plain."""
+    reader = _Reader(text)
+    reader.read()
+    parts, plain = [], reader.plain
+    for words in reader.parts:
+        rest = list(words)
+        while rest and (_ASSIGNMENT.match(rest[0]) or rest[0] in _RESERVED):
+            del rest[0]
+            plain = False
+        plain = plain and bool(rest) and not _evaluates_code(rest)
+        if rest:
+            parts.append(tuple(rest))
+    return CommandLine(tuple(parts), plain and bool(parts))
+
+
+def join_exact_words(words: tuple[str, ...]) -> str:
+    """Return the one way to write this command: what a pattern that allows is held against."""
+    return shlex.join(words)
+
+
+def list_readings(words: tuple[str, ...]) -> Iterator[str]:
+    """Yield all that this command may be taken for. A pattern that denies is compared with each."""
+    name = read_program_name(words[0])
+    yield join_exact_words(words)
+    runs_others = name in WRAPPERS or name in SHELLS or name in EVALUATING
+    for first in range(min(len(words), MAX_WORDS) if runs_others else 1):
+        rest = words[first:]
+        yield join_words(rest)
+        named = (read_program_name(rest[0]), *rest[1:])
+        yield join_words(named)
+        if named[0] == "git":
+            yield join_words(drop_git_options(named))
+
+
+def join_words(words: tuple[str, ...]) -> str:
+    """Return the words of a command as a person would write them, without quotes."""
+    return " ".join(words)
+
+
+def drop_git_options(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a git command without the options that stand before its subcommand."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in _GIT_VALUES else 1
+    return (words[0], *words[at:])
+
+
+def read_program_name(word: str) -> str:
+    """Return the name of a program without its folder."""
+    return word.rpartition("/")[2]
+
+
+def _evaluates_code(words: list[str]) -> bool:
+    """Return whether a word of it is itself a command line, which is not read here."""
+    name = read_program_name(words[0])
+    given = any(word.startswith("-") and not word.startswith("--") and "c" in word for word in words[1:])
+    return name in EVALUATING or (name in SHELLS and given)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.plain = text.isprintable()
+        self.parts: list[list[str]] = [[]]
+        self._word: str | None = None
+        self._at = 0
+
+    def read(self) -> None:
+        while self._at < len(self.text):
+            char = self.text[self._at]
+            self._at += 1
+            if char in " \t":
+                self._end_word()
+            elif char == "'":
+                self._read_quoted("'")
+            elif char == '"':
+                self._read_quoted('"')
+            elif char in ";|&":
+                self._read_connector(char)
+            elif char in _SPECIAL:
+                self._read_special(char)
+            else:
+                self._word = (self._word or "") + char
+        self._end_word()
+        self.plain = self.plain and all(self.parts)
+
+    def _read_quoted(self, mark: str) -> None:
+        end = self.text.find(mark, self._at)
+        inside = self.text[self._at :] if end < 0 else self.text[self._at : end]
+        if end < 0 or (mark == '"' and not _IN_DOUBLE.isdisjoint(inside)):
+            self.plain = False
+        self._word = (self._word or "") + inside
+        self._at = len(self.text) if end < 0 else end + 1
+
+    def _read_connector(self, char: str) -> None:
+        sign = char
+        while self._at < len(self.text) and self.text[self._at] in ";|&":
+            sign += self.text[self._at]
+            self._at += 1
+        self.plain = self.plain and sign in _CONNECTORS
+        self._end_part()
+
+    def _read_special(self, char: str) -> None:
+        if char == "#" and self._word is not None:  # a comment begins only where a word would
+            self._word += char
+            return
+        self.plain = False
+        if char == "\\":
+            following = self.text[self._at : self._at + 1]
+            self._at += 1
+            if following != "\n":
+                self._word = (self._word or "") + following
+        elif char in _BREAKS:
+            self._end_part()
+        elif char not in "!#":
+            self._word = (self._word or "") + char
+
+    def _end_word(self) -> None:
+        if self._word is not None:
+            self.parts[-1].append(self._word)
+            self._word = None
+
+    def _end_part(self) -> None:
+        self._end_word()
+        self.parts.append([])

@@ -1,0 +1,164 @@
+"""The owner of a state folder: proof that this user made a `.retinue` folder here.
+
+State is the user's if the folder and the folders in it belong to the user, nobody else may write them, none is a link,
+and `owner.json` in it carries a signature of the user's key for this place. The place is the path, or the inode of a
+folder that was moved. A folder that came with a clone or an archive, was copied, or was made by another user is not,
+and is refused before anything in it is read. `adopt_state_folder` makes such a folder the user's, on the user's word.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import msgspec
+
+from retinue.core.errors import ConfigError
+from retinue.files.atomic import replace_file
+from retinue.files.content import read_small_file
+from retinue.files.opening import AnyPath
+from retinue.files.private import make_private_folder
+from retinue.files.user_key import has_signature, sign_data
+
+OWNER_FILE = "owner.json"
+STATE_FOLDERS = ("logs", "runs", "control", "outbox", "applying", "mcp")
+PURPOSE = "state folder"
+MAX_BYTES = 16 * 1024
+OTHERS_MAY_WRITE = 0o022
+_HARMLESS = frozenset({".gitignore"})
+
+LINK = "{path} is a link, and what is kept there would be wherever it leads: remove it"
+NO_FOLDER = "{path} is not a folder: remove it"
+FOREIGN = (
+    "{path} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was copied. "
+    "Move it away, or, if you brought it here yourself, take it over with `retinue trust --state`"
+)
+OTHER_USER = (
+    "{path} belongs to {owner}, and you are {user}, so nothing in it is used: run this as {owner}, or take it over "
+    "with `chown -R {user} {path}` and then `retinue trust --state`"
+)
+WRITABLE = (
+    "other users may write {path}, so nothing in it is used: `chmod -R go-w {path}`, then `retinue trust --state`"
+)
+UNREADABLE = "{path} cannot be read: {why}"
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """The signed place of a state folder. Paths are hexadecimal bytes, for names are no text."""
+
+    path: str
+    inode: int
+    signature: str
+
+    @property
+    def data(self) -> bytes:
+        return msgspec.json.encode([self.path, self.inode])
+
+
+def claim_state_folder(state: Path) -> None:
+    """Make the state folder if it is missing and sign it; raises ConfigError if it is there and is not the user's."""
+    if verify_state_folder(state):
+        return
+    make_private_folder(state)
+    _sign_state(state)
+
+
+def verify_state_folder(state: Path) -> bool:
+    """Return whether there is state here; raises ConfigError if there is and it is not the user's."""
+    if not _check_folder(state):
+        return False
+    for name in STATE_FOLDERS:
+        _check_folder(state / name)
+    owner = _read_owner(state)
+    if owner is None:
+        if _is_empty(state):
+            return False
+        raise ConfigError(FOREIGN.format(path=state))
+    if not _is_here(owner, state):
+        raise ConfigError(FOREIGN.format(path=state))
+    return True
+
+
+def adopt_state_folder(state: Path) -> None:
+    """Make a state folder the user's, whoever made it. Its owner, modes and links are checked all the same."""
+    if not _check_folder(state):
+        raise ConfigError(f"there is no {state}")
+    for name in STATE_FOLDERS:
+        _check_folder(state / name)
+    _sign_state(state)
+
+
+def is_adoptable(state: Path) -> bool:
+    """Tell whether a signature is all that the state folder lacks; raises ConfigError for what else is wrong."""
+    if not _check_folder(state):
+        return False
+    for name in STATE_FOLDERS:
+        _check_folder(state / name)
+    owner = _read_owner(state)
+    return not (_is_empty(state) if owner is None else _is_here(owner, state))
+
+
+def name_user(uid: int) -> str:
+    """Return the name of a user, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _check_folder(folder: Path) -> bool:
+    """Return whether the folder exists; raises ConfigError unless it is the user's own folder."""
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(UNREADABLE.format(path=folder, why=error.strerror or error)) from None
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(LINK.format(path=folder))
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(NO_FOLDER.format(path=folder))
+    if status.st_uid != os.geteuid():
+        raise ConfigError(OTHER_USER.format(path=folder, owner=name_user(status.st_uid), user=name_user(os.geteuid())))
+    if status.st_mode & OTHERS_MAY_WRITE:
+        raise ConfigError(WRITABLE.format(path=folder))
+    return True
+
+
+def _read_owner(state: Path) -> _Owner | None:
+    """Return what the state folder says of its owner; None if that is no file of ours."""
+    try:
+        data = read_small_file(state / OWNER_FILE, MAX_BYTES, owners=(os.geteuid(),), forbidden_mode=OTHERS_MAY_WRITE)
+        return msgspec.json.decode(data, type=_Owner)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _is_here(owner: _Owner, state: Path) -> bool:
+    """Tell whether the owner file was signed by the user for this place: this path, or this folder before a move."""
+    if not has_signature(PURPOSE, owner.data, owner.signature):
+        return False
+    return owner.path == _encode_path(state) or owner.inode == state.stat().st_ino
+
+
+def _is_empty(state: Path) -> bool:
+    """Tell whether nothing is kept in the folder. An owner file that is not ours counts as something."""
+    try:
+        return {entry.name for entry in state.iterdir()} <= _HARMLESS
+    except OSError as error:
+        raise ConfigError(UNREADABLE.format(path=state, why=error.strerror or error)) from None
+
+
+def _sign_state(state: Path) -> None:
+    owner = _Owner(path=_encode_path(state), inode=state.stat().st_ino, signature="")
+    signed = msgspec.structs.replace(owner, signature=sign_data(PURPOSE, owner.data))
+    try:
+        replace_file(state / OWNER_FILE, msgspec.json.encode(signed))
+    except OSError as error:
+        raise ConfigError(f"cannot write {state / OWNER_FILE}: {error.strerror or error}") from None
+
+
+def _encode_path(path: AnyPath) -> str:
+    return os.fsencode(os.path.realpath(path)).hex()

@@ -1,0 +1,85 @@
+"""The user's key: a secret outside all projects that signs what Retinue keeps inside them.
+
+A clone, an archive or another user can bring any file into a project, but not a file with this signature. The key is
+made on first use in `XDG_STATE_HOME/retinue` (`~/.local/state/retinue`) and never leaves this machine's user.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from retinue.core.errors import ConfigError, RetinueError
+from retinue.files.content import read_small_file
+from retinue.files.opening import RefusedFile
+from retinue.files.private import make_private_folder, write_private_file
+
+KEY_BYTES = 32
+NO_HOME = "there is no home folder to keep the key in that signs the state of projects: set XDG_STATE_HOME"
+
+
+def find_user_folder() -> Path:
+    """Return the folder in which Retinue keeps this user's secrets; it need not exist."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        base = Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise ConfigError(NO_HOME) from None
+    return base / "retinue"
+
+
+def load_user_key() -> bytes:
+    """Return the user's key, made if it is missing; raises ConfigError if there is none and none can be kept."""
+    path = find_user_folder() / "key"
+    try:
+        found = _read_key(path)
+        return _make_key(path) if found is None else found
+    except RefusedFile as error:
+        raise ConfigError(f"{path} {error.text}, so it is no secret of yours: remove it") from None
+    except OSError as error:
+        raise ConfigError(_explain_no_key(path, error.strerror or str(error))) from None
+    except RetinueError as error:
+        raise ConfigError(_explain_no_key(path, str(error))) from None
+
+
+def sign_data(purpose: str, data: bytes) -> str:
+    """Return the signature of the user's key under the data, for this purpose only."""
+    return hmac.new(load_user_key(), purpose.encode() + b"\0" + data, "sha256").hexdigest()
+
+
+def has_signature(purpose: str, data: bytes, signature: str) -> bool:
+    """Tell whether the user's key made this signature under the data, for this purpose."""
+    return hmac.compare_digest(sign_data(purpose, data).encode(), signature.encode("utf-8", "replace"))
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        found = read_small_file(path, KEY_BYTES, owners=(os.geteuid(),), forbidden_mode=0o077)
+    except FileNotFoundError:
+        return None
+    if len(found) != KEY_BYTES:
+        raise ConfigError(f"{path} is damaged; remove it, then `retinue trust --state` in each project")
+    return found
+
+
+def _make_key(path: Path) -> bytes:
+    """Make the key. Of several processes that do so at once, all end with the same one."""
+    make_private_folder(path.parent)
+    temporary = path.with_name(f".key-{secrets.token_hex(8)}")
+    try:
+        write_private_file(temporary, secrets.token_bytes(KEY_BYTES), exclusive=True)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    found = _read_key(path)
+    if found is None:
+        raise FileNotFoundError(path)
+    return found
+
+
+def _explain_no_key(path: Path, why: str) -> str:
+    return f"the key that signs the state of projects cannot be kept in {path}: {why}; set XDG_STATE_HOME"

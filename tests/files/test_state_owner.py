@@ -1,0 +1,132 @@
+"""State counts only if this user made it in this place."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from retinue.core.errors import ConfigError
+from retinue.files.state_owner import (
+    OWNER_FILE,
+    adopt_state_folder,
+    claim_state_folder,
+    is_adoptable,
+    verify_state_folder,
+)
+from retinue.files.user_key import find_user_folder, has_signature, load_user_key, sign_data
+
+pytestmark = pytest.mark.finding("X1")
+NOT_MADE_HERE = "was not made here by you"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "project" / ".retinue"
+    claim_state_folder(folder)
+    (folder / "logs").mkdir(mode=0o700)
+    return folder
+
+
+def refused(state: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        verify_state_folder(state)
+    with pytest.raises(ConfigError) as again:
+        claim_state_folder(state)
+    assert str(again.value) == str(caught.value)
+    return str(caught.value)
+
+
+def test_what_the_user_made_here_counts_and_what_is_missing_does_not(state: Path, tmp_path: Path) -> None:
+    assert verify_state_folder(state)
+    claim_state_folder(state)
+    assert not verify_state_folder(tmp_path / "nothing" / ".retinue")
+
+
+def test_a_folder_without_a_signature_is_refused_unless_nothing_is_in_it(tmp_path: Path) -> None:
+    state = tmp_path / ".retinue"
+    state.mkdir(mode=0o755)
+    (state / ".gitignore").write_text("*\n")
+    assert not verify_state_folder(state)
+    (state / "applying").mkdir()
+    assert refused(state) == (
+        f"{state} was not made here by you, so nothing in it is used: it came with a clone or an archive, or was "
+        "copied. Move it away, or, if you brought it here yourself, take it over with `retinue trust --state`"
+    )
+
+
+def test_a_copy_is_refused_and_a_moved_folder_is_not(state: Path, tmp_path: Path) -> None:
+    shutil.copytree(state, tmp_path / "copy" / ".retinue")
+    assert NOT_MADE_HERE in refused(tmp_path / "copy" / ".retinue")
+    state.parent.rename(tmp_path / "moved")
+    assert verify_state_folder(tmp_path / "moved" / ".retinue")
+    shutil.rmtree(tmp_path / "moved")
+    shutil.copytree(tmp_path / "copy" / ".retinue", state)  # as from a backup
+    assert verify_state_folder(state)
+
+
+def test_a_signature_of_another_user_or_for_another_purpose_is_none(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert has_signature("a", b"data", sign_data("a", b"data"))
+    assert not has_signature("b", b"data", sign_data("a", b"data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    assert NOT_MADE_HERE in refused(state)
+    (state / OWNER_FILE).write_text("[]")
+    assert NOT_MADE_HERE in refused(state)
+    (state / OWNER_FILE).unlink()
+    (state / OWNER_FILE).symlink_to("/dev/zero")
+    assert NOT_MADE_HERE in refused(state)
+
+
+def test_a_user_can_take_state_over(state: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy" / ".retinue"
+    shutil.copytree(state, copy)
+    assert is_adoptable(copy) and not is_adoptable(state) and not is_adoptable(tmp_path / "nothing")
+    adopt_state_folder(copy)
+    assert verify_state_folder(copy) and not is_adoptable(copy)
+
+
+@pytest.mark.parametrize("name", ["", "logs"])
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_may_write_is_refused_and_cannot_be_taken_over(state: Path, name: str, mode: int) -> None:
+    (state / name).chmod(mode)
+    assert refused(state).startswith(f"other users may write {state / name}, so nothing in it is used: `chmod -R go-w")
+    with pytest.raises(ConfigError, match="other users may write"):
+        adopt_state_folder(state)
+
+
+def test_links_are_refused(state: Path, tmp_path: Path) -> None:
+    shutil.rmtree(state / "logs")
+    (state / "logs").symlink_to(tmp_path)
+    assert "logs is a link" in refused(state)
+
+
+@pytest.mark.finding("X2", "R6")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", ["", "logs"])
+def test_state_of_another_user_is_refused_in_a_plain_sentence(state: Path, name: str) -> None:
+    os.chown(state / name, 54321, 54321)
+    text = refused(state)
+    assert text.startswith(f"{state / name} belongs to user 54321, and you are root, so nothing in it is used: ")
+    assert f"`chown -R root {state / name}` and then `retinue trust --state`" in text
+
+
+def test_the_key_is_private_stable_and_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    key, file = load_user_key(), find_user_folder() / "key"
+    assert load_user_key() == key and len(key) == 32
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in file.parent.iterdir()] == ["key"]
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read or written by others, so it is no secret of yours: remove it"):
+        load_user_key()
+
+
+def test_without_a_place_for_the_key_no_state_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        ConfigError, match=r"the key that signs the state of projects cannot be kept in .*XDG_STATE_HOME"
+    ):
+        claim_state_folder(tmp_path / ".retinue")
