@@ -25,7 +25,7 @@ FINDINGS = (
     Requirement("S13", "Each test that cites a requirement asserts its words and fails without the behaviour.", "verification, seeds"),
     Requirement("X1", "State in `.retinue` counts only if this user made it here; recovery and resume never exceed the project or the user's own settings.", "verification, security"),
     Requirement("X2", "Configuration and state that another user owns or may write are refused, wherever the project is found.", "verification, security"),
-    Requirement("X3", "File tools never write inside `.git`, in any spelling, runtime or mode.", "verification, security"),
+    Requirement("File tools never write inside `.git`, in any spelling, runtime or mode.", "verification, security"),
     Requirement("X4", "Every surface can show the whole action of an approval, and a yes covers exactly that.", "verification, security"),
     Requirement("X5", "A path rule holds for every tool that reads or writes the path.", "verification, security"),
     Requirement("X6", "A sandboxed run in a worktree sees neither the project's ignored files nor git's secrets nor another repository's objects.", "verification, security"),
@@ -64,7 +64,7 @@ FINDINGS = (
 
 OPEN = frozenset({
     "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S12", "S13",
-    "X3", "X4", "X5", "X6", "X8",
+    "X4", "X5", "X6", "X8",
     "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R11",
     "M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8",
     "U1", "U2", "U3", "U4", "U5", "U6", "U7", "U8", "U9",
