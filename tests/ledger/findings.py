@@ -25,7 +25,7 @@ FINDINGS = (
     Requirement("S13", "Each test that cites a requirement asserts its words and fails without the behaviour.", "verification, seeds"),
     Requirement("X1", "State in `.retinue` counts only if this user made it here; recovery and resume never exceed the project or the user's own settings.", "verification, security"),
     Requirement("X2", "Configuration and state that another user owns or may write are refused, wherever the project is found.", "verification, security"),
-    Requirement("File tools never write inside `.git`, in any spelling, runtime or mode.", "verification, security"),
+    Requirement("X3", "File tools never write inside `.git`, in any spelling, runtime or mode.", "verification, security"),
     Requirement("X4", "Every surface can show the whole action of an approval, and a yes covers exactly that.", "verification, security"),
     Requirement("X5", "A path rule holds for every tool that reads or writes the path.", "verification, security"),
     Requirement("X6", "A sandboxed run in a worktree sees neither the project's ignored files nor git's secrets nor another repository's objects.", "verification, security"),
