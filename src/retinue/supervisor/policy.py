@@ -42,7 +42,6 @@ NAMED = "it names a path that {rule} is about"
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
-WRITERS = ("edit", "write", "_edit_file", "_write_file")
 GIT_RULE = "that protects .git"
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
