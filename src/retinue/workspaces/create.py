@@ -46,6 +46,7 @@ TOO_LARGE = (
     "the workspace would be larger than {limit} MiB (it was full at {path}): name what it does not need in .gitignore, "
     "raise workspace_max_mib in retinue.yaml, or use scratch"
 )
+SLOW_PATTERNS = "git cannot tell which files are ignored: a pattern in .gitignore takes it too long; use workspace copy"
 GONE = "its workspace is gone: {path}; what it did there is lost, so it cannot go on"
 REMEMBERED = 64
 CLOSE_SECONDS = 10.0
@@ -61,10 +62,12 @@ T = TypeVar("T")
 
 @dataclass
 class CreatedWorkspace:
-    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read."""
+    """A new workspace: what was left out of it, and the folders (`objects`) that its git has to read; those of
+    `foreign_objects` may belong to another repository."""
 
     skipped: Skipped = field(default_factory=Skipped)
     objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
 
 
 class Workspaces:
@@ -144,6 +147,7 @@ class Workspaces:
             source=workspace.source,
             project=workspace.project,
             objects=made.objects,
+            foreign_objects=made.foreign_objects,
         )
         write_record(workspace.own, WORKSPACE_FILE, record)
         return made
@@ -199,9 +203,13 @@ def create_workspace(
                 workspace.source, ignored=ignores, inside_ignored=not is_worktree, foreign=foreign, stop=stop
             )
             into.add_tree(workspace.base, FolderCopier(workspace.path, into, CopyBudget(limit)).copy(walker))
+            if is_worktree and ignores.gave_up:  # then it has what should have been left out
+                raise RetinueError(SLOW_PATTERNS)
         objects: tuple[str, ...] = ()
+        foreign_objects: tuple[str, ...] = ()
         if is_worktree and repository is not None:
             objects = tuple(_find_object_folders(repository.objects))
+            foreign_objects = tuple(_find_foreign_objects(objects, repository, project))
             _make_repository(workspace.path, project, repository, objects)
     except BaseException as error:
         remove_tree(workspace.path)
@@ -210,7 +218,7 @@ def create_workspace(
         if isinstance(error, OSError):
             raise RetinueError(f"cannot make the workspace {workspace.path}: {error.strerror or error}") from error
         raise
-    return CreatedWorkspace(walker.skipped, objects)
+    return CreatedWorkspace(walker.skipped, objects, foreign_objects)
 
 
 def _make_repository(workspace: str, project: str, repository: git.Repository, objects: tuple[str, ...]) -> None:
@@ -260,6 +268,14 @@ def _find_object_folders(objects: str) -> list[str]:
         layer = [path for folder in layer for path in _read_alternates(folder, relative=not depth) if path not in found]
         found |= dict.fromkeys(layer)
     return list(found)
+
+
+def _find_foreign_objects(objects: Sequence[str], repository: git.Repository, project: str) -> Iterator[str]:
+    """Yield the object folders that are neither in the project nor those of its own repository: files of a clone can
+    name any repository of the user's."""
+    own = os.path.realpath(repository.objects) if repository.is_own else None
+    inside = f"{os.path.realpath(project)}/"
+    yield from (path for path in objects if path != own and not path.startswith(inside))
 
 
 def _format_alternates(paths: Sequence[str]) -> bytes:

@@ -45,13 +45,15 @@ class Workspace:
 
 
 class WorkspaceRecord(msgspec.Struct, frozen=True):
-    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show."""
+    """The way a workspace was made. `objects` are folders that its git reads and a sandbox has to show. Those of
+    `foreign_objects` may belong to another repository."""
 
     kind: str
     path: str
     source: str
     project: str
     objects: tuple[str, ...] = ()
+    foreign_objects: tuple[str, ...] = ()
 
 
 class ChangesRecord(msgspec.Struct, frozen=True):
