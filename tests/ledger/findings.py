@@ -43,7 +43,7 @@ FINDINGS = (
     Requirement("R9", "A full disk, a full stdout and a long Retry-After are said plainly.", "verification, reliability"),
     Requirement("R10", "The suite passes with inherited ignored signals.", "verification, reliability"),
     Requirement("R11", "The suite passes for an ordinary user with the distribution's own Python, beside another user's run.", "verification, reliability"),
-    Requirement("M1", "`mcp install` leaves a configuration in which each client passes the provider's key, model and base URL on.", "verification, MCP clients"),
+    Requirement("`mcp install` leaves a configuration in which each client passes the provider's key, model and base URL on.", "verification, MCP clients"),
     Requirement("M2", "One Enter approves where the client allows it.", "verification, MCP clients"),
     Requirement("M3", "A cancelled approval form falls back to waiting for `retinue approve`.", "verification, MCP clients"),
     Requirement("M4", "Files that an MCP tool returns are where the run that called it can read them.", "verification, MCP clients"),
@@ -66,6 +66,6 @@ OPEN = frozenset({
     "S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S12", "S13",
     "X3", "X4", "X5", "X6", "X8",
     "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R11",
-    "M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8",
+    "M4", "M5", "M6", "M7", "M8",
     "U1", "U2", "U3", "U4", "U5", "U6", "U7", "U8", "U9",
 })
