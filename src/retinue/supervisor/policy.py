@@ -35,12 +35,14 @@ from retinue.core.rules import (
     is_unclear,
     matches_path,
 )
+from retinue.files.reserved import is_git_name
 
 CACHED = 1024
 NAMED = "it names a path that {rule} is about"
 UNCLEAR = "it is not clear whether a rule for {tool} is meant"
 _SEARCHES = frozenset({"glob", "grep"})
 SANDBOXED_TOOLS = frozenset({"edit", "write", "shell", CODE_MODE})
+GIT_RULE = "that protects .git"
 _STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
@@ -68,6 +70,8 @@ class RulePolicy:
         self._concerned: dict[str, tuple[tuple[Rule, ...], ...]] = {}
 
     def judge(self, spec: ToolSpec, args: dict[str, Any], *, primary: bool, workspace: str) -> Verdict:
+        if spec.server and is_a(spec.name, WRITERS) and _is_in_git_folder(spec.name, args, workspace, self._project):
+            return Verdict("deny", GIT_RULE)
         key = (spec.name, spec.seal if spec.server else spec.tier, primary)
         known = self._known.get(key)
         return known if known is not None else self._judge(key, spec, args, workspace)
@@ -241,6 +245,13 @@ def subjects_of(tool: str, args: dict[str, Any], *, workspace: str, project: str
     if project and project != home:  # what is not in a workspace is looked for in the folders above it
         names.append(_below(os.path.realpath(os.path.join(project, raw)), project))  # noqa: PTH118
     return tuple(name for name in names if name)
+
+
+def _is_in_git_folder(tool: str, args: dict[str, Any], workspace: str, project: str) -> bool:
+    """Tell whether a file tool of an MCP server would write into a `.git`, in any spelling. Tools of our own check that
+    themselves, where they write."""
+    subjects = subjects_of(tool, args, workspace=workspace, project=project)
+    return any(is_git_name(part) for subject in subjects for part in subject.split("/"))
 
 
 def _below(path: str, folder: str) -> str:
