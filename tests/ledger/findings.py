@@ -43,7 +43,7 @@ FINDINGS = (
     Requirement("R9", "A full disk, a full stdout and a long Retry-After are said plainly.", "verification, reliability"),
     Requirement("R10", "The suite passes with inherited ignored signals.", "verification, reliability"),
     Requirement("R11", "The suite passes for an ordinary user with the distribution's own Python, beside another user's run.", "verification, reliability"),
-    Requirement("`mcp install` leaves a configuration in which each client passes the provider's key, model and base URL on.", "verification, MCP clients"),
+    Requirement("M1", "`mcp install` leaves a configuration in which each client passes the provider's key, model and base URL on.", "verification, MCP clients"),
     Requirement("M2", "One Enter approves where the client allows it.", "verification, MCP clients"),
     Requirement("M3", "A cancelled approval form falls back to waiting for `retinue approve`.", "verification, MCP clients"),
     Requirement("M4", "Files that an MCP tool returns are where the run that called it can read them.", "verification, MCP clients"),
