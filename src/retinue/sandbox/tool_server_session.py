@@ -52,6 +52,7 @@ STOP_SECONDS = 2.0
 RESTARTS = 3
 PROGRAM_CALLS = 64
 PREVIEW_CHARACTERS = 64 * 1024
+UNWATCHED = "the size of what the run writes could not be watched any more: {error}"
 FOREIGN_OBJECTS = (
     "git here reads objects of another repository, which a sandboxed worktree would show to the run: {path}. If it may "
     "see them, add `expose_paths: [{path}]` to retinue.yaml; else use workspace copy"
@@ -461,7 +462,8 @@ class _RunningServer:
         self.is_used = False
         self._group = prepared.group
         self._memory_kills = 0
-        self._tasks = TaskOwner()
+        # Nobody may write without a limit because the watch over it has failed.
+        self._tasks = TaskOwner(on_error=lambda error: connection.fail(Failed(UNWATCHED.format(error=error))))
         self._tasks.start(self._watch_size())
 
     async def stop(self) -> None:

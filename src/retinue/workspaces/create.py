@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from retinue.core.events import Warned
 from retinue.core.limits import MIB, WORKSPACE_MIB
 from retinue.core.plans import Job
 from retinue.core.ports import Link
+from retinue.files.content import read_small_file
 from retinue.files.private import make_private_folder
 from retinue.files.trees import remove_tree
 from retinue.workspaces import git
@@ -52,7 +53,7 @@ REMEMBERED = 64
 CLOSE_SECONDS = 10.0
 STOP_SECONDS = 2.0
 MAX_ALTERNATES_DEPTH = 5  # as git goes itself
-MAX_ALTERNATES_BYTES = 1024 * 1024
+MAX_GIT_FILE_BYTES = 1024 * 1024
 _OBJECTS_NAME = re.compile(r"[0-9a-f]{2}|info|pack|tmp[_-].*|incoming-.*|[a-z-]+\.lock")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
@@ -229,8 +230,8 @@ def _make_repository(workspace: str, project: str, repository: git.Repository, o
     info = Path(folder, "objects", "info")
     info.mkdir(parents=True, exist_ok=True)
     (info / "alternates").write_bytes(_format_alternates(objects))
-    if Path(repository.shallow).is_file():
-        shutil.copyfile(repository.shallow, f"{folder}/shallow")
+    with suppress(FileNotFoundError):
+        Path(folder, "shallow").write_bytes(read_small_file(repository.shallow, MAX_GIT_FILE_BYTES))
     whole = not repository.prefix
     head = repository.head if whole else _commit_subfolder(project, repository, folder)
     if whole and head:
@@ -285,8 +286,7 @@ def _format_alternates(paths: Sequence[str]) -> bytes:
 
 def _read_alternates(objects: str, *, relative: bool) -> Iterator[str]:
     try:
-        with Path(objects, "info", "alternates").open("rb") as file:
-            named = file.read(MAX_ALTERNATES_BYTES).split(b"\n")
+        named = read_small_file(f"{objects}/info/alternates", MAX_GIT_FILE_BYTES, follow=True).split(b"\n")
     except OSError:
         return
     for line in named:

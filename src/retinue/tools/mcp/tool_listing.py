@@ -39,6 +39,7 @@ class ListedTool:
     spec: ToolSpec
     checked: BoundedSchema
     runs_agents: bool
+    output: BoundedSchema | None = None
 
     def check_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments to send, without the nulls that models write for what they leave out.
@@ -59,6 +60,22 @@ class ListedTool:
             where = "".join(f"[{part!r}]" for part in error.absolute_path)
             raise ToolError(f"{self.spec.name}: {f'at {where}: ' if where else ''}{to_line(error.message)}")
         return args
+
+    def check_result(self, result: types.CallToolResult) -> None:
+        """Raise ToolError for a structured result that does not fit the tool's output schema. One that takes too long
+        to check is taken as it is: it is data either way."""
+        if self.output is None:
+            return
+        if result.structured_content is None and "structured_content" not in result.model_fields_set:
+            raise ToolError(f"{self.spec.name}: the server's result lacks the structured content that it announced")
+        try:
+            error = self.output.find_error(result.structured_content)
+        except SchemaTooCostly:
+            return
+        except (Unresolvable, RecursionError) as problem:
+            raise ToolError(f"{self.spec.name}: its result cannot be checked: {describe_error(problem)}") from None
+        if error is not None:
+            raise ToolError(f"{self.spec.name}: the server's result does not fit its schema: {to_line(error.message)}")
 
     def _refuses_null(self, about: Any) -> bool:
         try:
@@ -121,7 +138,7 @@ def _make_listed_tool(server: str, tool: types.Tool) -> ListedTool:
         seal=compute_seal(tool),
         output=clean_value(output),
     )
-    return ListedTool(tool.name, spec, checked, runs_agents)
+    return ListedTool(tool.name, spec, checked, runs_agents, BoundedSchema(output) if output else None)
 
 
 def make_model_name(server: str, tool: str) -> str:
