@@ -18,9 +18,12 @@ from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
 from retinue.core.messages import REMINDER, AssistantTurn, Call, Reply, ToolTurn, Turn, UserTurn, last_text
 from retinue.core.plans import Job
-from retinue.core.ports import Link, Outcome
+from retinue.core.ports import Link, Outcome, Tool
+from retinue.core.profiles import SPAWN_TOOLS
 from retinue.core.results import Ending
+from retinue.protocol.subagent_tools import list_spellings
 from retinue.tools import answer
+from retinue.tools.arguments import find_unknown_argument
 
 REMINDER_TEXT = "You have not given your answer yet: call the final_answer tool with it."
 NO_ANSWER = "{who} '{name}' ended without calling final_answer"
@@ -67,7 +70,21 @@ async def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Rep
         raise Limited(f"limit of {job.max_turns} turns reached")
     thread += link.inbox()
     link.emit(TurnStarted(turn))
-    return await link.complete(turn, job.system, thread, job.plan.specs)
+    return _resolve_names(await link.complete(turn, job.system, thread, job.plan.specs), job.plan.tools)
+
+
+def _resolve_names(reply: Reply, tools: Mapping[str, Tool]) -> Reply:
+    """Return the reply with the names that the tools for subagents have, where it calls one in another spelling."""
+    if all(call.name in tools for call in reply.calls):
+        return reply
+    return msgspec.structs.replace(reply, calls=tuple(_resolve_name(call, tools) for call in reply.calls))
+
+
+def _resolve_name(call: Call, tools: Mapping[str, Tool]) -> Call:
+    for name in list_spellings(call.name):
+        if name in tools and name in SPAWN_TOOLS:
+            return call if name == call.name else msgspec.structs.replace(call, name=name)
+    return call
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
@@ -110,8 +127,9 @@ async def _run_call(call: Call, job: Job, link: Link, known: Outcome | None = No
     if tool is None:
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
         return await refuse_call(call, problem, link)
-    if call.problem:
-        return await refuse_call(call, call.problem, link)
+    problem = call.problem or find_unknown_argument(call, tool.spec)
+    if problem:
+        return await refuse_call(call, problem, link)
     bound = bind_tool(tool, job.plan, job.session)
     return (await run_tool_call(call, bound, job.folders, link)).shown
 

@@ -16,6 +16,7 @@ from retinue.core.errors import Stop, ToolError
 from retinue.core.limits import INLINE_BYTES
 from retinue.core.messages import Call, ToolSpec
 from retinue.core.ports import Folders, Link, Outcome, Tool, skip_preview
+from retinue.tools.arguments import find_unknown_argument
 from retinue.tools.truncate import truncate_text
 
 
@@ -64,6 +65,9 @@ async def _run_decided(call: Call, decision: Decision, tool: Tool, folders: Fold
         return Outcome(describe_denial(decision), success=False)
     if decision.args is not None:
         call = Call(call.id, call.name, decision.args, within=call.within)
+        problem = find_unknown_argument(call, tool.spec)
+        if problem:
+            return Outcome(problem, success=False)
     try:
         return await tool(call, folders, link)
     except ToolError as error:
