@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
+_ROOT_EVENTS = frozenset({RunSpawned, RunEnded})
 ReadOlder = Callable[[int], Awaitable[list[Event]]]
 
 
@@ -57,22 +58,23 @@ class Feed:
         self.root = 0  # the run with whose ending the tree ends
 
     def publish(self, event: Event) -> None:
-        """Take an event that is written."""
+        """Take an event that is written, and wake the watchers."""
         self.events.append(event)
+        if type(event.body) in _ROOT_EVENTS:
+            self.follow_root(event)
         if self.keep is not None and len(self.events) > 2 * self.keep:
             dropped = len(self.events) - self.keep
             del self.events[:dropped]
             self.first += dropped
-        self.announce(event)
+        for watcher in self.watchers:
+            watcher.wake.set()
 
-    def announce(self, event: Event) -> None:
-        """Wake the watchers, and note whether the tree has ended."""
+    def follow_root(self, event: Event) -> None:
+        """Note whether the tree has ended with this event, or goes on with it."""
         if event.run == self.root and type(event.body) is RunEnded:
             self.ended = True
         elif self.ended and type(event.body) is RunSpawned:
             self.root, self.ended = event.run, False
-        for watcher in self.watchers:
-            watcher.wake.set()
 
     def show(self, delta: Delta) -> None:
         """Queue a delta for the watchers that asked for them."""
