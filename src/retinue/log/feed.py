@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from retinue.core.events import Delta, Event, RunEnded, RunSpawned
 
 DELTAS_KEPT = 4096
-_ROOT_EVENTS = frozenset({RunSpawned, RunEnded})
 ReadOlder = Callable[[int], Awaitable[list[Event]]]
 
 
@@ -58,10 +57,14 @@ class Feed:
         self.root = 0  # the run with whose ending the tree ends
 
     def publish(self, event: Event) -> None:
-        """Take an event that is written, and wake the watchers."""
+        """Take an event that is written."""
         self.events.append(event)
-        if type(event.body) in _ROOT_EVENTS:
-            self.follow_root(event)
+        if self.watchers:
+            self._announce(event)
+
+    def _announce(self, event: Event) -> None:
+        """Wake the watchers, and drop the oldest events if too many are kept."""
+        self.follow_root(event)
         if self.keep is not None and len(self.events) > 2 * self.keep:
             dropped = len(self.events) - self.keep
             del self.events[:dropped]
@@ -92,6 +95,8 @@ class Feed:
     ) -> AsyncGenerator[Event | Delta]:
         """Yield the events after that number and then live ones, until the tree has ended. `read_older` reads events
         that are no longer kept here."""
+        if not self.watchers and self.first == 1:  # nobody has followed these events
+            self.root, self.ended = find_root(self.events)
         watcher = Watcher(max(after, 0), deltas=deltas)
         self.watchers += (watcher,)
         try:

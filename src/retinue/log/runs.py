@@ -88,9 +88,10 @@ class RunView(Struct, eq=False):
 
     def apply(self, event: Event) -> None:
         self.last_seq = event.seq
-        apply_body = _APPLY_BODY.get(type(event.body))
+        body = event.body
+        apply_body = _APPLY_BODY.get(type(body))
         if apply_body is not None and self.ended is None:
-            apply_body(self, event.body, event)
+            apply_body(self, body, event)
 
     def _apply_start(self, started: RunStarted, event: Event) -> None:
         if self.started_at is None:
