@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from retinue.core.caller import NOBODY, Caller
@@ -17,7 +17,7 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
-    `on_close` closes what was built for the supervisor."""
+    `context_paths` are what every primary may read; `on_close` closes what was built for the supervisor."""
 
     log: Log
     planner: Planner
@@ -31,6 +31,7 @@ class SupervisorPorts:
     terms: ApprovalTerms = ApprovalTerms()  # noqa: RUF009 - frozen
     book: RuleBook | None = None
     caller: Caller = NOBODY
+    context_paths: Sequence[str] = ()
     servers: ToolServers | None = None
     hook: CommitHook | None = None
     trace: Callable[[], str] | None = None

@@ -97,6 +97,7 @@ class Spawner:
         caller = caller or (self._ports.caller if call is None else call.caller)
         if caller.depth == 0:
             raise SpawnRefused(DEPTH_EXCEEDED.format(depth=0, limit=0, name=getattr(profile, "name", profile)))
+        task = self._grant_paths(task)
         plan = self._ports.planner.plan(profile, task=task, parent=None)
         whole, primary, kept = self._merge_limits(plan.profile.limits, limits, narrow, caller)
         account = open_account("", (whole, plan.profile.limits), None, plan, self._ports.prices)
@@ -285,6 +286,15 @@ class Spawner:
             files=self._files,
             spawn_children=self.spawn_children,
         )
+
+    def _grant_paths(self, task: Task) -> Task:
+        """Return a primary's task with the paths that the user grants to every primary. The log keeps them, so that a
+        resumed run has them too."""
+        granted = [path for path in self._ports.context_paths if path not in task.context_paths]
+        if not granted:
+            return task
+        resolve_context_paths(task.context_paths, base=self._state.project)  # names the index that the task has
+        return msgspec.structs.replace(task, context_paths=(*task.context_paths, *granted))
 
     def _resolve_paths(self, task: Task, *, base: str) -> list[str]:
         return resolve_context_paths(task.context_paths, base=base) if task.context_paths else []

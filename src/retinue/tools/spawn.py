@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ SUBAGENT_DESCRIPTION = (
     "Spawn a subagent named '{name}' to handle a task. "
     "The subagent will work independently and return only its final response."
 )
+GRANT_HINT = "The user can grant it with --context-path, or with context_paths in retinue.yaml."
 SHORTEST_ANSWER = 512
 _SUBAGENT_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -136,13 +138,23 @@ class SpawnSubagents:
 
 def _check_path(index: int, path: str, folders: Folders) -> str:
     """Return the path a task names, absolute: it must exist and be readable for the parent."""
+    missing = ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
     try:
         found = resolve_readable(folders, path)
     except ToolError as error:
-        raise ToolError(f"Task at index {index} has a context_path it may not have: {error}") from None
+        if not _is_there(folders.workspace / path):
+            raise missing from None
+        raise ToolError(f"Task at index {index} has a context_path it may not have: {error}. {GRANT_HINT}") from None
     if not found.exists():
-        raise ToolError(f"Task at index {index} has non-existent context_path: '{path}'")
+        raise missing
     return str(found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a path that no file can have
+        return False
 
 
 def _make_entry(result: Result[Any], ticket: Ticket, folders: Folders, limit: int) -> dict[str, Any]:
