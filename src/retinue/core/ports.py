@@ -155,6 +155,10 @@ class RunSession(SandboxSession, Protocol):
     def setup(self) -> Setup | None:
         """The user's command that has to run in the new workspace before the run begins."""
 
+    @property
+    def has_copy(self) -> bool:
+        """True if the run works in a copy of a folder, which `make_workspace` has to make."""
+
     def runs_tool(self, name: str) -> bool:
         """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""
 
