@@ -53,6 +53,7 @@ class Parts:
     outbox              the folder through which delegated runs are requested
     adapter             what starts delegated runs instead of the outbox (no file can name it)
     mcp_servers         the MCP servers that runs may have tools from
+    serves_requests     primaries are delegated by other processes: `retinue watch`
     best_effort         in an MCP server: runs continue although their events do not reach the collector
     """
 
@@ -90,6 +91,7 @@ class Parts:
     outbox: Path | None = None
     adapter: RemoteAdapter | None = None
     mcp_servers: Sequence[McpServer] = ()
+    serves_requests: bool = False
     best_effort: bool = False
 
     @property
@@ -122,4 +124,4 @@ def adapt_to_watcher(parts: Parts) -> Parts:
     runtime: RuntimeName = "isolated" if parts.runtime == "delegated" else parts.runtime
     mode: dict[str | None, RuntimeName] = {"delegated": "isolated", "inherited": runtime}
     profiles = [replace(each, runtime=mode.get(each.runtime, each.runtime)) for each in parts.profiles]
-    return replace(parts, profiles=profiles, runtime=runtime, outbox=None, context_paths=())
+    return replace(parts, profiles=profiles, runtime=runtime, outbox=None, context_paths=(), serves_requests=True)

@@ -72,6 +72,7 @@ def make_supervisor(parts: Parts) -> Supervisor:
         terms=ApprovalTerms(parts.approval_timeout, parts.wait_approvals),
         book=book,
         context_paths=parts.context_paths,
+        serves_requests=parts.serves_requests,
         limits=parts.limits,
         timeouts=parts.timeouts,
         prices=parts.prices or make_prices(),

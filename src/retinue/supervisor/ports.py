@@ -17,7 +17,8 @@ from retinue.workspaces.run_folders import StateFolder
 class SupervisorPorts:
     """Everything outside that the parts of a supervisor use. `caller` is the run elsewhere that the whole process
     serves, and what is left to it; `hook` takes every event beside its commit; `trace` gives a new tree its trace;
-    `context_paths` are what every primary may read; `on_close` closes what was built for the supervisor."""
+    `context_paths` are what every primary may read; `serves_requests` says that primaries are delegated by others;
+    `on_close` closes what was built for the supervisor."""
 
     log: Log
     planner: Planner
@@ -32,6 +33,7 @@ class SupervisorPorts:
     book: RuleBook | None = None
     caller: Caller = NOBODY
     context_paths: Sequence[str] = ()
+    serves_requests: bool = False
     servers: ToolServers | None = None
     hook: CommitHook | None = None
     trace: Callable[[], str] | None = None

@@ -234,10 +234,15 @@ class Spawner:
             tree.write(run, note)
         if parent is not None:
             _LOG.info("Spawned sub-agent %d with label '%s'", ref.run, ref.label)
-        if order.files:
+        if order.files or self._keeps_files(parent):
             self._files.keep(tree.id, ref.run)
         self._driver.start(tree, run, self.make_services(tree, run), written)
         return run
+
+    def _keeps_files(self, parent: Run | None) -> bool:
+        """Tell whether a run's log and status are kept as files too: those of delegated runs are, in a project."""
+        is_delegated = parent is not None or self._ports.serves_requests
+        return is_delegated and not self._state.temporary
 
     def _make_spawned_event(self, tree: Tree, run: Run, checked: CheckedOrder) -> RunSpawned:
         """Return the first event of a run: all there is to know of it before it begins. A tree that is reported to the
