@@ -65,7 +65,7 @@ def test_other_tools_of_subagents_pass_unless_a_rule_says_otherwise() -> None:
 
 @pytest.mark.requirement("SDK-16")
 async def test_spawning_asks_also_from_a_child() -> None:
-    assert SpawnSubagents.spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
+    assert SpawnSubagents().spec.tier == SubagentTool(Profile("kid")).spec.tier == "confirm"
     asked: list[tuple[str, int]] = []
 
     async def approver(question: Approval) -> retinue.Allow:
