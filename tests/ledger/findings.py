@@ -14,7 +14,7 @@ FINDINGS = (
     Requirement("S2", "A parent model reads each profile's description and expected input before it chooses one.", "verification, seeds"),
     Requirement("S3", "Every text a model says to the user is shown exactly once, also when the run continues after it or nobody fetches a background result.", "verification, seeds"),
     Requirement("S4", "A person can grant readable folders outside the project to a run, and a model can pass on what its run has.", "verification, seeds"),
-    Requirement("The metrics summary counts the whole tree to its end, and status, live logs and summary exist for every way of spawning.", "verification, seeds"),
+    Requirement("S5", "The metrics summary counts the whole tree to its end, and status, live logs and summary exist for every way of spawning.", "verification, seeds"),
     Requirement("S6", "`retinue mcp serve` without an inherited collector address starts no collector and injects no variable.", "verification, seeds"),
     Requirement("S7", "A question from a subagent behind an MCP server shows that subagent's number and label.", "verification, seeds"),
     Requirement("S8", "Seed 001's progress events reach the parent's thread with the seed's values, tools have loop hooks, and each store has its own factory.", "verification, seeds"),

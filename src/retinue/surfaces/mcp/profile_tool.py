@@ -16,8 +16,7 @@ from msgspec import UNSET, structs
 from retinue.core.errors import ToolError
 from retinue.core.profiles import Profile, Task
 from retinue.core.results import Result
-from retinue.protocol.subagents import GRANT_HINT
-from retinue.protocol.subagents import describe_profile
+from retinue.protocol.subagents import GRANT_HINT, describe_profile
 from retinue.surfaces.mcp.backend import Backend
 from retinue.surfaces.mcp.texts import make_error_result
 from retinue.surfaces.mcp.tool_handlers import ToolHandlers
