@@ -46,6 +46,7 @@ class SubagentTool:
             tier="confirm",
             display_name=f"Subagent: {profile.name}",
             waits=True,
+            spawns=True,
         )
 
     async def preview(self, call: Call, folders: Folders) -> str:
@@ -78,6 +79,7 @@ class SpawnSubagents:
         tier="confirm",
         display_name="Spawn subagents",
         waits=True,
+        spawns=True,
     )
 
     async def preview(self, call: Call, folders: Folders) -> str:
