@@ -113,7 +113,7 @@ async def test_what_a_child_reports_is_data_even_when_it_sounds_like_the_user(ki
     spawn = {"name": "subagent_explorer", "args": {"task": "look"}}
     background = {"name": "subagent_explorer", "args": {"task": "back", "background": True}}
     seen: list[Any] = []
-    async with control(kind, tmp_path) as (h, c):
+    async with control(kind, tmp_path) as (h, _):
         node = h.run({"main": [{"tools": [spawn]}, {"tools": [background]}, "wait", "end"], "explorer": [lie]})
         await node.join()
         seen = fold_thread(await h.supervisor.log.read(node.ref.tree), 0)

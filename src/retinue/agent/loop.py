@@ -7,12 +7,12 @@ ends it early arrives as an exception; the supervisor turns that into the run's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import msgspec
 
 from retinue.agent.local_tools import bind_tool
-from retinue.agent.tool_calls import refuse_call, run_tool_call
+from retinue.agent.tool_calls import FinishedCall, refuse_call, run_tool_call
 from retinue.concurrency import TaskOwner
 from retinue.core.errors import Limited
 from retinue.core.events import Inbox, TurnEnded, TurnStarted
@@ -45,15 +45,15 @@ async def run_loop(job: Job, link: Link) -> Ending:
             return Ending("refused", reply.text)
         thread.append(AssistantTurn(reply.text, reply.calls, reply.thoughts, reply.natives))
         outcomes = await _run_calls(reply.calls, known, job, link) if reply.calls else ()
-        thread += [
-            ToolTurn(call.id, call.name, outcome.text, outcome.success)
-            for call, outcome in zip(reply.calls, outcomes, strict=True)
-        ]
+        answers = []
+        for call, outcome in zip(reply.calls, outcomes, strict=True):
+            thread.append(ToolTurn(call.id, call.name, outcome.text, outcome.success))
+            if call.name == answer.NAME and outcome.success:
+                answers.append(outcome.data)
         if not is_written:
             link.emit(TurnEnded(turn))
-        for call, outcome in zip(reply.calls, outcomes, strict=True):
-            if call.name == answer.NAME and outcome.success:
-                return Ending("done", msgspec.json.encode(outcome.data).decode(), structured=outcome.data)
+        if answers:
+            return Ending("done", msgspec.json.encode(answers[0]).decode(), structured=answers[0])
         if not reply.calls and not await link.children_done():
             ending = _end_or_remind(thread, job, link)
             if ending is not None:
@@ -61,13 +61,13 @@ async def run_loop(job: Job, link: Link) -> Ending:
         turn += 1
 
 
-async def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Reply:
+def _ask_model(turn: int, thread: list[Turn], job: Job, link: Link) -> Awaitable[Reply]:
     """Start a turn: take what was sent to the run, and get the model's reply."""
     if job.max_turns is not None and turn > job.max_turns:
         raise Limited(f"limit of {job.max_turns} turns reached")
     thread += link.inbox()
     link.emit(TurnStarted(turn))
-    return await link.complete(turn, job.system, thread, job.plan.specs)
+    return link.complete(turn, job.system, thread, job.plan.specs)
 
 
 def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
@@ -87,9 +87,9 @@ def _end_or_remind(thread: list[Turn], job: Job, link: Link) -> Ending | None:
 async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: Job, link: Link) -> Sequence[Outcome]:
     """Run the calls of one reply at once, but for those with a known outcome; all outcomes, in the calls' order."""
     if len(calls) == 1 and not known:
-        return (await _run_call(calls[0], job, link),)
+        return ((await _run_call(calls[0], job, link)).shown,)
     owner = TaskOwner()
-    tasks = [owner.start(_run_call(call, job, link, known.get(call.id))) for call in calls]
+    tasks = [owner.start(_recall_or_run(call, known.get(call.id), job, link)) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     except BaseException as error:
@@ -101,19 +101,23 @@ async def _run_calls(calls: Sequence[Call], known: Mapping[str, Outcome], job: J
         raise
 
 
-async def _run_call(call: Call, job: Job, link: Link, known: Outcome | None = None) -> Outcome:
+async def _recall_or_run(call: Call, known: Outcome | None, job: Job, link: Link) -> Outcome:
+    if known is None:
+        return (await _run_call(call, job, link)).shown
     tool = job.plan.tools.get(call.name)
-    if known is not None:
-        if call.name == answer.NAME and known.success and tool is not None:
-            return await tool(call, job.folders, link)  # checked again: the log has only its words
-        return known
+    if call.name == answer.NAME and known.success and tool is not None:
+        return await tool(call, job.folders, link)  # checked again: the log has only its words
+    return known
+
+
+def _run_call(call: Call, job: Job, link: Link) -> Awaitable[FinishedCall]:
+    tool = job.plan.tools.get(call.name)
     if tool is None:
         problem = UNKNOWN_TOOL.format(name=call.name, tools=", ".join(job.plan.tools) or "none")
-        return await refuse_call(call, problem, link)
+        return refuse_call(call, problem, link)
     if call.problem:
-        return await refuse_call(call, call.problem, link)
-    bound = bind_tool(tool, job.plan, job.session)
-    return (await run_tool_call(call, bound, job.folders, link)).shown
+        return refuse_call(call, call.problem, link)
+    return run_tool_call(call, bind_tool(tool, job.plan, job.session), job.folders, link)
 
 
 async def _wait_for_cleanup(tasks: list[asyncio.Task[Outcome]], *, was_told: bool) -> None:

@@ -80,6 +80,10 @@ class Folders(Protocol):
     def search_roots(self) -> Sequence[Path]:
         """The roots that a search looks in when it names no folder."""
 
+    @property
+    def hidden_paths(self) -> Sequence[str]:
+        """Patterns of paths that a search does not look into, because a rule denies or asks about reading them."""
+
     def spill(self, name: str) -> Path:
         """Return a new file of the run's own for text that does not fit inline."""
 
@@ -150,6 +154,10 @@ class RunSession(SandboxSession, Protocol):
     @property
     def setup(self) -> Setup | None:
         """The user's command that has to run in the new workspace before the run begins."""
+
+    @property
+    def has_copy(self) -> bool:
+        """True if the run works in a copy of a folder, which `make_workspace` has to make."""
 
     def runs_tool(self, name: str) -> bool:
         """Tell whether calls of this local tool are executed here; the others run in the supervisor's process."""

@@ -276,6 +276,7 @@ class ToolServerSession:
     """The sandbox of one run. The first call starts it; one that was lost is started again, at most three times."""
 
     setup = None
+    has_copy = False
 
     def __init__(self, sandbox: ToolServerSandbox, job: Job, link: Link) -> None:
         assert isinstance(job.folders, RunFolders)
@@ -426,6 +427,7 @@ class ToolServerSession:
             spilled=len(os.listdir(box.outputs)),  # noqa: PTH208
             proxy=PROXY if box.proxy else "",
             program_tools=local.program_tools if isinstance(local, ExecutePython) else (),
+            hidden_paths=tuple(self._own.hidden_paths),
         )
 
     def _make_outcome(self, tool: LocalTool, result: frames.Result, started: _RunningServer) -> Outcome:

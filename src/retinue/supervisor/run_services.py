@@ -89,7 +89,8 @@ class RunServices(msgspec.Struct, eq=False):
             host=spec.host,
             within=call.within,
         )
-        run.slot.begin_calls(int(spec.host))  # a model's calls are counted when its reply comes, all at once
+        if spec.host:  # a model's calls are counted when its reply comes, all at once
+            run.slot.begin_calls()
         try:
             # What may run twice need not wait for the disk, nor what spawns: a child waits for its own first event,
             # with its first reply at the latest.
@@ -213,7 +214,9 @@ class RunServices(msgspec.Struct, eq=False):
         if account is not None:
             prices = self.prices if account.counts_cost else None
             reservation = CallReservation(account, request, plan.tools_json, prices, OUTPUT_TOKENS)
-            await reservation.acquire(run.without_stall_timer)
+            waiting = reservation.acquire()
+            if waiting is not None:
+                await run.without_stall_timer(waiting)
             run.set_reservation(reservation)
         try:
             reply = await plan.model.complete(request, self._show_delta)
@@ -240,7 +243,8 @@ class RunServices(msgspec.Struct, eq=False):
             reply = self._with_own_ids(reply)
             run.slot.begin_calls(len(reply.calls))
         self._report_reply(reply, plan.model_name)
-        await run.wait_for_first_write()
+        if run.first_write is not None:
+            await run.wait_for_first_write()
         return reply
 
     async def _reserve_again(self, spent: Usage) -> None:
@@ -251,7 +255,7 @@ class RunServices(msgspec.Struct, eq=False):
     def _with_own_ids(self, reply: Reply) -> Reply:
         """Return the reply with call ids that no earlier call of the run has."""
         ids = [self.run.claim_call_id(call.id) for call in reply.calls]
-        if all(call.id == own for call, own in zip(reply.calls, ids, strict=True)):
+        if ids == [call.id for call in reply.calls]:
             return reply
         calls = [msgspec.structs.replace(call, id=own) for call, own in zip(reply.calls, ids, strict=True)]
         return msgspec.structs.replace(reply, calls=tuple(calls))

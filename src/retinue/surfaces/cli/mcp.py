@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -121,18 +121,25 @@ def _execute_install(args: argparse.Namespace) -> int:
     """
     from retinue.config.project import find_project, load_own_settings
     from retinue.core.profiles import check_name
-    from retinue.surfaces.mcp.install import Installation, write_entry
+    from retinue.surfaces.mcp.install import Installation, list_model_variables, write_entry
 
     if args.project is not None and not args.project.is_dir():
         raise ConfigError(f"--project: there is no folder {args.project}")
     folder = find_project(args.project or Path.cwd())
     line = [*_find_command(), "mcp", "serve", *(["--project", str(folder)] if args.project is not None else [])]
-    seconds = load_own_settings(folder)[0].coordination.subagent_default_timeout
-    installation = Installation(args.client, check_name(args.name, what="--name"), line, folder, seconds)
+    settings, _ = load_own_settings(folder)
+    installation = Installation(
+        args.client,
+        check_name(args.name, what="--name"),
+        line,
+        folder,
+        seconds=settings.coordination.subagent_default_timeout,
+        variables=[*list_model_variables(os.environ), *(name for each in settings.mcp_servers for name in each.gets)],
+    )
     if args.write:
         print(safe.escape_line(write_entry(installation)))
         return 0
-    adds = installation.kind.add_command.format(name=installation.name, line=shlex.join(line))
+    adds = installation.add_command
     if adds:
         print(
             f"{installation.kind.title}: run\n\n  {safe.escape_line(adds)}\n\n"
@@ -158,8 +165,10 @@ async def _run_server(args: argparse.Namespace) -> int:
     import asyncio
 
     from retinue.surfaces.cli.signals import Signals
+    from retinue.surfaces.mcp.install import remove_unset_variables
     from retinue.surfaces.mcp.server import Server
 
+    remove_unset_variables(os.environ)
     stop = asyncio.Event()
 
     async def load() -> Host:

@@ -46,7 +46,6 @@ HANDLERS: dict[str, Handler] = {
     catalog.BACKGROUND: ToolHandlers.list_background,
 }
 SHOWN_CHARACTERS = 4000
-REASON_CHARACTERS = 1000
 CHOICES: dict[str, tuple[str, Decision]] = {
     "yes": ("Yes, this once", Allow()),
     "run": ("Yes, and this tool for the rest of this subagent", Allow("run")),
@@ -83,14 +82,19 @@ class InputRequired(Exception):
 class ClientSession:
     """The calls and questions of one client. A call is waited for with progress; answered early if its client will not
     wait to the end, at the latest after `reply_within` seconds; suspended while its user is asked, and resumed when the
-    client makes it again."""
+    client makes it again. With `waits_elsewhere` a question that the client's user did not answer stays open for other
+    terminals."""
 
-    def __init__(self, backend: Backend, session: Session, about: str, reply_within: float | None) -> None:
-        self._backend, self._session, self._reply_within = backend, session, reply_within
+    def __init__(
+        self, backend: Backend, session: Session, about: str, *, reply_within: float | None, waits_elsewhere: bool
+    ) -> None:
+        self._backend, self._session = backend, session
+        self._reply_within, self._waits_elsewhere = reply_within, waits_elsewhere
         self.handlers = ToolHandlers(backend, about)
         session.has_running_subagents = self.handlers.has_running_subagents
         self._suspended: dict[str, RunningCall] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: set[str] = set()  # questions that the client has shown, or not, without an answer
         self._tasks = TaskOwner()
         self._tasks.start(self._ask_questions())
 
@@ -122,8 +126,16 @@ class ClientSession:
             await asyncio.shield(change)
 
     async def _ask(self, channel: Channel, asked: Approval) -> None:
-        said = await self._session.ask(channel, make_form(asked, modern=False))
-        await self._backend.answer(asked, read_decision(said))
+        await self._handle_answer(asked, await self._session.ask(channel, make_form(asked, modern=False)))
+
+    async def _handle_answer(self, asked: Approval, said: Any) -> None:
+        """Answer the question, or leave it to `retinue approve` if the client's user gave no answer."""
+        decision = read_decision(said)
+        if decision is None and self._waits_elsewhere:
+            self._unanswered.add(asked.id)
+            self.handlers.changes.notify()
+        else:
+            await self._backend.answer(asked, decision or Deny("the user did not allow it"))
 
     async def run(self, exchange: Exchange, call: RunningCall) -> Reply:
         """Return the reply. A call that its client cancels is cancelled with what it made; one that only timed out
@@ -173,7 +185,7 @@ class ClientSession:
         """If a question is open, leave the call at work and raise InputRequired, which the client is answered with."""
         if not exchange.client.can_be_asked or call.rounds >= MAX_ROUNDS:
             return
-        pending = await self.handlers.list_pending()
+        pending = [asked for asked in await self.handlers.list_pending() if asked.id not in self._unanswered]
         if pending:
             state = secrets.token_urlsafe(24)
             call.rounds += 1
@@ -195,7 +207,7 @@ class ClientSession:
         shown = {asked.id: asked for asked in await self.handlers.list_pending()}
         for name, said in answers.items() if isinstance(answers, dict) else ():
             if name in shown:
-                await self._backend.answer(shown[name], read_decision(said))
+                await self._handle_answer(shown[name], said)
         return call
 
 
@@ -216,7 +228,8 @@ class Host:
     ) -> None:
         approver = ClientApprover(self.attends, wait_approvals or WAIT_APPROVALS)
         parts = replace(parts, approver=approver, wait_approvals=wait_approvals)
-        self._parts, self._profile, self._reply_within = parts, profile, reply_within
+        self._parts, self._profile = parts, profile
+        self._reply_within, self._waits_elsewhere = reply_within, wait_approvals > 0
         self._sessions: dict[Session, ClientSession] = {}
         self.backend = Backend(parts, profiles, command)
         self.state = self.backend.state
@@ -251,7 +264,13 @@ class Host:
         found = self._sessions.get(exchange.session)
         if found is None:
             about = f"{exchange.client.name or 'an MCP client'} ({exchange.session.about})"
-            found = ClientSession(self.backend, exchange.session, about, self._reply_within)
+            found = ClientSession(
+                self.backend,
+                exchange.session,
+                about,
+                reply_within=self._reply_within,
+                waits_elsewhere=self._waits_elsewhere,
+            )
             self._sessions[exchange.session] = found
         return found
 
@@ -316,10 +335,9 @@ def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     choices: dict[str, Any] = {"enum": list(CHOICES), "enumNames": titles}
     if modern:
         choices = {"oneOf": [{"const": name, "title": title} for name, title in zip(CHOICES, titles, strict=True)]}
-    fields = {
-        "answer": {"type": "string", "title": "Allow it?", **choices},
-        "reason": {"type": "string", "title": "If not, why? The subagent reads this"},
-    }
+    # One field only, with the usual answer chosen: a person answers with one key. An optional text beside it cannot be
+    # left empty in every client.
+    fields = {"answer": {"type": "string", "title": "Allow it?", **choices, "default": "yes"}}
     return {
         "mode": "form",
         "message": f"{who} {question_line(asked)}\n\n{body}".rstrip(),
@@ -327,19 +345,18 @@ def make_form(asked: Approval, *, modern: bool) -> dict[str, Any]:
     }
 
 
-def read_decision(said: Any) -> Decision:
-    """Read the answer of a client's user. Fails closed: only a clear yes is one."""
-    if not isinstance(said, dict) or said.get("action") != "accept":
+def read_decision(said: Any) -> Decision | None:
+    """Read the answer of a client's user. Fails closed: only a clear yes is one. None if the user gave no answer:
+    headless clients cancel forms that nobody has seen."""
+    action = said.get("action") if isinstance(said, dict) else None
+    if action not in ("accept", "decline"):
+        return None
+    if action == "decline":
         return Deny("the user did not allow it")
     content = said.get("content")
-    fields = content if isinstance(content, dict) else {}
-    answer, reason = fields.get("answer"), fields.get("reason")
+    answer = content.get("answer") if isinstance(content, dict) else None
     choice = CHOICES.get(answer) if isinstance(answer, str) else None
-    if choice is None:
-        return Deny("the answer was neither yes nor no")
-    if isinstance(choice[1], Deny) and isinstance(reason, str) and reason.strip():
-        return Deny(reason.strip()[:REASON_CHARACTERS])
-    return choice[1]
+    return Deny("the answer was neither yes nor no") if choice is None else choice[1]
 
 
 def make_input_required(pending: list[Approval], state: str) -> dict[str, Any]:
